@@ -52,7 +52,8 @@ class Args:
 
 def record(program: str, env: str, num_envs: int, steps: int, directory: str) -> float:
     """Record in a new process, and train if the program learns; return its wall time."""
-    command = [sys.executable, "-m", "offmarl", "record", program, "--env", env]
+    name = ["--policy", program] if program in FIXED else [program]
+    command = [sys.executable, "-m", "offmarl", "record", *name, "--env", env]
     command += ["--num-envs", str(num_envs)]
     if program in FIXED:
         command += ["--steps", str(steps)]

@@ -275,7 +275,7 @@ def run_command(command: str, seconds: float | None) -> None:
 
 def recorder_command(name: str) -> Callable[[Path], str]:
     """Return a function that makes the command of a recorder, given the place to record to."""
-    options = {"random": FIXED, "scripted": FIXED, "psro": POPULATION}.get(name, RECORD)
+    options = {"random": FIXED, "psro": POPULATION}.get(name, RECORD)
     return lambda place: f"record {name} {options} --out {place}"
 
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from offmarl.errors import OffmarlError as OffmarlError
     from offmarl.hub.pulling import load_dataset as load_dataset
     from offmarl.hub.remote import HubDriver
-    from offmarl.programs.runs.critic import load_critic as load_critic
+    from offmarl.programs.runs.policy import load_critic as load_critic
     from offmarl.programs.runs.policy import load_policy as load_policy
     from offmarl.programs.recording.python import record_episodes as record_episodes
     from offmarl.programs.recording.python import record as record

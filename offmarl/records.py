@@ -137,7 +137,6 @@ class Run(Struct, frozen=True):
     vault_digest: Text | None = None
     validation_digest: Text | None = None
     complete: bool = False
-    stopped: dict[str, Count] = {}
     settings: dict[str, Text] = {}
     given: tuple[Text, ...] = ()
     opponents: dict[str, Opponents] = {}

@@ -2,7 +2,7 @@
 
 Every agent draws each action uniformly from those that are legal for it; continuous actions are
 uniform over their range. Where agents are in several teams, all of them act so: give a team another
-policy with `offmarl record scripted --policy TEAM=POLICY ...`.
+policy with `offmarl record --policy TEAM=POLICY ...`.
 """
 
 from dataclasses import dataclass

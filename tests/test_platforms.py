@@ -57,9 +57,7 @@ def test_an_environment_lowers(name: str) -> None:
     lowers(play, jax.random.key(0))
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*registry.find("recorder")} - {"random", "scripted", "psro"})
-)
+@pytest.mark.parametrize("name", sorted({*registry.find("recorder")} - {"random", "psro"}))
 def test_a_recorder_lowers(name: str) -> None:
     module = registry.load("recorder", name)
     action = "continuous" if name in OF_CONTINUOUS else "discrete"

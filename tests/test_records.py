@@ -39,7 +39,6 @@ FORGED: list[tuple[str, Any]] = [
     ("args.network", "none"),
     ("complete", "yes"),
     ("greedy", 3),
-    ("stopped", {"0": -1}),
     ("kind", "other"),
     ("program", "no such program"),
     ("program", "a" * 100_000),

@@ -174,12 +174,8 @@ class CellsWork(Work):
                 if job not in self._jobs:
                     self._jobs.append(job)
                 self._job_of[data.label] = self._jobs.index(job)
-        super().__init__(f"benchmark {plan.name}", plan.out, {})
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of preparations and cells."""
-        return len(self._jobs) + len(self._cells)
+        preparations_and_cells = len(self._jobs) + len(self._cells)
+        super().__init__(f"benchmark {plan.name}", plan.out, {}, preparations_and_cells)
 
     def label(self, block: int) -> str:
         """Return the name of a dataset, or of a cell."""

@@ -40,7 +40,8 @@ from offmarl.tracking import (
 
 if TYPE_CHECKING:
     from offmarl.programs import LoadedPolicy
-    from offmarl.programs.recording.blocks import Recording
+    from offmarl.programs.recording.fixed import PolicyArgs
+    from offmarl.programs.recording.record import Recording
 
 _USAGE = """\
 offmarl record NAME ...            train agents online and record them
@@ -49,9 +50,6 @@ offmarl record --policy RUN ...    record a trained policy (--policy --help)
 offmarl record --policy random --env ENV ...      the same of policies by name
 offmarl record ... --tasks 16 --launcher slurm    divide a recording into tasks
 """
-
-_SCRIPTED = "scripted"
-"""The recorder of policies that are named, as code, or composed of several."""
 
 _MORE = {
     GREEDY_RETURN: "greedy_mean",
@@ -69,8 +67,14 @@ def record(arguments: list[str]) -> Report:
     """Train agents online and record them at tiers, or record a policy."""
     if not arguments or arguments[0] in HELP:
         return overview("recorder", _USAGE)
-    if (command := _with_program(arguments)) is not None:
-        return _recorded(_Command.of("recorder", command).run())
+    if _names_recorder(arguments):
+        return _recorded(_Command.of("recorder", arguments).run())
+    if (args := _named_policies(arguments)) is not None:
+        from offmarl.programs.recording.fixed import record_fixed
+
+        found = record_fixed(args)
+        _only_first_reports()
+        return _recorded(found)
     if "from_run" in given_among(arguments, from_run=_SEVERAL):
         from offmarl.programs import record_from_run
 
@@ -91,12 +95,14 @@ def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Div
     """Return the work of a recording: one block, or blocks of a fixed policy or a population."""
     from offmarl.programs.recording.fixed import FixedArgs, fixed_recording
 
-    if (command := _with_program(arguments)) is not None:
-        _, program, args = _Command.of("recorder", command)
+    if _names_recorder(arguments):
+        _, program, args = _Command.of("recorder", arguments)
         if isinstance(args, FixedArgs):
             return _divided_recording(fixed_recording(args), block_steps)
         if hasattr(program, "work") and block_steps is None:
             return Divided(program.work(args), lambda _: record(arguments))
+    elif (policies := _named_policies(arguments)) is not None:
+        return _divided_recording(fixed_recording(policies), block_steps)
     elif "from_run" not in given_among(arguments, from_run=_SEVERAL):
         return _divided_recording(_trained_recording(arguments), block_steps)
     if block_steps is not None:
@@ -114,16 +120,26 @@ def _divided_recording(recording: "Recording", block_steps: int | None) -> Divid
     return Divided(RecordWork(recording, block_steps), report)
 
 
-def _with_program(arguments: list[str]) -> list[str] | None:
-    """Return the command of a recorder, with its name or file; None to record a run's policy."""
-    given = given_among(arguments, policy=_SEVERAL, env=str, config=str)
-    if not arguments[0].startswith("-") or "config" in given:
-        return arguments
+def _names_recorder(arguments: list[str]) -> bool:
+    """Whether arguments, or the file that they give, name a recorder."""
+    return not arguments[0].startswith("-") or "config" in given_among(arguments, config=str)
+
+
+def _named_policies(arguments: list[str]) -> "PolicyArgs | None":
+    """Return the recording of policies that are named, as code, or composed of several, if it is.
+
+    None to record the policy of a run.
+    """
+    given = given_among(arguments, policy=_SEVERAL, env=str)
     if not (policies := given.get("policy")) or (local(policies[0]) / RUN_FILE).exists():
         return None
     named = "/" not in policies[0] and "env" in given
-    is_policy = named or policies[0] == "random" or {*policies[0]} & {*":="}
-    return [_SCRIPTED, *arguments] if is_policy else None
+    if not (named or policies[0] == "random" or {*policies[0]} & {*"@:=+"}):
+        return None
+    from offmarl.programs.recording.fixed import PolicyArgs
+
+    about = "Record policies that do not learn, one for all agents or one for each side."
+    return parse_program(PolicyArgs, "record", about, arguments, TaskOptions)
 
 
 def _recorded(recorded: Any) -> Report:
@@ -179,7 +195,7 @@ def _trained_recording(arguments: list[str]) -> "Recording":
     from offmarl.cli.parse import use_cores_for
     from offmarl.cli.policies import load
     from offmarl.programs.cluster import join
-    from offmarl.programs.recording.blocks import Recording
+    from offmarl.programs.recording.record import Recording
 
     use_cores_for(args)
     join(args)
@@ -237,7 +253,7 @@ def train_work(verb: str, arguments: list[str], _block_steps: None) -> Divided:
     work = (
         CommandWork(verb, arguments, train)
         if args.seeds == 1
-        else SeedsWork(program.main, args, run_directory(args))
+        else SeedsWork(program.main, args, run_directory(program.make, args))
     )
     return Divided(work, lambda _: train(arguments))
 

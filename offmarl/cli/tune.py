@@ -37,7 +37,7 @@ offmarl tune NAME --vault PATH ...    tune a baseline
 
 _SHOWN = 10
 
-_UNTUNED = ("psro", "random", "scripted")  # they have no settings, which `_load` would import
+_UNTUNED = ("psro", "random")  # they have no settings, which `_load` would import
 
 
 def tune(arguments: list[str]) -> Report:

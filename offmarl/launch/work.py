@@ -79,18 +79,13 @@ class Work(ABC):
     def __init__(
         self, name: str, path: Path, identity: Mapping[str, Any], num_blocks: int = 1
     ) -> None:
-        self.name, self.path, self._num_blocks = name, path, num_blocks
+        self.name, self.path, self.num_blocks = name, path, num_blocks
         self.identity: dict[str, Any] = tracking.plain(identity)
 
     @property
     def directory(self) -> Path:
         """Directory of everything but the result: blocks, logs and locks."""
         return self.path.parent / f".{self.path.name}.tasks"
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks."""
-        return self._num_blocks
 
     def label(self, block: int) -> str:
         """Return the name of a block in messages."""

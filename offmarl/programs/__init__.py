@@ -19,10 +19,6 @@ if TYPE_CHECKING:
         init_capture as init_capture,
         make_buffer as make_buffer,
     )
-    from offmarl.programs.runs.critic import (
-        LoadedCritic as LoadedCritic,
-        load_critic as load_critic,
-    )
     from offmarl.programs.runs.dataset import (
         DatasetStatistics as DatasetStatistics,
         MeanAndStd as MeanAndStd,
@@ -55,7 +51,9 @@ if TYPE_CHECKING:
         training_progress as training_progress,
     )
     from offmarl.programs.runs.policy import (
+        LoadedCritic as LoadedCritic,
         LoadedPolicy as LoadedPolicy,
+        load_critic as load_critic,
         load_policy as load_policy,
     )
     from offmarl.programs.program import (

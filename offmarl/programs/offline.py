@@ -31,7 +31,7 @@ from offmarl.programs.program import (
     recorded,
     state_shapes,
 )
-from offmarl.programs.registry import Origin, origin_of, program_of
+from offmarl.programs.registry import Origin, origin_of
 from offmarl.programs.runs import dataset as data
 from offmarl.programs.runs import gathering
 from offmarl.programs.runs.compiling import keep_compiled_programs
@@ -69,7 +69,6 @@ from offmarl.programs.runs.sharding import (
     layout_of,
     shards_record,
 )
-from offmarl.programs.runs.stopping import Stopping
 from offmarl.programs.runs.training import (
     Evaluated,
     Training,
@@ -123,17 +122,14 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
     check_trackers(args.track)
     with ends_with_others(local(args.out) if args.out else Path("the run")):
         dataset, origin = open_data(args), origin_of(make)
-        directory = _directory(origin.name, args, dataset)
+        directory = run_directory(make, args, dataset)
         with locked(directory, args.take_over) as lock:
             training = _Training(make, settled(args, directory), dataset, origin, directory)
             with closing(training.evaluator):
                 training.check()
                 parts = gathering.PARTS.get()  # runs of single seeds, of tasks
                 gather: Any = parts and (lambda work, run, _: gathering.gather(work, run, parts))
-                stops = carry_out(training, directory, lock, train=gather)
-            for seed, step in (stops or {}).items():
-                stopped_on = f"--stop-on {training.args.stop_on}"
-                tracking.notice(f"seed {seed} stopped at update {step}: {stopped_on}")
+                carry_out(training, directory, lock, train=gather)
     return directory
 
 
@@ -141,7 +137,7 @@ def train_ahead(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], ar
     """Compile what `train` runs with these arguments, beside other work in another thread."""
     assert isinstance(args, Args)
     dataset, origin = open_data(args), origin_of(make)
-    directory = _directory(origin.name, args, dataset)
+    directory = run_directory(make, args, dataset)
     if tracking.recorded(directory).get("complete"):
         return
     with pinned():
@@ -169,15 +165,14 @@ def resolved(args: Args, spec: EnvSpec, evaluations: int = 20) -> Args:
     return replace(args, updates=updates, eval_every=every)
 
 
-def run_directory(args: Args) -> Path:
+def run_directory(
+    make: Callable[..., Program], args: Args, dataset: Dataset | Mixture | None = None
+) -> Path:
     """Return the directory of the run that `train` writes."""
-    return _directory(program_of(type(args))[0], args, open_data(args))
-
-
-def _directory(name: str, args: Args, dataset: Dataset | Mixture) -> Path:
     if args.out:
         return local(args.out)
-    parts = dataset.spec.name or dataset.name, dataset.uid, name
+    dataset = open_data(args) if dataset is None else dataset
+    parts = dataset.spec.name or dataset.name, dataset.uid, origin_of(make).name
     return Path("runs") / below(*parts, option="--out")
 
 
@@ -218,7 +213,6 @@ class _Training(Training):
         self.seeds = list(range(args.seed, args.seed + args.seeds))
         self.record = self._record(origin, origins, layout)
         self.schedule = offline_schedule(self.program, args)
-        self.stopping = Stopping(args, self.evaluator, self.schedule.starts[-1])
         self.environment, self.keep = self.evaluator.environment, args.keep
         self.description = f"{origin.name} on {dataset.uid}, {named_seeds(self.seeds)}"
         self._keys, update_keys, self._evaluation_keys = _keys(np.array(self.seeds))
@@ -263,19 +257,14 @@ class _Training(Training):
         draws = self._drawing.draws
         return None if draws is None else _begin_priorities(draws, len(self.learners.keys))
 
-    def resume(self, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> Learned:
-        states = Learned(tree["state"], tree.get("priorities"))
-        if "stopping" in info:
-            self.stopping.resume(info["stopping"], states)
-            self.stopped = self.stopping.by_seed(self.seeds)
-        return states
+    def resume(self, tree: Mapping[str, ArrayTree]) -> Learned:
+        return Learned(tree["state"], tree.get("priorities"))
 
-    def checkpoint(self, states: Learned) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
-        seeds, learned = self.args.seeds, self.stopping.apply(gathered(states))
+    def checkpoint(self, states: Learned) -> dict[str, ArrayTree]:
+        seeds, learned = self.args.seeds, gathered(states)
         if len(jax.tree.leaves(learned)[0]) > seeds:  # without the copies that a layout adds
             learned = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(learned))
-        info = {"stopping": self.stopping.info} if self.args.stop_on else {}
-        return self._parts(learned, self.program.policy_params(learned.state)), info
+        return self._parts(learned, self.program.policy_params(learned.state))
 
     @staticmethod
     def _parts(learned: Learned, policy: ArrayTree) -> dict[str, ArrayTree]:
@@ -286,26 +275,18 @@ class _Training(Training):
         yield slice(None), states.state, 1
 
     def policies(self, states: Learned) -> ArrayTree:
-        return self.program.policy_params(self.stopping.apply(states).state)
+        return self.program.policy_params(states.state)
 
     def play_ahead(self, policies: ArrayTree) -> "Future[None] | None":
         layout, keys = self.learners.layout, self._evaluation_keys
         return play_ahead(self.evaluator, self.program, layout, policies, keys)
 
-    def evaluate(self, policies: ArrayTree, done: int, last: bool = False) -> Evaluated:
+    def evaluate(self, policies: ArrayTree, done: int) -> Evaluated:
+        last = done == self.schedule.updates
         episodes = self.evaluator.final_episodes if last else self.evaluator.episodes
         keys = folded(self._evaluation_keys, done)
         layout = self.learners.layout
         return evaluate(self.evaluator, self.program, layout, policies, keys, episodes)
-
-    def observe(self, done: int, states: Learned, found: Evaluated) -> Evaluated:
-        if self.args.stop_on is None:
-            return found
-        self.stopping.observe(done, found, states)
-        self.stopped = self.stopping.by_seed(self.seeds)
-        if self.over and done < self.schedule.updates:
-            return self.evaluate(self.policies(states), done, last=True)
-        return found
 
     @contextmanager
     def work(self, states: Learned, done: int) -> Iterator[Work]:

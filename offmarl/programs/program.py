@@ -209,13 +209,6 @@ class Args(_Configurable):
     final_episodes: PositiveInt | None = None
     """Episodes of the last evaluation, whose returns are the run's result; by default 320, or 32 in
     a PettingZoo environment."""
-    stop_on: Literal["agreement", "return"] | None = option(None, Role.RARE)
-    """Stop a seed early, when this has not improved for --patience evaluations: the agreement with
-    the actions of held-out episodes, or the return in the environment. Choosing by returns in the
-    environment is online tuning: report it as such."""
-    patience: PositiveInt | None = option(None, Role.RARE)
-    """With --stop-on: evaluations without an improvement after which a seed stops; by default 5.
-    Those before the last stage of a program do not count."""
     init: Path | None = option(None, Role.TRACED)
     """Run to start from, of any baseline or recorder: the networks and the optimisers that the
     programs share start as they ended there."""

@@ -301,7 +301,7 @@ class TrialsWork(Work):
             if text.partition("=")[0] != "mlflow":
                 raise OptionError(f"--track {text}: searches are tracked by mlflow alone.")
         trackers.check(search.track)
-        super().__init__(f"tune {self._program_name}", self.file, self._facts())
+        super().__init__(f"tune {self._program_name}", self.file, self._facts(), search.trials)
 
     def _facts(self) -> dict[str, Any]:
         """Return what a search must be continued with."""
@@ -313,11 +313,6 @@ class TrialsWork(Work):
         space = {name: one.words() for name, one in self.space.items()}
         found: dict[str, Any] = tracking.plain({**self._made_from, **search, "ranges": space})
         return found | {"arguments": json.dumps(tracking.plain(kept), sort_keys=True)}
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of trials, with those of earlier calls."""
-        return self._search.trials
 
     def missing(self) -> list[int]:
         """Return the trials that have not ended."""

@@ -246,12 +246,10 @@ def entry_of(directory: Path, metric: str = RETURN, run: str = "") -> Entry:
 
 def fault_of(directory: Path) -> str:
     """Return what of a run is not finite, in words: a loss, or a final score; empty if all is."""
-    ends = read_run(directory).get("stopped", {})
     for row in read(directory / METRICS_FILE):
-        seed, step = row["seed"], row["step"]
-        for name in row if step <= ends.get(str(seed), step) else ():
-            if row[name] is None:  # losses; evaluations are lists
-                return f"{name} of seed {seed} is not finite at step {step:,}"
+        for name, value in row.items():
+            if value is None:  # losses; evaluations are lists
+                return f"{name} of seed {row['seed']} is not finite at step {row['step']:,}"
     final = final_evaluation(directory)
     finals = [final[metric] for metric in final.keys() & {*UNITS, *OTHER_RETURN.values()}]
     wrong = {seed for found in finals for seed, own in found.items() if not np.isfinite(own).all()}

@@ -127,7 +127,7 @@ def test_every_program_has_a_page_with_its_arguments_and_its_source(monkeypatch)
         for name, path in registry.find(kind).items():
             text = found[f"catalogue/algorithms/{name}.md"]
             assert path.read_text().rstrip() in text
-            learns = name not in ("random", "scripted", "psro")
+            learns = name not in ("random", "psro")
             assert ("`--learning-rate` (default" if learns else "`--steps` (default") in text
 
 

@@ -120,7 +120,7 @@ def call(line: str) -> None:
 def smaller(line: str) -> str:
     """Return a command with small sizes."""
     verb = "record psro" if line.startswith("record psro") else line.split(maxsplit=1)[0]
-    untrained = re.search("--policy|--from-run|record (random|scripted) ", line)
+    untrained = re.search("--policy|--from-run|record random ", line)
     options = "--steps 256" if untrained else SMALLER.get(verb, "")
     for name, _ in (pairs := re.findall(r"(--[\w-]+) (\S+)", options)):
         line = re.sub(rf" {name} \S+", "", line)

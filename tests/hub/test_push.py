@@ -299,7 +299,7 @@ def test_a_cache_that_cannot_be_written(hub, vaults, tmp_path):
     library.push(vaults, "org/made-up", "CC-BY-4.0")
     library.push(vaults[1:], "org/other", "CC-BY-4.0")
     library.pull("org/made-up")
-    run = write_run(tmp_path / "run", "x", "data", [[1.0]], args={"stop_on": None})
+    run = write_run(tmp_path / "run", "x", "data", [[1.0]])
     (run / "checkpoints" / "1").mkdir(parents=True)
     (run / "checkpoints" / "1" / "array").write_text("numbers")
     library.push_policy(run, "org/policy", "MIT")

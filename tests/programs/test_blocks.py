@@ -8,7 +8,8 @@ from offmarl.errors import OptionError, RunError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import function_policy
-from offmarl.programs.recording.blocks import Recording, RecordWork, block_times
+from offmarl.programs.recording.blocks import RecordWork, block_times
+from offmarl.programs.recording.record import Recording
 
 ENV = envs.make("swarm/hover-2")
 POLICY = make_policy(PolicyConfig("random"), ENV.spec)

@@ -140,8 +140,8 @@ def test_seeds_take_devices_first_and_batches_take_the_rest(seeds, devices, want
 
 def test_without_devices_a_recorder_uses_one(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: ["device"] * 8)
-    assert recorder_layout(4, None) == Layout(1)
-    assert recorder_layout(4, 8) == Layout(1, 4, 2)
+    assert recorder_layout(4, 8, None) == Layout(1)
+    assert recorder_layout(4, 8, 8) == Layout(1, 4, 2)
 
 
 @pytest.mark.parametrize(

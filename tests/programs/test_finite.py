@@ -19,14 +19,14 @@ from offmarl.programs.program import Stage
 from offmarl.programs.recording import online
 from offmarl.programs.runs.finite import faults, infinities
 from offmarl.programs.runs.loop import build
-from offmarl.programs.runs.stopping import best_of
+from offmarl.programs.runs.run import best_of
 from offmarl.types import Discrete, EnvSpec
 from recorders import mappo
 from tests import plain
 from tests.runs import write_policy, write_run
 
 CONTINUOUS = {"maddpg_cql", "matd3_bc", "omar"}
-LEARN_NOTHING = {"random", "scripted", "psro"}
+LEARN_NOTHING = {"random", "psro"}
 """psro learns by other recorders."""
 DAILY = {"bc", "mappo", "iql"}
 """Programs that CI covers every time: what notices the fault is shared. The others run nightly."""
@@ -154,19 +154,11 @@ def test_a_policy_that_is_not_finite_is_not_loaded(tmp_path, monkeypatch, value)
         load(seed=6)
 
 
-@pytest.mark.parametrize(("stopped", "refused"), [({}, True), ({"1": 8}, True), ({"1": 5}, False)])
-def test_a_run_with_a_loss_that_is_not_finite_has_no_score(tmp_path, stopped, refused):
-    """One that stopped early before has: the others went on, and its updates with them."""
-    returns = [[1.0, 2.0], [3.0, 4.0]]
-    run = write_run(tmp_path / "run", "bc", "data", returns, stopped=stopped)
-    record = json.loads((run / tracking.RUN_FILE).read_text())
-    tracking.write_json(run / tracking.RUN_FILE, record | {"stopped": stopped})
+def test_a_run_with_a_loss_that_is_not_finite_has_no_score(tmp_path):
+    run = write_run(tmp_path / "run", "bc", "data", [[1.0, 2.0], [3.0, 4.0]])
     tracking.append(run / tracking.METRICS_FILE, {"seed": 1, "step": 8, "loss": float("nan")})
-    if refused:
-        with pytest.raises(NotFiniteError, match="loss of seed 1 is not finite at step 8 in"):
-            report.read_runs([run])
-    else:
-        assert report.read_runs([run]).scores
+    with pytest.raises(NotFiniteError, match="loss of seed 1 is not finite at step 8 in"):
+        report.read_runs([run])
 
 
 def test_an_evaluation_that_is_not_finite_is_not_the_best():

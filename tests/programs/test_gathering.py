@@ -8,7 +8,7 @@ import pytest
 
 from offmarl import envs, tracking
 from offmarl.checkpoint import Checkpoints
-from offmarl.errors import OptionError, RunError
+from offmarl.errors import RunError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import load_policy, record_policy, registry
@@ -52,11 +52,6 @@ def test_a_run_of_tasks_is_that_of_one_process(args, options, tmp_path):
             params = [load_policy(run, seed, step=step).params for run in (one, work.path)]
             chex.assert_trees_all_equal(*params)
     assert BC.main(args("tasks", **options)) == work.path  # complete
-
-
-def test_seeds_that_may_stop_early_are_for_one_process(args, tmp_path):
-    with pytest.raises(OptionError, match="--stop-on is for seeds that one process trains"):
-        SeedsWork(BC.main, args("run", stop_on="return"), tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from offmarl import _compiling, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
 from offmarl.programs import registry
-from offmarl.programs.offline import _directory
+from offmarl.programs.offline import run_directory
 from offmarl.programs.program import Stage
 from offmarl.programs.runs import loop
 from offmarl.programs.runs.sharding import Layout
@@ -194,9 +194,9 @@ def test_a_name_in_the_data_never_leads_elsewhere(
     args = dataclasses.replace(args, out=None)
     if expected is None:
         with pytest.raises(OptionError, match=r"'../.. ' in the data cannot be a path: give --out"):
-            _directory("bc", args, dataset)
+            run_directory(bc.make, args, dataset)
     else:
-        assert _directory("bc", args, dataset) == Path("runs") / expected / "random" / "bc"
+        assert run_directory(bc.make, args, dataset) == Path("runs") / expected / "random" / "bc"
 
 
 def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) -> None:

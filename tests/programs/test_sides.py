@@ -300,9 +300,8 @@ def test_a_run_of_other_sizes_cannot_act(tmp_path):
 @pytest.mark.slow
 def test_fixed_policies_are_recorded_by_team(tmp_path):
     policy = ("cats=scripted", "mice=random")
-    program = registry.load("recorder", "scripted")
-    args = program.Args(env=RIVALS, policy=policy, out=tmp_path, steps=16, num_envs=2)
-    made = program.main(args)
+    args = fixed.PolicyArgs(env=RIVALS, policy=policy, out=tmp_path, steps=16, num_envs=2)
+    made = fixed.record_fixed(args)
     (row,) = made.data["vaults"]
     assert Path(row["path"]).name == "scripted-vs-random-0"
     data = vault.open_vault(row["path"])
@@ -316,7 +315,7 @@ def test_fixed_policies_are_recorded_by_team(tmp_path):
     known = data.provenance["policies"]
     assert [(one["team"], one["policy_id"]) for one in known] == [("cats", 0), ("mice", 1)]
     assert data.policy_ids == (0, 1)
-    assert program.main(args).data["outcome"].startswith("complete already")
+    assert fixed.record_fixed(args).data["outcome"].startswith("complete already")
 
 
 @pytest.mark.slow
@@ -352,10 +351,9 @@ def test_an_agent_learns_beside_all_seeds_of_a_run(tmp_path):
         assert ids[..., 0].max() < first
         assert vault.verify(data.path, deep=True).sound
 
-    program = registry.load("recorder", "scripted")
     policy = f"agent_0={run}@*", f"agent_1={run}@4+random:3"
-    args = program.Args(env=XOR, policy=policy, out=tmp_path, steps=800, num_envs=4)
-    (row,) = program.main(args).data["vaults"]
+    args = fixed.PolicyArgs(env=XOR, policy=policy, out=tmp_path, steps=800, num_envs=4)
+    (row,) = fixed.record_fixed(args).data["vaults"]
     data = vault.open_vault(row["path"])
     assert data.path.name == "run-all-vs-run-4+random-0"
     assert data.provenance["tier"] == "run@all-vs-run@4+random"

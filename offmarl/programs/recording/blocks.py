@@ -5,31 +5,26 @@ row for each environment; its episodes begin and end in it. The recording is the
 the other, so that it does not depend on which task recorded which block.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from offmarl import tracking, vault
-from offmarl.config import check_seed
-from offmarl.envs import Environment
 from offmarl.envs.base import require_positive
 from offmarl.errors import OptionError
 from offmarl.launch import Work
 from offmarl.paths import local
 from offmarl.programs.recording.record import (
     CHUNK,
-    Player,
+    Recording,
     check_recipe,
-    identity_of,
-    record_player,
-    record_policy,
     recorded,
     recorded_return,
     software,
 )
 from offmarl.programs.recording.recorder import fold_key
 from offmarl.programs.runs.identity import environment_source
-from offmarl.types import ArrayTree, Policy
 from offmarl.vault.format import layout
 from offmarl.vault.transform.execute import join_rows
 
@@ -46,26 +41,6 @@ _BUFFERS = 4
 """Buffers of one chunk that a recording has in memory, while others are written."""
 
 
-class Recording(NamedTuple):
-    """Everything that determines a recording of a fixed policy; see `record_policy`."""
-
-    env: Environment
-    policy: Policy
-    params: ArrayTree
-    path: Path
-    steps: int
-    num_envs: int
-    seed: int
-    provenance: Callable[[], Mapping[str, Any]]
-    """Returns the provenance; it may take a while, so blocks do not call it."""
-    checkpoint_seconds: float = 30.0
-    devices: int | None = None
-
-    def record(self) -> bool:
-        """Record in this process; False if the recording was complete already."""
-        return record_policy(**(self._asdict() | {"provenance": self.provenance()}))
-
-
 class RecordWork(Work):
     """A recording in blocks of ``block_steps`` environment steps.
 
@@ -79,7 +54,6 @@ class RecordWork(Work):
 
     def __init__(self, recording: Recording, block_steps: int | None = None):
         env, num_envs = recording.env, recording.num_envs
-        require_positive(steps=recording.steps, num_envs=num_envs)
         if block_steps is not None:
             require_positive(block_steps=block_steps)
         if recording.devices is not None:
@@ -88,15 +62,12 @@ class RecordWork(Work):
                 "on one device: divide the recording by tasks or by devices."
             )
         self.recording = recording
-        self._player = Player(recording.policy, recording.params, num_envs)
         self.times = block_times(recording.steps, num_envs, env.spec.time_limit, block_steps)
         row = -(-recording.steps // num_envs)
         num_blocks = -(-row // self.times)
         path = local(recording.path)
         identity = {
-            "env": env.spec.name,
-            **identity_of(self._player),
-            "num_envs": num_envs,
+            **recording.played,
             "seed": recording.seed,
             "blocks": [num_blocks, self.times],
             **environment_source(env.spec.name),
@@ -106,16 +77,14 @@ class RecordWork(Work):
     def run(self, block: int) -> None:
         """Record a block, or continue it from its last checkpoint."""
         recording = self.recording
-        record_player(
-            recording.env,
-            self._player,
-            self._vault(block),
-            self.times * recording.num_envs,
-            fold_key(check_seed(recording.seed), _BLOCKS, block),
-            {"seed": recording.seed, "block": [block, self.num_blocks]},
-            {},
-            recording.checkpoint_seconds,
-        )
+        replace(
+            recording,
+            path=self._vault(block),
+            steps=self.times * recording.num_envs,
+            key=fold_key(recording.seed, _BLOCKS, block),
+            identity={"seed": recording.seed, "block": [block, self.num_blocks]},
+            provenance=dict,
+        ).record()
 
     def is_complete(self) -> bool:
         """Whether the recording exists, joined."""

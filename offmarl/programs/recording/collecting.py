@@ -57,8 +57,7 @@ def collect(
     same bits alone and with others. Without ``learns``, the program only plays a policy.
     """
     run = train if learns else play
-    meshes, writers = layout.meshes(), list(chunks)
-    mesh_of = [meshes[seed % len(meshes)] for seed in range(len(states))]
+    mesh_of, writers = [layout.mesh_of(seed) for seed in range(len(states))], list(chunks)
     states = [place_state(*one) for one in zip(states, mesh_of, strict=True)]
     metrics: list[dict[str, Array]] = [{} for _ in states]
     most, size = _most_at_once(program, states, writers), 1

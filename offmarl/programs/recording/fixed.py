@@ -14,8 +14,8 @@ from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import returns_by_team
 from offmarl.paths import below
 from offmarl.programs.cluster import is_first, join
-from offmarl.programs.recording.blocks import Recording
 from offmarl.programs.recording.online import Recorded, describe, elsewhere, summarise
+from offmarl.programs.recording.record import Recording
 from offmarl.programs.recording.sides import described, joint_policy, policies_by_side
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.teams import find_side, teams_of
@@ -45,6 +45,23 @@ class FixedArgs(RecordingArgs):
     def policies(self) -> Sequence[str]:
         """The policies that are recorded, as `record_fixed` takes them."""
         return ("random",)
+
+
+@dataclass(frozen=True)
+class PolicyArgs(FixedArgs):
+    """Arguments of the recording of policies by their names."""
+
+    policy: tuple[str, ...] = ("scripted",)
+    """One policy for all agents, or SIDE=POLICY for each team or agent: the name of a scripted
+    policy of the environment; random; path/to/file.py:FUNCTION, where FUNCTION(env) returns an
+    offmarl.types.Policy of all agents without parameters; or RUN, RUN@SEED/STEP or RUN@* with the
+    directory of a run. Each episode draws one of several that are joined by +, with weights as in
+    RUN@*+random:2."""
+
+    @property
+    def policies(self) -> Sequence[str]:
+        """The policies."""
+        return self.policy
 
 
 def record_fixed(args: FixedArgs) -> Recorded:

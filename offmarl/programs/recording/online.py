@@ -37,10 +37,9 @@ from offmarl.programs.program import (
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.recording.pbt import PopulationTraining
 from offmarl.programs.recording.record import (
-    Player,
+    Recording,
     is_complete,
     open_for_recording,
-    record_ahead,
     recorded,
 )
 from offmarl.programs.recording.recorder import (
@@ -48,7 +47,6 @@ from offmarl.programs.recording.recorder import (
     GREEDY,
     INIT,
     LEARNED,
-    RECORD,
     TRAIN,
     Recorder,
     Version,
@@ -78,7 +76,6 @@ from offmarl.programs.runs.run import locked, settled
 from offmarl.programs.runs.sharding import (
     ONE_DEVICE,
     Layout,
-    check_divisible,
     check_shards,
     place_state,
     recorder_layout,
@@ -149,7 +146,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
         training = _prepared(make, settled(args, directory), origin, directory)
         with more_to_come():
             trained = carry_out(training, directory, lock, training.is_complete)
-        if trained is None:
+        if not trained:
             return _summary(training.runs, training.tiers, "complete already, nothing was changed")
         return _record_all(training.runs, training.versions(), training.tiers)
 
@@ -168,8 +165,7 @@ def _prepared(
     source = environment_source(env.spec.name) | opponents_of(env) | start.source
     if args.pbt:  # the data of a seed depend on those of all
         source |= {"population": {"first": args.seed, "members": args.seeds}}
-    layout = recorder_layout(args.seeds, args.devices)
-    check_divisible("--num-envs", args.num_envs, layout)
+    layout = recorder_layout(args.seeds, args.num_envs, args.devices)
     runs = _recorders(make, args, env, origin, directory, source, layout)
     if getattr(args, "capacity", 0) is None:
         capacity = on_first(lambda: _chosen_capacity(runs))
@@ -245,7 +241,7 @@ def record_from_run(
     if not issubclass(module.Args, OnlineArgs):
         raise RunError(
             f"{directory} has no versions to choose tiers from: record its policies with "
-            f"`offmarl record scripted --policy {directory}@SEED/STEP`."
+            f"`offmarl record --policy {directory}@SEED/STEP --env ENV`."
         )
     args = from_json(module.Args, record["args"])
     args = replace(
@@ -259,8 +255,8 @@ def record_from_run(
     _require_same_environment(source, environment_source(played.spec.name) | opponents_of(played))
     if difference := EnvSpec.from_json(record["spec"]).difference(played.spec, extras=False):
         raise RunError(f"{directory} and {played.spec.name} differ in {difference}.")
-    args, layout = replace(args, devices=devices), recorder_layout(args.seeds, devices)
-    check_divisible("--num-envs", args.num_envs, layout)
+    args = replace(args, devices=devices)
+    layout = recorder_layout(args.seeds, args.num_envs, devices)
     runs = _recorders(module.make, args, played, origin, directory, source, layout)
     for run in runs:
         if any(tier.name == "replay" for tier in chosen) and not run.vault("replay").exists():
@@ -416,8 +412,8 @@ class _Training(Training):
         begun = (self._start.begin(program, state, number) for number, state in enumerate(fresh))
         return self._beside_prior([meet(first.env, state) for state in begun])
 
-    def resume(self, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> list[ArrayTree]:
-        for _, found in info["evaluations"]:
+    def resume(self, tree: Mapping[str, ArrayTree]) -> list[ArrayTree]:
+        for _, found in self.evaluations:
             self._population.resume(found)
         return self._beside_prior(tree["state"])
 
@@ -440,13 +436,11 @@ class _Training(Training):
             for state, own in zip(states, each, strict=True)
         ]
 
-    def checkpoint(
-        self, states: Sequence[ArrayTree]
-    ) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
+    def checkpoint(self, states: Sequence[ArrayTree]) -> dict[str, ArrayTree]:
         for chunks in self._chunks:
             if chunks is not None:
                 chunks.flush()
-        return {"policy": stacked(self.policies(states)), "state": list(states)}, {}
+        return {"policy": stacked(self.policies(states)), "state": list(states)}
 
     def learned(self, states: Sequence[ArrayTree]) -> Iterator[tuple[slice, ArrayTree, int]]:
         for place, state in enumerate(states):
@@ -464,7 +458,7 @@ class _Training(Training):
             return None
         return self.runs[0].by_team()[0].play_ahead((LEARNED, policies[0]))
 
-    def evaluate(self, policies: Sequence[ArrayTree], done: int, _last: bool = False) -> Evaluated:
+    def evaluate(self, policies: Sequence[ArrayTree], done: int) -> Evaluated:
         """Evaluate the policies, sampled and greedy, and keep them as a version."""
         found: Evaluated = {}
         teams = [run.by_team() for run in self.runs]
@@ -533,8 +527,9 @@ def _record_ahead(run: Recorder, tiers: Sequence[Tier]) -> "list[Future[None]]":
     played = any(tier.name not in REPLAY_TIERS and not tier.shares for tier in tiers)
     if not played or len(run.by_team()) > 1 or run.args.devices or jax.process_count() > 1:
         return []
-    player = Player(run.policy, run.uniform(), run.args.num_envs)
-    return [record_ahead(run.env, player, run.args.steps, run.key(RECORD))]
+    what = run.env, run.policy, run.uniform()
+    recording = Recording(*what, run.directory, run.args.steps, run.args.num_envs)
+    return [recording.compile_ahead()]
 
 
 def _check_room(runs: Sequence[Recorder], shapes: ArrayTree) -> None:

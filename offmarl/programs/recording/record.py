@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ from offmarl.programs.runs.identity import (
     require_same_numerics,
 )
 from offmarl.programs.runs.loop import Schedule, copied
-from offmarl.programs.runs.sharding import Layout, check_divisible, recorder_layout
+from offmarl.programs.runs.sharding import Layout, recorder_layout
 from offmarl.programs.runs.training import CheckpointTimer, checkpoint_timer
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.rollout import RolloutState, init_rollout, meet, rollout
@@ -130,11 +131,8 @@ def record_policy(
     VaultError
         The vault cannot be written.
     """
-    require_positive(num_envs=num_envs)
-    key = jax.random.key(check_seed(seed))
-    player, about = Player(policy, params, num_envs), provenance or {}
-    given = env, player, path, steps, key, {"seed": seed}, about
-    return record_player(*given, checkpoint_seconds, devices)
+    what = env, policy, params, local(path), steps, num_envs, seed
+    return Recording(*what, lambda: provenance or {}, checkpoint_seconds, devices).record()
 
 
 def record_tiers(
@@ -164,70 +162,74 @@ def record_tiers(
     return paths
 
 
-class Player(NamedTuple):
-    """A policy, and the number of environments that it plays in."""
+@dataclass(frozen=True)
+class Recording:
+    """Everything that determines a recording of a fixed policy; see `record_policy`."""
 
+    env: Environment
     policy: Policy
     params: ArrayTree
-    num_envs: int
+    path: Path
+    steps: int
+    num_envs: int = 64
+    seed: int = 0
+    provenance: Callable[[], Mapping[str, Any]] = dict
+    """Returns the provenance. It may take a while, so it is called for what is written only."""
+    checkpoint_seconds: float = 30.0
+    devices: int | None = None
+    key: PRNGKeyArray | None = None
+    """Random key, by default that of the seed."""
+    identity: Mapping[str, Any] | None = None
+    """JSON of what the key was made from, and of anything else that determines the data; by default
+    the seed."""
     size: int = 1
     """How many policies it is; their ids are their numbers."""
 
+    def __post_init__(self) -> None:
+        require_positive(num_envs=self.num_envs)
+        check_seed(self.seed)
+        require_positive(steps=self.steps)
 
-@pinned()
-def record_player(
-    env: Environment,
-    player: Player,
-    path: str | Path,
-    steps: int,
-    key: PRNGKeyArray,
-    identity: Mapping[str, Any],
-    provenance: Mapping[str, Any],
-    checkpoint_seconds: float = 30.0,
-    devices: int | None = None,
-) -> bool:
-    """Do as `record_policy`, with a random key.
+    @pinned()
+    def record(self) -> bool:
+        """Do as `record_policy`."""
+        keep_compiled_programs()
+        path, layout = local(self.path), recorder_layout(1, self.num_envs, self.devices)
+        divided = self.devices is not None or jax.process_count() > 1
+        groups = groups_of(self.num_envs, layout.shards) if divided else 1
+        seed = {"seed": self.seed} if self.identity is None else self.identity
+        chunks = [*chunks_of(self.steps, self.num_envs)]
+        recipe = self.played | {"chunks": chunks, **seed} | environment_source(self.env.spec.name)
+        if divided:
+            recipe["groups"] = groups
+        if extras := recorded(self.env, self.size)[0].extras:
+            recipe["extras"] = sorted(extras)
+        with ends_with_others(path), errors_of_functions():
+            if check_recipe(path, recipe, hints=HINTS).get("complete"):
+                return False
+            about, what = self.provenance(), f"the recording {path.name}"
+            with checkpoint_timer(self.checkpoint_seconds, "step", what) as timer:
+                _record(self, path, groups, layout, recipe, about, timer)
+        return True
 
-    ``identity`` is a JSON object of what the key was made from, and of anything else that
-    determines the data.
-    """
-    require_positive(steps=steps)
-    keep_compiled_programs()
-    path = local(path)
-    num_envs, layout = player.num_envs, recorder_layout(1, devices)
-    check_divisible("--num-envs", num_envs, layout)
-    num_chunks, chunk_steps = chunks_of(steps, num_envs)
-    divided = devices is not None or jax.process_count() > 1
-    groups = groups_of(num_envs, layout.shards) if divided else 1
-    program = _fixed(slot(env), player.policy, num_envs, chunk_steps, groups)  # type: ignore[arg-type]
-    recipe = {
-        "env": env.spec.name,
-        **identity_of(player),
-        "num_envs": num_envs,
-        "chunks": [num_chunks, chunk_steps],
-        **identity,
-    } | environment_source(env.spec.name)
-    spec, whole = recorded(env, first_id=player.size)
-    if divided:
-        recipe["groups"] = groups
-    if spec.extras:
-        recipe["extras"] = sorted(spec.extras)
-    with ends_with_others(path), errors_of_functions():
-        if check_recipe(path, recipe, hints=HINTS).get("complete"):
-            return False
-        with checkpoint_timer(checkpoint_seconds, "step", f"the recording {path.name}") as timer:
-            written = env, path, (spec, whole)
-            _record(program, player.params, layout, key, *written, recipe, provenance, timer)
-    return True
+    def compile_ahead(self) -> "Future[None]":
+        """Compile what `record` runs on one device, in a thread."""
+        program, key, hyper = self.program(1), jax.random.key(self.seed), Hyperparameters({})
+        state = jax.eval_shape(program.init, key, hyper)._replace(params=self.params)
+        return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
 
+    def program(self, groups: int) -> Program:
+        """Return the policy as a program without learning, in groups of environments."""
+        num_steps = chunks_of(self.steps, self.num_envs)[1]
+        return _fixed(slot(self.env), self.policy, self.num_envs, num_steps, groups)  # type: ignore[arg-type]
 
-def record_ahead(env: Environment, player: Player, steps: int, key: PRNGKeyArray) -> "Future[None]":
-    """Compile what `record_player` runs on one device, in a thread."""
-    num_steps = chunks_of(steps, player.num_envs)[1]
-    program = _fixed(slot(env), player.policy, player.num_envs, num_steps, 1)  # type: ignore[arg-type]
-    hyper = Hyperparameters({})
-    state = jax.eval_shape(program.init, key, hyper)._replace(params=player.params)
-    return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
+    @property
+    def played(self) -> dict[str, Any]:
+        """What recipes say of who plays where: parameters, and the code of a Python function."""
+        code = self.policy.code
+        functions = {"functions": [code]} if code else {}
+        policy = {"policy": fingerprint(self.params), **functions}
+        return {"env": self.env.spec.name, **policy, "num_envs": self.num_envs}
 
 
 HINTS = {"chunks": "steps decides it", "functions": "the code of the Python function"}
@@ -327,33 +329,32 @@ def _rollout_in_groups(
 
 
 def _record(
-    program: Program,
-    params: ArrayTree,
-    layout: Layout,
-    key: PRNGKeyArray,
-    env: Environment,
+    recording: Recording,
     path: Path,
-    recording: tuple[EnvSpec, Whole | None],
+    groups: int,
+    layout: Layout,
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
     timer: CheckpointTimer,
 ) -> None:
     directory = path.parent / f".{path.name}.recording"
     checkpoints = CaptureCheckpoints(directory, keep=1)
+    env, program, num_envs = recording.env, recording.program(groups), recording.num_envs
+    key = jax.random.key(recording.seed) if recording.key is None else recording.key
     init_key, key = jax.random.split(key)
     hyper = Hyperparameters({})
     start, begin = _begin(env, program, checkpoints, init_key, hyper)
-    timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
     num_chunks, num_steps = recipe["chunks"]
+    timer.begin(start * num_envs * num_steps)
     schedule = Schedule(num_chunks, num_chunks, 1, (0,))
-    spec, whole = recording
+    spec, whole = recorded(env, first_id=recording.size)
     steps = num_chunks * num_steps  # of each environment
-    writer = open_for_recording(path, spec, (recipe["num_envs"], steps), recipe, provenance)
+    writer = open_for_recording(path, spec, (num_envs, steps), recipe, provenance)
     with (
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
         progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
-        begun = [begin._replace(params=copied(params))]  # it will be donated
+        begun = [begin._replace(params=copied(recording.params))]  # it will be donated
         work = collect(program, begun, [hyper], [key], schedule, start, [chunks], layout, False)
         for done, (state,), _ in work:
             timer.work_done()
@@ -361,7 +362,7 @@ def _record(
             if timer.is_due():
                 chunks.flush()
                 checkpoints.save(done, {"state": state._replace(params=())}, {})
-                timer.saved(done * num_steps * recipe["num_envs"])
+                timer.saved(done * num_steps * num_envs)
         chunks.flush()
         if isinstance(writer, vault.Writer):
             chunks.complete(recorded=recorded_return(Reader(writer.store)))
@@ -415,12 +416,6 @@ def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
 
 
 # ---------------------------------------------------------------------------------- provenance
-
-
-def identity_of(player: Player) -> dict[str, Any]:
-    """Return what a recipe says of a policy: its parameters, and the code of a Python function."""
-    code = player.policy.code
-    return {"policy": fingerprint(player.params)} | ({"functions": [code]} if code else {})
 
 
 def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:

@@ -176,8 +176,7 @@ class Recorder(NamedTuple):
     @property
     def mesh(self) -> Mesh | None:
         """The devices of this training seed; None for a single one."""
-        meshes = self.layout.meshes()
-        return meshes[self.seeds.index(self.seed) % len(meshes)]
+        return self.layout.mesh_of(self.seeds.index(self.seed))
 
     def returns_again(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
         """Play the episodes by which a tier is described: more than during training."""

@@ -16,11 +16,10 @@ from offmarl.errors import NotLearnedError, OptionError, RunError, unknown_name
 from offmarl.programs.cluster import on_first
 from offmarl.programs.recording.record import (
     HINTS,
-    Player,
+    Recording,
     check_recipe,
     chunks_of,
     is_complete,
-    record_player,
 )
 from offmarl.programs.recording.recorder import (
     CHOOSE,
@@ -36,7 +35,7 @@ from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
 from offmarl.terminal import bars, interval
 from offmarl.terminal import number as cell
-from offmarl.types import ArrayTree
+from offmarl.types import ArrayTree, Policy
 
 FRACTIONS = {"poor": 0.25, "medium": 0.5, "good": 0.75}
 """Return of a tier's checkpoint, as a fraction of the way from random to expert."""
@@ -334,7 +333,7 @@ def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None
         members.append(TeamPolicy(run.policy, params, tuple(range(spec.num_agents)), name))
         about.append(one | ({"tier": name} if tier.shares else {}) | {"policy_id": number})
     drawn = population(spec, members, [*tier.shares.values()] or None)
-    _record(run, tier, Player(drawn.policy, drawn.params, run.args.num_envs, len(about)), about)
+    _record(run, tier, drawn.policy, drawn.params, about)
 
 
 def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
@@ -349,28 +348,33 @@ def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
         params.append(own)
         about.append(one | {"team": team.name, "tier": name, "policy_id": number})
     policy = compose(run.env.spec, seats)
-    _record(run, tier, Player(policy, tuple(params), run.args.num_envs, len(about)), about)
+    _record(run, tier, policy, tuple(params), about)
 
 
 def _record(
     run: Recorder,
     tier: Tier,
-    player: Player,
+    policy: Policy,
+    params: ArrayTree,
     about: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write the vault of a tier; ``about`` describes its policies."""
-    others = described(players_of(run.env), player.size)
-    record_player(
+    others = described(players_of(run.env), len(about))
+    Recording(
         run.env,
-        player,
+        policy,
+        params,
         run.vault(tier.name),
         run.args.steps,
-        run.key(RECORD, zlib.crc32(tier.name.encode())),
-        _recipe(run, tier),
-        run.provenance(tier.name) | {"policies": [*about, *others]},
+        run.args.num_envs,
+        run.seed,
+        lambda: run.provenance(tier.name) | {"policies": [*about, *others]},
         run.args.checkpoint_seconds,
         run.args.devices,
-    )
+        run.key(RECORD, zlib.crc32(tier.name.encode())),
+        _recipe(run, tier),
+        len(about),
+    ).record()
 
 
 def _skills(run: Recorder, tier: Tier) -> list[str]:

@@ -69,34 +69,38 @@ def infinities(trees: Sequence[ArrayTree]) -> list[str]:
     return [name for name, leaf in named if not np.isfinite(np.asarray(leaf)).all()]
 
 
-def error(found: Mapping[int, str], left: str = "") -> NotFiniteError:
-    """Return the error for `faults`; ``left`` says what there is, from `left_behind`."""
+def error(
+    found: Mapping[int, str],
+    directory: Path,
+    last: int | None,
+    data: Dataset | Mixture | None,
+) -> NotFiniteError:
+    """Return the error for `faults`, with what the run has kept and what is known of its data.
+
+    ``last`` is its last checkpoint. A recorder has no data but its own episodes.
+    """
     seeds: dict[str, list[str]] = {}
     for seed, fault in found.items():
         seeds.setdefault(fault, []).append(str(seed))
     named = "; ".join(f"seed {', '.join(own)}: {fault}" for fault, own in seeds.items())
+    parts = data.sources if isinstance(data, Mixture) else [one for one in (data,) if one]
+    about = " ".join(filter(None, map(_known_faults, parts)))
+    about = about or "No step of the data is known to be at fault."
+    saved = "has saved nothing" if last is None else f"keeps its checkpoint of update {last:,}"
     return NotFiniteError(
-        f"training is not finite ({named}).{left} It would end here again: give {_ADVICE}"
+        f"training is not finite ({named}). It stops for all seeds, and {directory} {saved}. "
+        f"{about} It would end here again: give {_ADVICE}"
     )
 
 
-def left_behind(directory: Path, last: int | None, data: Dataset | Mixture | None) -> str:
-    """Say what a run has kept, ``last`` being its last checkpoint, and what is known of its data.
-
-    A recorder has no data but its own episodes.
-    """
-    found = []
-    parts = data.sources if isinstance(data, Mixture) else [one for one in (data,) if one]
-    for one in parts:
-        kept, steps = one.sound_episodes, one.episodes.length.sum()
-        left = 0 if kept is None else steps - kept.length.sum()
-        known = [f"{left:,} of {steps:,} steps are left out of batches"] if left else []
-        known += [text.rstrip(".") for text in sentences(one.provenance.get("faults"))]
-        known += [MEANINGS[quirk] for quirk in one.quirks if quirk == IMPOSSIBLE_ACTIONS]
-        found += [f"In {one.path}, {', and '.join(known)}."] if known else []
-    about = " ".join(found) or "No step of the data is known to be at fault."
-    saved = "has saved nothing" if last is None else f"keeps its checkpoint of update {last:,}"
-    return f" It stops for all seeds, and {directory} {saved}. {about}"
+def _known_faults(data: Dataset) -> str:
+    """Return what is known to be at fault in a dataset, in words; empty for nothing."""
+    kept, steps = data.sound_episodes, data.episodes.length.sum()
+    left = 0 if kept is None else steps - kept.length.sum()
+    known = [f"{left:,} of {steps:,} steps are left out of batches"] if left else []
+    known += [text.rstrip(".") for text in sentences(data.provenance.get("faults"))]
+    known += [MEANINGS[quirk] for quirk in data.quirks if quirk == IMPOSSIBLE_ACTIONS]
+    return f"In {data.path}, {', and '.join(known)}." if known else ""
 
 
 def _floats(tree: ArrayTree) -> list[tuple[str, Any]]:

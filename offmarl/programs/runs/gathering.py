@@ -14,20 +14,19 @@ import jax.numpy as jnp
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import changed
-from offmarl.errors import OptionError, RunError
+from offmarl.errors import RunError
 from offmarl.launch import Work
 from offmarl.programs.program import Args, Keep, recorded
 from offmarl.programs.runs.identity import MAY_DIFFER, differences
-from offmarl.programs.runs.run import Run
-from offmarl.programs.runs.stopping import best_of
+from offmarl.programs.runs.run import Run, best_of
 from offmarl.programs.runs.training import Training
 
 PARTS: ContextVar[Sequence[Path] | None] = ContextVar("parts", default=None)
 """Finished runs of one seed each, in order, which `offmarl.programs.train` gathers."""
 
 
-def gather(training: Training, run: Run, runs: Sequence[Path]) -> dict[str, int]:
-    """Write finished runs of one seed each into one run, in which no seed has stopped early."""
+def gather(training: Training, run: Run, runs: Sequence[Path]) -> None:
+    """Write finished runs of one seed each into one run."""
     found = [_Part.read(directory, run.record) for directory in runs]
     like = training.shapes()
     one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[:1], tree), like)
@@ -38,7 +37,6 @@ def gather(training: Training, run: Run, runs: Sequence[Path]) -> dict[str, int]
         with_all.save(step, tree, _joined(infos))
     with_all.close()
     _write_metrics(run.metrics, [row for part in found for row in part.rows])
-    return {}
 
 
 class _Part(NamedTuple):
@@ -101,21 +99,11 @@ def _write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 class SeedsWork(Work):
-    """The training of several seeds, of which each is a block; `OptionError` with --stop-on."""
+    """The training of several seeds, of which each is a block."""
 
     def __init__(self, main: Callable[[Any], Path], args: Args, path: Path):
-        if args.stop_on:
-            raise OptionError(
-                "--stop-on is for seeds that one process trains: leave it out, or train each seed "
-                "into a run of its own (--seed, --out)."
-            )
         self._main, self._args = main, changed(args, batching="map", out=path)
-        super().__init__(f"train {path.name}", path, {"arguments": recorded(args)})
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of seeds."""
-        return self._args.seeds
+        super().__init__(f"train {path.name}", path, {"arguments": recorded(args)}, args.seeds)
 
     def run(self, block: int) -> None:
         """Train a seed, or continue its training."""

@@ -7,14 +7,15 @@ finished run unchanged, or to raise an error because the arguments differ.
 import atexit
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from numpy.typing import NDArray
 
 from offmarl import settings, tracking
@@ -47,8 +48,6 @@ class Run:
     """The content of ``run.json``, without ``complete``."""
     complete: bool
     """Whether the run was finished when it was opened."""
-    stopped: Mapping[str, int] = field(default_factory=dict)
-    """The step at which each seed of a finished run stopped early; empty if none did."""
 
     @property
     def metrics(self) -> Path:
@@ -71,8 +70,6 @@ class Run:
 
     def _lacks_checkpoint(self, last: int) -> bool:
         checkpoints = self.checkpoints()
-        if len(self.stopped) == len(self.record["seeds"]):
-            last = max(self.stopped.values())
         return checkpoints.exists() and checkpoints.latest() != last
 
     def write_marl_eval(self, env: str) -> None:
@@ -109,15 +106,11 @@ class Run:
             entries[tracking.labelled(program, other)] = others | shared
         return entries
 
-    def finish(self, stopped: Mapping[str, int] | None = None) -> None:
-        """Mark the run as finished, so that the same call does not change it.
-
-        ``stopped`` holds the step of each seed that stopped early, by its number.
-        """
+    def finish(self) -> None:
+        """Mark the run as finished, so that the same call does not change it."""
         if not is_first():
             return
-        ending = {"complete": True} | ({"stopped": dict(stopped)} if stopped else {})
-        tracking.write_json(self.directory / tracking.RUN_FILE, {**self.record, **ending})
+        tracking.write_json(self.directory / tracking.RUN_FILE, {**self.record, "complete": True})
         remove_buffers(self.directory / tracking.CHECKPOINTS)
 
 
@@ -168,23 +161,23 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
 
     `RunError` if the directory holds another run; the message names the first difference.
     """
-    found, complete, stopped, metrics = on_first(lambda: _opened(directory, record))
+    found, complete, metrics = on_first(lambda: _opened(directory, record))
     if not is_first():
         scratch = Path(tempfile.mkdtemp(prefix="offmarl-process-"))
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)
         directory = scratch
         (directory / tracking.METRICS_FILE).write_text(metrics)
-    return Run(directory, found, complete, stopped)
+    return Run(directory, found, complete)
 
 
-def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any], bool, Any, str]:
-    """Return the record of a run, how it ended, and its lines of metrics."""
+def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any], bool, str]:
+    """Return the record of a run, whether it has ended, and its lines of metrics."""
     record = tracking.plain(record)
     if not (directory / tracking.RUN_FILE).exists():
         tracking.write_json(directory / tracking.RUN_FILE, {**record, "complete": False})
-        return dict(record), False, {}, ""
+        return dict(record), False, ""
     found = tracking.read_run(directory)
-    complete, stopped = bool(found.pop("complete", False)), found.pop("stopped", {})
+    complete = bool(found.pop("complete", False))
     for path, theirs, ours in sorted(
         differences(found, record, MAY_DIFFER), key=lambda one: _order(one[0])
     ):
@@ -204,7 +197,7 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     if not complete:
         require_same_numerics(directory, found.get("numerics"), record.get("numerics"))
     rows = tracking.read(directory / tracking.METRICS_FILE) if jax.process_count() > 1 else []
-    return dict(record), complete, stopped, "".join(tracking.to_json(row) + "\n" for row in rows)
+    return dict(record), complete, "".join(tracking.to_json(row) + "\n" for row in rows)
 
 
 def _order(path: str) -> int:
@@ -300,6 +293,28 @@ def _evaluated(rows: list[dict[str, Any]]) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------- evaluations
+
+
+def best_of(rows: Sequence[Mapping[str, Any]], seed: int) -> int | None:
+    """Return the step of a seed's evaluation with the highest mean, the first of equal ones.
+
+    ``rows`` are the lines of a run. The evaluation before the first update does not count. The
+    metric is the return, of all teams together, or the agreement with held-out actions in a run
+    without an environment. None without an evaluation.
+    """
+    own = [row for row in rows if row["seed"] == seed and row["step"]]
+    for metric in tracking.EVALUATED:
+        found = {row["step"]: mean for row in own if (mean := _mean(row, metric)) is not None}
+        if found:
+            return max(found, key=lambda step: found[step])
+    return None
+
+
+def _mean(row: Mapping[str, Any], metric: str) -> float | None:
+    values = [value for name, value in row.items() if name.startswith(metric)]
+    finite = not any(None in value for value in values)  # a null stands for what is not
+    return float(np.mean([np.mean(value) for value in values])) if values and finite else None
+
 
 Watcher = Callable[[int, NDArray[Any]], None]
 """Called after an evaluation with the step and the values of the main metric, ``(seeds,

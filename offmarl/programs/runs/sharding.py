@@ -51,17 +51,17 @@ class Layout(NamedTuple):
         """Return the devices, along the axes `SEEDS` and `DATA`."""
         return _mesh(first_devices(self.devices * self.shards), self.devices)
 
-    def meshes(self) -> list[Mesh | None]:
-        """Return a mesh for each group of seeds that follow one another, for recorders.
+    def mesh_of(self, place: int) -> Mesh | None:
+        """Return the devices of a recorder's seed, of which ``place`` is the number in its run.
 
-        The groups compute at the same time. Each has devices of every process. The only entry is
-        None where there is a single device, which needs no mesh.
+        Seeds take groups of devices in turn, which compute at the same time. Each group has devices
+        of every process. None for a single device, which needs no mesh.
         """
         if self.devices * self.shards == 1:
-            return [None]
+            return None
         chosen = np.array(first_devices(self.devices * self.shards))
-        parts = chosen.reshape(jax.process_count(), self.devices, -1).swapaxes(0, 1)
-        return [_mesh(list(part.ravel()), 1) for part in parts]
+        groups = chosen.reshape(jax.process_count(), self.devices, -1).swapaxes(0, 1)
+        return _mesh(list(groups[place % self.devices].ravel()), 1)
 
     def place(self, tree: TreeT, per_seed: bool) -> TreeT:
         """Put arrays on the devices: divided by seeds, or the same on each."""
@@ -159,16 +159,19 @@ def layout_of(
     return Layout(at_once, largest_divisor(groups, most))
 
 
-def recorder_layout(seeds: int, devices: int | None) -> Layout:
+def recorder_layout(seeds: int, num_envs: int, devices: int | None) -> Layout:
     """Choose how the seeds and environments of a recorder are computed.
 
-    By default a single process uses one device, and several use all of theirs.
+    By default a single process uses one device, and several use all of theirs. `OptionError` if
+    the environments cannot be divided over the devices.
     """
     if devices is None and jax.process_count() == 1:
         return Layout(1)
     total = count_devices(devices)
     rows = largest_divisor(total // jax.process_count(), seeds)
-    return Layout(1, rows, total // rows)
+    layout = Layout(1, rows, total // rows)
+    check_divisible("--num-envs", num_envs, layout)
+    return layout
 
 
 def check_divisible(option: str, count: int, layout: Layout) -> None:

@@ -22,7 +22,7 @@ from offmarl.programs.program import Program, state_shapes
 from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.normalisation import make_program
-from offmarl.programs.runs.stopping import best_step
+from offmarl.programs.runs.run import best_of
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 
 Step = int | str | None
@@ -87,6 +87,15 @@ class TrainedRun(NamedTuple):
         checkpoints, unit = self._checkpoints(earlier=True)
         return [unit * number for number in checkpoints.steps()]
 
+    def best_step(self, seed: int) -> int:
+        """Return the step of the best evaluation of a seed; see `best_of`."""
+        if (step := best_of(tracking.read(self.directory / tracking.METRICS_FILE), seed)) is None:
+            raise RunError(
+                f"{self.directory} has no evaluation of seed {seed}, so none of its checkpoints is "
+                "the best: give the number of one."
+            )
+        return step
+
     def _checkpoints(self, earlier: bool) -> tuple[Checkpoints, int]:
         """Return the last checkpoints, or those of earlier policies, and the steps of an update.
 
@@ -109,7 +118,7 @@ class TrainedRun(NamedTuple):
             raise OptionError(
                 f'step is {step!r}: give the number of a checkpoint, as an int, "last" or "best".'
             )
-        wanted = best_step(self.directory, seed) if step == "best" else int(step)
+        wanted = self.best_step(seed) if step == "best" else int(step)
         steps = [unit * number for number in numbers]
         if not steps:
             raise RunError(

@@ -30,8 +30,13 @@ from offmarl.programs.program import Args, Keep, OnlineArgs
 from offmarl.programs.runs import dataset, finite
 from offmarl.programs.runs.evaluate import summary
 from offmarl.programs.runs.loop import Schedule, copied
-from offmarl.programs.runs.run import Run, no_run_without_checkpoint, open_run, report
-from offmarl.programs.runs.stopping import best_of
+from offmarl.programs.runs.run import (
+    Run,
+    best_of,
+    no_run_without_checkpoint,
+    open_run,
+    report,
+)
 from offmarl.trackers import Trackers, give, tracked
 from offmarl.types import ArrayTree
 from offmarl.vault import Dataset, Mixture
@@ -197,13 +202,6 @@ class Training(ABC):
     evaluations: list[tuple[int, Evaluated]]
     """The evaluations so far, each with its number of updates."""
     keep: Keep = "last"
-    stopped: Mapping[str, int] = {}
-    """The update at which seeds stopped early, by their numbers."""
-
-    @property
-    def over(self) -> bool:
-        """Whether it ends before its last update."""
-        return len(self.stopped) == len(self.seeds)
 
     @abstractmethod
     def shapes(self) -> dict[str, ArrayTree]:
@@ -214,12 +212,12 @@ class Training(ABC):
         """Return the states before the first update."""
 
     @abstractmethod
-    def resume(self, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> Any:
-        """Return the states of a checkpoint."""
+    def resume(self, tree: Mapping[str, ArrayTree]) -> Any:
+        """Return the states of a checkpoint, whose evaluations are in `evaluations`."""
 
     @abstractmethod
-    def checkpoint(self, states: Any) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
-        """Return the tree and the info, JSON, of a checkpoint, before which data are on disk."""
+    def checkpoint(self, states: Any) -> dict[str, ArrayTree]:
+        """Return the tree of a checkpoint, before which data are on disk."""
 
     @abstractmethod
     def learned(self, states: Any) -> Iterator[tuple[slice, ArrayTree, int]]:
@@ -234,11 +232,11 @@ class Training(ABC):
         """Compile the evaluation in a thread."""
 
     @abstractmethod
-    def evaluate(self, policies: Any, done: int, last: bool = False) -> Evaluated:
-        """Evaluate policies after some updates; ``last`` may take more episodes."""
+    def evaluate(self, policies: Any, done: int) -> Evaluated:
+        """Evaluate policies after some updates; after the last one, perhaps on more episodes."""
 
     def observe(self, _done: int, _states: Any, found: Evaluated) -> Evaluated:
-        """Take an evaluation, which may end the training; return the one that counts."""
+        """Take an evaluation, which may change the states; return what is written of it."""
         return found
 
     @abstractmethod
@@ -260,44 +258,42 @@ def carry_out(
     directory: Path,
     lock: Callable[[], None],
     is_complete: Callable[[], bool] = lambda: True,
-    train: Callable[[Training, Run, CheckpointTimer], Mapping[str, int]] | None = None,
-) -> Mapping[str, int] | None:
-    """Train a run to its end; return where seeds stopped early, and None for a finished run.
+    train: Callable[[Training, Run, CheckpointTimer], None] | None = None,
+) -> bool:
+    """Train a run to its end; return whether it was not finished already.
 
     A finished run, of which ``is_complete`` says whether nothing else is missing, is not changed.
     ``lock`` is from `locked`; ``train`` replaces `learn`.
     """
     run = open_run(directory, training.record)
     if run.complete and not run.lacks_checkpoint(training.schedule.updates) and is_complete():
-        return None
+        return False
     lock()
     dataset.save(run.directory / dataset.STATISTICS_FILE, training.statistics)
     seconds, unit = training.args.checkpoint_seconds, training.unit_name
     with no_run_without_checkpoint(run, training.unfinished), checkpoint_timer(seconds, unit) as t:
-        stopped = (train or learn)(training, run, t)
+        (train or learn)(training, run, t)
     run.write_marl_eval(training.environment)
-    run.finish(stopped)
+    run.finish()
     if is_first() and training.args.track:
         give(training.args.track, tracked(run.directory, run.record), files=run.files())
-    return stopped
+    return True
 
 
-def learn(training: Training, run: Run, timer: CheckpointTimer) -> Mapping[str, int]:
-    """Update, log, evaluate and save until a run is complete; return where seeds stopped early."""
+def learn(training: Training, run: Run, timer: CheckpointTimer) -> None:
+    """Update, log, evaluate and save until a run is complete."""
     journal, unit = _Journal(training, run), training.unit
     done, states = journal.begin()
     timer.begin(done * unit)
     total = training.schedule.updates * unit
-    if not training.over:  # a run that has stopped early may have been killed before its end
-        with (
-            journal.trackers,
-            training.work(states, done) as work,
-            tracking.progress(training.description, total, done * unit, note=COMPILING) as advance,
-        ):
-            del states  # they are donated
-            journal.follow(work, done, timer, advance)
+    with (
+        journal.trackers,
+        training.work(states, done) as work,
+        tracking.progress(training.description, total, done * unit, note=COMPILING) as advance,
+    ):
+        del states  # they are donated
+        journal.follow(work, done, timer, advance)
     journal.checkpoints.close()
-    return training.stopped
 
 
 class _Journal:
@@ -321,12 +317,12 @@ class _Journal:
         if found is None:
             states = training.begin()
         else:
-            done, states = found.step, training.resume(found.tree, found.info)
             self._means = Means(found.info["sums"], found.info["count"])
             training.evaluations += [
                 (step, {name: np.array(x, float) for name, x in of_step.items()})
                 for step, of_step in found.info["evaluations"]
             ]
+            done, states = found.step, training.resume(found.tree)
         policies = training.policies(states)
         if found is None:
             self._untrained = copied(policies)  # updates donate the states
@@ -373,22 +369,20 @@ class _Journal:
                 self._evaluate(step, training.policies(states), states)
             advance((step - done) * unit, self._note)
             done = step
-            if timer.is_due() or self._keeps or training.over or step == schedule.updates:
+            if timer.is_due() or self._keeps or step == schedule.updates:
                 self._save(step, states)
                 timer.saved(step * unit)
-            if training.over:
-                return
 
     def _check(self, done: int, states: Any, metrics: Mapping[str, NDArray[Any]]) -> None:
-        """Raise `NotFiniteError` if a seed that has not stopped early is not finite."""
+        """Raise `NotFiniteError` if a seed is not finite."""
         training, found = self._training, dict[int, str]()
         for place, tree, axes in training.learned(states):
             own = {name: values[place] for name, values in metrics.items()}
             seeds = training.seeds[place]
             found |= finite.faults(done, seeds, own, tree, axes, self._by_design)
-        if found and (found := {s: x for s, x in found.items() if str(s) not in training.stopped}):
-            last = self.checkpoints.latest()
-            raise finite.error(found, finite.left_behind(self._run.directory, last, training.data))
+        if found:
+            kept = self._run.directory, self.checkpoints.latest(), training.data
+            raise finite.error(found, *kept)
 
     def _log(
         self, done: int, metrics: Mapping[str, NDArray[Any]], count: int, clock: "_Clock"
@@ -408,15 +402,12 @@ class _Journal:
             self._write(done * unit - later, own, times | {tracking.WALL_TIME: then})
 
     def _evaluate(self, done: int, policies: Any, states: Any = None) -> None:
-        """Evaluate policies, perhaps with more episodes after the last update.
-
-        With the states that they are of, the evaluation may end the training.
-        """
+        """Evaluate policies; with the states that they are of, the training may change these."""
         training = self._training
         if self._playable is not None:
             wait([self._playable])
             self._playable = None
-        found = training.evaluate(policies, done, done == self._schedule.updates)
+        found = training.evaluate(policies, done)
         if states is not None:
             found = training.observe(done, states, found)
         if found:
@@ -441,9 +432,9 @@ class _Journal:
         elif training.keep == "best":
             checkpoints.kept = self._best()
         self._keeps = False
-        tree, info = training.checkpoint(states)
-        info |= {"sums": self._means.sums, "count": self._means.count}
-        info["evaluations"] = tracking.plain(training.evaluations)
+        tree, means = training.checkpoint(states), self._means
+        evaluations = tracking.plain(training.evaluations)
+        info = {"sums": means.sums, "count": means.count, "evaluations": evaluations}
         checkpoints.save(done, tree, info)
         self.trackers.sync()
 

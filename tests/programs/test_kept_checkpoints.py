@@ -1,7 +1,5 @@
-"""Which checkpoints a run keeps, when its seeds stop early, and what other runs start from."""
+"""Which checkpoints a run keeps, and what other runs start from."""
 
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,10 @@ from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError
 from offmarl.programs.runs.continuing import carry_over, learned
-from offmarl.programs.runs.evaluate import Evaluator
-from offmarl.programs.runs.stopping import Stopping, best_step
+from offmarl.programs.runs.trained import TrainedRun
 from tests.programs.test_continuing import built, same
-from tests.runs import metrics_of
 
 ENV = "probe/two-step"
-PATIENT = {"stop_on": "return", "patience": 2}
 
 
 def arguments(data: Path, out: Path, **changes: Any) -> bc.Args:
@@ -39,102 +34,6 @@ def steps(run: Path) -> list[int]:
 
 def policy(run: Path, seed: int = 0, step: Any = None) -> Any:
     return offmarl.load_policy(run, seed, step=step).params
-
-
-# ---------------------------------------------------------------------------------- stopping
-
-
-def stopping(seeds: int, start: int = 0) -> Stopping:
-    args = bc.Args(vault="x", seeds=seeds, **PATIENT)
-    return Stopping(args, Evaluator(None, object(), None, None, 32, 320, 20), start)
-
-
-RETURNS = [[1.0, 1.0], [2.0, 0.5], [2.0, 0.9], [1.5, 5.0], [9.0, 5.0], [0.0, 5.0]]
-
-
-def returns(step: int) -> dict[str, np.ndarray]:
-    """Two episodes of each seed, whose mean is that of `RETURNS`."""
-    return {tracking.RETURN: np.array(RETURNS[step])[:, None] + np.array([-1.0, 1.0])}
-
-
-def test_a_seed_stops_after_two_evaluations_without_a_better_one():
-    found = stopping(2)
-    for step in range(4):
-        assert len(found.steps) < 2
-        found.observe(10 * step + 10, returns(step), jnp.array([step, -step]))
-    # The first equals its best at 30 and is below it at 40; the second stopped before its rise.
-    assert found.steps == {0: 40, 1: 30}
-    np.testing.assert_array_equal(found.apply(jnp.array([7, 7, 7])), [3, -2, 7])
-
-
-def test_evaluations_before_the_last_stage_do_not_count():
-    found = stopping(1, start=30)
-    for step in (10, 20, 30):  # the values are not learned yet
-        found.observe(step, {tracking.RETURN: np.ones((1, 2))}, jnp.zeros(1))
-    for step in (40, 50):
-        found.observe(step, {tracking.RETURN: np.zeros((1, 2))}, jnp.zeros(1))
-        assert not found.steps
-    found.observe(60, {tracking.RETURN: np.zeros((1, 2))}, jnp.zeros(1))
-    assert found.steps == {0: 60}
-
-
-def test_a_resumed_run_knows_which_seeds_have_stopped():
-    before, found = stopping(2), stopping(2)
-    for step in range(3):
-        before.observe(10 * step + 10, returns(step), jnp.array([step, -step]))
-    found.resume(json.loads(json.dumps(before.info)), before.apply(jnp.array([5, 5])))
-    assert found.steps == {1: 30}
-    found.observe(40, returns(3), jnp.array([6, 6]))
-    assert found.steps == {0: 40, 1: 30}
-    np.testing.assert_array_equal(found.apply(jnp.array([7, 7])), [6, -2])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"patience": 3}, "--patience needs --stop-on"),
-        ({"stop_on": "agreement"}, "--stop-on agreement needs held-out episodes"),
-        ({"stop_on": "return", "env": "none"}, "--stop-on return needs an environment"),
-    ],
-)
-def test_what_cannot_be_stopped_on_is_refused(random_data, tmp_path, options, message):
-    with pytest.raises(OptionError, match=message):
-        bc.main(arguments(random_data(ENV), tmp_path / "run", **options))
-
-
-@pytest.fixture(scope="module")
-def early(random_data, tmp_path_factory):
-    """A run whose policy does not change, so that no evaluation is better than the first."""
-    out = tmp_path_factory.mktemp("early") / "run"
-    args = arguments(random_data(ENV), out, updates=30, learning_rate=1e-9, held_out=0.2)
-    args = replace(args, stop_on="agreement", patience=2, keep="all")
-    return args, bc.main(args)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_after_all_seeds_have_stopped_is_only_finished(early, tmp_path):
-    args, run = early
-    again = tmp_path / "again"
-    shutil.copytree(run, again)
-    record = json.loads((again / tracking.RUN_FILE).read_text())
-    del record["stopped"]
-    (again / tracking.RUN_FILE).write_text(json.dumps(record | {"complete": False}))
-    bc.main(replace(args, out=again))
-    assert metrics_of(again) == metrics_of(run)
-    assert tracking.read_run(again)["stopped"] == tracking.read_run(run)["stopped"]
-
-
-@pytest.mark.slow
-def test_a_run_ends_when_all_seeds_have_stopped(early):
-    args, run = early
-    record, rows = tracking.read_run(run), tracking.read(run / tracking.METRICS_FILE)
-    assert record["complete"] and record["stopped"] == {"0": 9, "1": 9}
-    episodes = [len(row[tracking.RETURN]) for row in rows if tracking.RETURN in row]
-    assert episodes == [4] * 6 + [8] * 2  # the last evaluation is the result's
-    assert steps(run) == [3, 6, 9]
-    before = metrics_of(run)
-    bc.main(args)
-    assert metrics_of(run) == before
 
 
 # ---------------------------------------------------------------------------------- checkpoints
@@ -167,10 +66,10 @@ def test_a_checkpoint_of_each_evaluation_is_the_policy_of_a_shorter_run(kept, tm
 def test_the_best_checkpoint_of_each_seed_is_kept(kept, tmp_path):
     args, every = kept
     run = bc.main(replace(args, out=tmp_path / "best", keep="best"))
-    best = {best_step(run, seed) for seed in (0, 1)}
-    assert best | {12} <= {*steps(run)} and len({*steps(run)} - best - {12}) <= 1
+    best = [TrainedRun.open(run).best_step(seed) for seed in (0, 1)]
+    assert {*best, 12} <= {*steps(run)} and len({*steps(run)} - {*best, 12}) <= 1
     for seed in (0, 1):
-        same(policy(run, seed, step="best"), policy(every, seed, step=best_step(run, seed)))
+        same(policy(run, seed, step="best"), policy(every, seed, step=best[seed]))
 
 
 def test_the_best_step_is_that_of_the_highest_mean_after_the_start(tmp_path):
@@ -179,9 +78,10 @@ def test_the_best_step_is_that_of_the_highest_mean_after_the_start(tmp_path):
         tracking.append(path, {"seed": 0, "step": step, tracking.RETURN: values})
     tracking.append(path, {"seed": 1, "step": 5, tracking.AGREEMENT: [0.1]})
     tracking.append(path, {"seed": 1, "step": 10, tracking.AGREEMENT: [0.2]})
-    assert (best_step(tmp_path, 0), best_step(tmp_path, 1)) == (5, 10)
+    run = TrainedRun(tmp_path, {}, built)
+    assert (run.best_step(0), run.best_step(1)) == (5, 10)
     with pytest.raises(RunError, match="no evaluation of seed 2"):
-        best_step(tmp_path, 2)
+        run.best_step(2)
 
 
 # ---------------------------------------------------------------------------------- starting
