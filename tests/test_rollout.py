@@ -10,7 +10,7 @@ from offmarl import envs
 from offmarl.envs import restart, transition
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.rollout import init_rollout, rollout, rollout_shaped
-from offmarl.types import Discrete, EnvSpec, Policy, View
+from offmarl.types import Discrete, EnvSpec, Policy
 
 
 def counting_policy(num_agents):
@@ -122,7 +122,7 @@ class Guided:
         return time + 1, transition(self.view(), reward, over, ~over & False, shaping)
 
     def view(self):
-        return View(jnp.zeros((2, 1)), jnp.zeros(1), jnp.ones((2, 3), bool), jnp.ones(2, bool))
+        return view_of(self.spec)
 
 
 def test_shaped_rewards_are_returned_apart_and_not_recorded():

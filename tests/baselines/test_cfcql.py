@@ -13,10 +13,12 @@ import pytest
 
 from offmarl._compiling import QUICKLY
 from offmarl.networks import MixedParams, MixedValues, MixerWeights
-from offmarl.programs import DatasetStatistics, registry
+from offmarl.programs import registry
 from offmarl.programs.runs.loop import stage_starts
+from tests.rollouts import sequence
 
-from .test_updates import SPEC, blank, make, metrics_of, sequence, sum_of, values_of
+from .building import blank, build, metrics_of, values_of
+from .test_updates import sum_of
 
 cfcql = registry.load("baseline", "cfcql")
 Q, TARGET = np.array([1.0, 2.0, 4.0]), [1.0, 3.0, 2.0]
@@ -53,7 +55,7 @@ def divergence(legal: list[int]) -> float:
 
 def test_an_update_by_hand() -> None:
     options = {"td_lambda": 0.5, "divergence_weight": 3.0, "mixer_embed": 1}
-    program, hyper = make("cfcql", gamma=0.5, bootstrap="greedy", **options)
+    program, hyper = build("cfcql", gamma=0.5, bootstrap="greedy", **options)
     state = blank(program, hyper)
     online, target = state.params, state.target
     state = state._replace(
@@ -177,7 +179,7 @@ def test_improbable_actions_have_finite_divergences() -> None:
 def test_the_step_size_falls_over_the_updates_of_each_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program, hyper = make("cfcql", behaviour_updates=4)  # of ten
+    program, hyper = build("cfcql", behaviour_updates=4)  # of ten
     state, batch, given = blank(program, hyper), sequence([[[0, 2]]]), []
     make_optimiser = cfcql.programs.make_optimiser
 
@@ -192,7 +194,7 @@ def test_the_step_size_falls_over_the_updates_of_each_stage(
 
 
 def test_a_state_without_live_agents_is_not_penalised() -> None:
-    program, hyper = make("cfcql")
+    program, hyper = build("cfcql")
     state = blank(program, hyper)
     alive = jnp.zeros((1, 3, 2), bool)
     batch = sequence([[[0, 2], [1, 1]]], alive=alive)
@@ -211,7 +213,7 @@ def test_no_gradient_through_the_shares_reaches_the_values() -> None:
 
 @pytest.mark.slow
 def test_behaviour_is_cloned_first_and_then_kept() -> None:
-    program, hyper = make("cfcql")
+    program, hyper = build("cfcql")
     clone, learn = (jax.jit(stage.update) for stage in program.stages)
     assert stage_starts(program.stages, 10) == (0, 1)
     before = jax.jit(program.init)(jax.random.key(0), hyper)
@@ -230,6 +232,5 @@ def test_behaviour_is_cloned_first_and_then_kept() -> None:
 
 @pytest.mark.parametrize(("given", "first"), [(None, 300), (500, 500)])
 def test_the_length_of_the_first_stage(given, first) -> None:
-    args = cfcql.Args(Path(), updates=3000, hidden=2, behaviour_updates=given)
-    program = cfcql.make(SPEC, args, DatasetStatistics(None))
+    program, _ = build("cfcql", updates=3000, behaviour_updates=given)
     assert stage_starts(program.stages, 3000) == (0, first)

@@ -12,21 +12,19 @@ import pytest
 from baselines import madt
 from offmarl.errors import OptionError
 from offmarl.networks import DecisionTransformer, Trajectory
-from offmarl.programs import DatasetStatistics, hyperparameters
+from offmarl.programs import DatasetStatistics
+from tests.rollouts import sequence
 
-from .test_updates import SPEC, metrics_of, sequence
+from .building import build, metrics_of
 
 RETURNS = np.array([2.0, 8.0, -4.0], np.float32)
 SCORED = np.array([True, True, True, False])
 
 
 def program_of(**options):
-    options = {"length": 3, "hidden": 8, "updates": 10} | options
-    args = madt.Args(Path(), **options)
-    dataset = DatasetStatistics(
-        None, {"returns": RETURNS, "scored": SCORED, "return_scale": np.array(8.0)}
-    )
-    return madt.make(SPEC, args, dataset), hyperparameters(args)
+    returns = {"returns": RETURNS, "scored": SCORED, "return_scale": np.array(8.0)}
+    sizes = {"length": 3, "hidden": 8} | options
+    return build(madt, statistics=DatasetStatistics(None, returns), **sizes)
 
 
 def trajectory(seed, first=(0,)):

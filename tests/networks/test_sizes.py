@@ -31,6 +31,7 @@ from offmarl.networks.encoders import AttentionPool
 from offmarl.networks.linear import id_features
 from offmarl.types import Discrete, EnvSpec, View
 from tests.plain import Args
+from tests.rollouts import random_view
 
 SPEC = EnvSpec("some", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
 MANY = replace(SPEC, name="many", num_agents=11, state_size=23)
@@ -38,15 +39,6 @@ MANY = replace(SPEC, name="many", num_agents=11, state_size=23)
 
 def numbers(*shape: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def view_of(spec: EnvSpec, *lead: int) -> View:
-    return View(
-        numbers(*lead, spec.num_agents, spec.observation_size),
-        numbers(*lead, spec.state_size, seed=1),
-        jnp.ones((*lead, spec.num_agents, spec.action_size), bool),
-        jnp.ones((*lead, spec.num_agents), bool),
-    )
 
 
 def shapes(params: Any) -> Any:
@@ -174,7 +166,7 @@ def test_attention_weighs_values_by_the_softmax_of_queries_and_keys(heads: int) 
 @pytest.mark.slow
 def test_pooled_critics_have_one_size_and_values_follow_the_agents() -> None:
     critic = FeedForward(1, 8, "none", encoder=critic_encoder(SPEC, 8, "pooled"))
-    view, many = view_of(SPEC, 2), view_of(MANY, 2)
+    view, many = random_view(SPEC, 2), random_view(MANY, 2)
     params = jax.jit(critic.init)(jax.random.key(0), (), view)
     assert shapes(params) == shapes(jax.eval_shape(critic.init, jax.random.key(0), (), many))
     value = jax.jit(lambda view: critic.apply(params, (), view)[0][..., 0])
@@ -194,7 +186,7 @@ def test_pooled_mixers_have_one_size_and_ignore_the_order_of_agents() -> None:
         partial(init_mixer, make_mixer(MANY, 4, 8, "pooled"), MANY), jax.random.key(0)
     )
     assert shapes(params) == shapes(other)
-    view, q = view_of(MANY, 6), numbers(6, 11, seed=3)
+    view, q = random_view(MANY, 6), numbers(6, 11, seed=3)
     total = jax.jit(lambda view, q: mix(mixing_weights(mixer, params, view), q))
     order = np.random.default_rng(0).permutation(11)
     moved = view._replace(observation=view.observation[:, order])
@@ -207,7 +199,7 @@ def test_pooled_mixers_have_one_size_and_ignore_the_order_of_agents() -> None:
 def test_pooled_mixers_are_monotonic_in_every_agent(spec: EnvSpec) -> None:
     mixer = make_mixer(SPEC, 4, 8, "pooled")
     params = init_mixer(mixer, SPEC, jax.random.key(1))
-    view, q = view_of(spec, 50), numbers(50, spec.num_agents, seed=3)
+    view, q = random_view(spec, 50), numbers(50, spec.num_agents, seed=3)
 
     def total(q: Any, view: View) -> Any:
         return mix(mixing_weights(mixer, params, view), q)
@@ -221,7 +213,7 @@ def test_pooled_mixers_are_monotonic_in_every_agent(spec: EnvSpec) -> None:
 def test_the_scale_of_a_pooled_mixer_does_not_grow_with_the_team() -> None:
     mixer = make_mixer(SPEC, 4, 8, "pooled")
     params = init_mixer(mixer, SPEC, jax.random.key(1))
-    view, q = view_of(SPEC, 5), numbers(5, 3, seed=3)
+    view, q = random_view(SPEC, 5), numbers(5, 3, seed=3)
     thrice = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * 3, axis=1), view)
     thrice = thrice._replace(state=view.state)
     np.testing.assert_allclose(

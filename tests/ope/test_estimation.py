@@ -33,6 +33,7 @@ from offmarl.types import (
     Sequence,
     View,
 )
+from tests.rollouts import sequence, view_of
 
 GAMMA = 0.8
 TWO = EnvSpec("two", 2, 1, 1, Discrete(2))
@@ -292,16 +293,14 @@ def test_a_followed_policy_is_told_who_is_done():
     policy = Policy(lambda: jnp.zeros(2, jnp.int32), act, log_prob, after_step)
     alive = jnp.ones((1, 5, 2), bool).at[0, 1, 1].set(False)
     legal, no = jnp.ones((1, 5, 2, 9), bool), jnp.zeros((1, 4, 2), bool)
-    episodes = Sequence(
-        view=View(jnp.zeros((1, 5, 2, 1)), jnp.zeros((1, 5, 1)), legal, alive),
-        action=jnp.zeros((1, 4, 2), jnp.int32),
-        reward=jnp.zeros((1, 4, 2)),
+    episodes = sequence(
+        jnp.zeros((1, 4, 2), jnp.int32),
+        TWO,
+        legal_actions=legal,
+        alive=alive,
         terminated=no.at[0, 0, 1].set(True),
         truncated=no.at[0, 1, 0].set(True),
-        behaviour_log_prob=jnp.zeros((1, 4, 2)),
         mask=jnp.array([[True, True, True, False]]),
-        next_known=jnp.ones((1, 4), bool),
-        first=jnp.zeros((1, 5), bool),
     )
     found = follow(policy, True, 1, (), episodes, jax.random.key(0))
     sure = follow(policy, False, 1, (), episodes, jax.random.key(0))
@@ -387,7 +386,7 @@ class Ticks:
     spec = EnvSpec("ticks", 2, 1, 1, Discrete(2), time_limit=4)
 
     def view(self):
-        return View(jnp.ones((2, 1)), jnp.ones(1), jnp.ones((2, 2), bool), jnp.ones(2, bool))
+        return view_of(self.spec, 1.0)
 
     def reset(self, key):
         return jnp.zeros((), jnp.int32), restart(self.view())
@@ -456,7 +455,7 @@ class Below:
     spec = EnvSpec("below", 1, 1, 1, Continuous(1), time_limit=1)
 
     def view(self):
-        return View(jnp.ones((1, 1)), jnp.ones(1), jnp.ones((1, 1), bool), jnp.ones(1, bool))
+        return view_of(self.spec, 1.0)
 
     def reset(self, key):
         return (), restart(self.view())
