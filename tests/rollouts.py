@@ -14,16 +14,17 @@ SPEC = EnvSpec("", num_agents=2, observation_size=2, state_size=2, action=Discre
 
 def view_of(spec: EnvSpec, seen: Any = 0.0, **fields: Any) -> View:
     """Views whose every number is that of ``seen``, where everyone lives and may do anything."""
-    seen = jnp.asarray(seen, jnp.float32)
+    xp = jnp if isinstance(seen, jax.Array) else np  # NumPy compiles nothing
+    seen = xp.asarray(seen, np.float32)
     agents = (*seen.shape, spec.num_agents)
     own, shared = (*agents, spec.observation_size), (*seen.shape, spec.state_size)
     blank = {
-        "observation": jnp.broadcast_to(seen[..., None, None], own),
-        "state": jnp.broadcast_to(seen[..., None], shared),
-        "legal_actions": jnp.ones((*agents, spec.action_size), bool),
-        "alive": jnp.ones(agents, bool),
+        "observation": xp.broadcast_to(seen[..., None, None], own),
+        "state": xp.broadcast_to(seen[..., None], shared),
+        "legal_actions": np.ones((*agents, spec.action_size), bool),
+        "alive": np.ones(agents, bool),
     }
-    return View(**blank | fields)
+    return jax.tree.map(jnp.asarray, View(**blank | fields))
 
 
 def random_view(spec: EnvSpec, *lead: int, seed: int = 0) -> View:
@@ -36,21 +37,21 @@ def random_view(spec: EnvSpec, *lead: int, seed: int = 0) -> View:
 
 def steps_of(spec: EnvSpec, last: Any, seen: Any = 0.0, **fields: Any) -> Transition:
     """Steps ``(T, E, ...)`` or ``(E, T, ...)`` that earn nothing and are truncated at the last."""
-    last = jnp.asarray(last, bool)
+    last = np.asarray(last, bool)
     agents = (*last.shape, spec.num_agents)
     continuous = isinstance(spec.action, Continuous)
     action = (*agents, spec.action_size) if continuous else agents
     blank = {
-        "view": view_of(spec, jnp.broadcast_to(jnp.asarray(seen), last.shape)),
-        "action": jnp.zeros(action, jnp.float32 if continuous else jnp.int32),
-        "reward": jnp.zeros(agents),
-        "terminated": jnp.zeros(agents, bool),
-        "truncated": jnp.broadcast_to(last[..., None], agents),
+        "view": view_of(spec, np.broadcast_to(seen, last.shape)),
+        "action": np.zeros(action, np.float32 if continuous else np.int32),
+        "reward": np.zeros(agents, np.float32),
+        "terminated": np.zeros(agents, bool),
+        "truncated": np.broadcast_to(last[..., None], agents),
         "last": last,
-        "behaviour_log_prob": jnp.zeros(agents),
-        "policy_id": jnp.zeros(last.shape, jnp.int32),
+        "behaviour_log_prob": np.zeros(agents, np.float32),
+        "policy_id": np.zeros(last.shape, np.int32),
     }
-    return Transition(**blank | fields)
+    return jax.tree.map(jnp.asarray, Transition(**blank | fields))
 
 
 def sequence(action: Any, spec: EnvSpec = SPEC, seen: Any = 0.0, **fields: Any) -> Sequence:
@@ -60,17 +61,17 @@ def sequence(action: Any, spec: EnvSpec = SPEC, seen: Any = 0.0, **fields: Any) 
     of_view = {name: fields.pop(name) for name in View._fields if name in fields}
     agents = (*lead, spec.num_agents)
     blank = {
-        "view": view_of(spec, jnp.broadcast_to(jnp.asarray(seen), slots), **of_view),
+        "view": view_of(spec, np.broadcast_to(seen, slots), **of_view),
         "action": action,
-        "reward": jnp.zeros(agents),
-        "terminated": jnp.zeros(agents, bool),
-        "truncated": jnp.zeros(agents, bool),
-        "behaviour_log_prob": jnp.zeros(agents),
-        "mask": jnp.ones(lead, bool),
-        "next_known": jnp.ones(lead, bool),
-        "first": jnp.zeros(slots, bool),
+        "reward": np.zeros(agents, np.float32),
+        "terminated": np.zeros(agents, bool),
+        "truncated": np.zeros(agents, bool),
+        "behaviour_log_prob": np.zeros(agents, np.float32),
+        "mask": np.ones(lead, bool),
+        "next_known": np.ones(lead, bool),
+        "first": np.zeros(slots, bool),
     }
-    return Sequence(**blank | fields)
+    return jax.tree.map(jnp.asarray, Sequence(**blank | fields))
 
 
 def zeros_like(shapes: Any) -> Any:

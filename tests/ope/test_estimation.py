@@ -34,6 +34,7 @@ from offmarl.types import (
     View,
 )
 from tests.rollouts import sequence, view_of
+from tests.vault.experience import written
 
 GAMMA = 0.8
 TWO = EnvSpec("two", 2, 1, 1, Discrete(2))
@@ -173,9 +174,7 @@ def ended(tmp_path_factory):
     )
     row, time = np.nonzero(ends)
     finals = FinalObservations(row, time, jax.tree.map(lambda x: x[0, [1, 4, 7]], steps.view))
-    with vault.create(path, TWO, rows=1) as writer:
-        writer.append(steps, finals)
-    return vault.open_vault(path)
+    return written(path, (steps, finals), spec=TWO)
 
 
 def test_which_episodes_are_complete_and_which_are_truncated(ended):

@@ -29,10 +29,10 @@ def stretch(start, num_steps, rng):
     ends = rng.random(mark.shape) < 0.3
     by_limit = rng.random(mark.shape) < 0.5
     causes = {
-        "terminated": jnp.repeat((ends & ~by_limit)[..., None], N, axis=-1),
-        "truncated": jnp.repeat((ends & by_limit)[..., None], N, axis=-1),
+        "terminated": np.repeat((ends & ~by_limit)[..., None], N, axis=-1),
+        "truncated": np.repeat((ends & by_limit)[..., None], N, axis=-1),
     }
-    transition = steps_of(SPEC, ends, mark, reward=jnp.ones((*mark.shape, N)), **causes)
+    transition = steps_of(SPEC, ends, mark, reward=np.ones((*mark.shape, N), np.float32), **causes)
     return transition, view_of(SPEC, -mark - 1)
 
 

@@ -94,8 +94,8 @@ def test_training_with_divided_batches_matches_one_device(replay, random_data, t
 
 @pytest.mark.slow
 def test_seeds_with_priorities_on_two_devices_match_one_device(random_data, tmp_path):
-    given = "1,2", "prioritise=0.6", "seeds=2", "updates=4"
-    found = run("train", random_data("swarm/coverage-2"), tmp_path, *given, devices=2)
+    given = "1,2", "prioritise=0.6", "seeds=2", "updates=4", "length=2", "hidden=8", "mixer_embed=4"
+    found = run("train", random_data("probe/observation"), tmp_path, *given, devices=2)
     np.testing.assert_allclose(found["2"], found["1"], rtol=1e-5, atol=1e-7)
 
 

@@ -30,7 +30,7 @@ from offmarl.programs.runs.loop import Schedule, stage_starts
 from offmarl.replay import device
 from recorders import mappo, vdn
 from tests.runs import metrics_of, scores_of
-from tests.vault.experience import SPEC, make
+from tests.vault.experience import SPEC, make, written
 
 from .learning import Dial, learn
 
@@ -56,8 +56,7 @@ def test_a_recording_that_others_appended_to_is_noticed(tmp_path, monkeypatch):
 def test_a_recording_without_a_complete_episode_is_noticed(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(tracking, "notice", said.append)
-    with vault.create(tmp_path / "v.vlt", SPEC, rows=2) as writer:
-        writer.append(make(steps=5, end_every=1e9)[0])
+    written(tmp_path / "v.vlt", (make(steps=5, end_every=1e9)[0], None))
     online.warn_of(vault.open_vault(tmp_path / "v.vlt"))
     assert len(said) == 1
     assert "no episode of" in said[0]

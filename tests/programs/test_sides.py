@@ -39,7 +39,7 @@ RIVALS = f"{Path(__file__).parents[1] / 'envs' / 'rivals.py'}:Rivals"
 ENV = envs.make(RIVALS)
 CATS, MICE = teams_of(ENV.spec)
 XOR = "classic/xor:time_limit=4"
-STEPS = "/0", "/16", "/32"
+STEPS = "/1", "/16", "/32"
 SMALL = {"num_envs": 2, "total_steps": 32, "steps": 16, "evaluations": 2, "eval_episodes": 4}
 
 
@@ -216,8 +216,8 @@ def test_mistakes_in_policies_are_named(sources, error, message):
 @pytest.fixture
 def learned(tmp_path):
     """A run of three seeds on the XOR game, and how a response to its policies is trained."""
-    record(tmp_path / "partners", env=XOR, seeds=3, tiers="")
-    run = tmp_path / "partners" / f"{XOR}.run" / "mappo-0-to-2"
+    run, spec = tmp_path / "partners", envs.make(XOR).spec
+    write_policy(run, PolicyConfig("feedforward"), spec, [0, 1, 2], later={16: 2.0, 32: -1.0})
     members = f"{run}@*+random:2+{run}@1/*"
     options = {"env": XOR, "side": "agent_0", "opponents": (members,), "tiers": "replay"}
     return run, options | {"total_steps": 640, "checkpoint_seconds": 0.0}
@@ -230,7 +230,7 @@ def test_a_killed_response_ends_with_the_same_bits_without_the_runs_of_its_oppon
     partners, options = learned
     (whole,) = record(tmp_path / "whole", **options).data["vaults"]
     code = (
-        "from tests.programs.test_sides import record; from pathlib import Path; "
+        "from tests.programs.test_sides import *; registry.origin_of(plain.make); "
         f"record(Path({str(tmp_path / 'killed')!r}), **{options!r})"
     )
     running = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
@@ -246,7 +246,7 @@ def test_a_killed_response_ends_with_the_same_bits_without_the_runs_of_its_oppon
     assert len(np.unique(np.asarray(steps[0].policy_id)[..., 1])) == 7  # 3 seeds, random, 3 steps
     described = [vault.open_vault(row["path"]).provenance["policies"] for row in (whole, resumed)]
     assert described[0] == described[1]
-    assert [one["name"] for one in described[1][-3:]] == [f"mappo-0-to-2@1{x}" for x in STEPS]
+    assert [one["name"] for one in described[1][-3:]] == [f"partners@1{x}" for x in STEPS]
 
     # Its tiers and evaluations need no other run, wherever it is.
     moved = run.rename(tmp_path / "moved")
@@ -273,7 +273,7 @@ def test_copies_of_opponents_are_checked(learned, tmp_path):
     (run / "run.json").write_text(json.dumps(entry | {"complete": False}))
     record(tmp_path, **options | {"total_steps": 16, "tiers": ""})
     for change, error, message in (
-        ({"parameters": "0" * 64}, RunError, "no copy of the policy mappo-0-to-2@0 that it learn"),
+        ({"parameters": "0" * 64}, RunError, "no copy of the policy partners@0 that it learn"),
         ({"run": None}, RunError, "run.json is not valid: .*run: Expected str"),
         (None, UnknownNameError, "no run's directory, named ''"),
     ):

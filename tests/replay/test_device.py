@@ -15,6 +15,7 @@ from offmarl.replay import Windows, load
 from offmarl.testing import experience, views
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, Transition, View
 from offmarl.vault import open_vault
+from tests.vault.experience import written
 
 SPEC = EnvSpec("test", num_agents=2, observation_size=3, state_size=2, action=Discrete(3))
 
@@ -37,8 +38,7 @@ def write(
     )
     row, time = np.nonzero(ends)
     finals = FinalObservations(row, time, views(spec, (len(row),), rng))
-    with vault.create(path, spec, rows=len(ends), chunk_steps=16) as writer:
-        writer.append(transition, finals if with_finals else None)
+    written(path, (transition, finals if with_finals else None), spec=spec, chunk_steps=16)
     return transition, finals
 
 
