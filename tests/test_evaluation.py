@@ -14,6 +14,7 @@ from offmarl.networks import PolicyConfig, QParams, init_policy, make_policy
 from offmarl.programs import LoadedPolicy
 from offmarl.programs.runs.evaluate import with_actions
 from offmarl.types import Continuous, Discrete, EnvSpec, Policy
+from tests.rollouts import sequence
 from tests.runs import write_policy
 
 TWO = EnvSpec("", 2, 3, 1, Discrete(4))

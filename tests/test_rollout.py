@@ -11,6 +11,7 @@ from offmarl.envs import restart, transition
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.rollout import init_rollout, rollout, rollout_shaped
 from offmarl.types import Discrete, EnvSpec, Policy
+from tests.rollouts import view_of
 
 
 def counting_policy(num_agents):

@@ -16,7 +16,7 @@ from offmarl.programs import clipped_adam, hyperparameters
 from offmarl.programs.learning import soft_actor_critic
 from offmarl.programs.learning.actor_critic import ActorCritics, Losses, init_learner, learn
 from offmarl.programs.program import structure
-from offmarl.types import Continuous, Discrete, EnvSpec, Sequence
+from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 from recorders import isac, maddpg, masac
 from tests.rollouts import sequence
 

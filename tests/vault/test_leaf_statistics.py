@@ -16,7 +16,7 @@ from offmarl.vault.format.column_statistics import (
     capacity_for,
 )
 
-from .experience import CONTINUOUS, SPEC, make, written
+from .experience import CONTINUOUS, SPEC, make, recorded, written
 from .test_stock import to_stock, write_stock
 
 

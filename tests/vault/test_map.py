@@ -19,13 +19,13 @@ from offmarl.errors import (
 from offmarl.types import ArraySpec, Discrete, EnvSpec
 from offmarl.vault.check.leaf_statistics import QUANTILES
 
-from .experience import CONTINUOUS, SPEC, assert_same, make
+from .experience import CONTINUOUS, SPEC, assert_same, make, recorded
 from .test_stock import to_stock, write_stock
 
 
 @pytest.fixture(scope="module")
 def a(tmp_path_factory):
-    return recorded(tmp_path_factory.mktemp("source") / "a.vlt", rows=3, num_steps=50)
+    return recorded(tmp_path_factory.mktemp("source") / "a.vlt", rows=3, steps=50)
 
 
 def assert_sound(made):
