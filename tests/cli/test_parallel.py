@@ -1,7 +1,6 @@
 """Policies are played in environments of PettingZoo's parallel API that the user names."""
 
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -245,8 +244,7 @@ def test_a_killed_training_ends_with_the_same_policies_and_returns(train: Any, d
     Path("armed").touch()
     command = [sys.executable, "-m", "offmarl", "train", "bc", "--vault", str(duel)]
     options = [*train.sizes, "--env", "mine.py:Kills", "--out", "killed"]
-    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    killed = subprocess.run([*command, *map(str, options)], env=path, check=False)
+    killed = subprocess.run([*command, *map(str, options)], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not read_run(Path("killed")).get("complete")
     assert train("mine.py:Kills", out="killed").code == 0

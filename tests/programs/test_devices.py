@@ -23,7 +23,7 @@ from offmarl.programs.runs.sharding import (
     shards_record,
 )
 from recorders import random_
-from tests.children import ROOT, python
+from tests.children import python
 from tests.programs.several_devices import parameters
 from tests.programs.several_processes import finished, start
 from tests.runs import least_record
@@ -31,7 +31,7 @@ from tests.runs import least_record
 
 def run(work: str, *arguments: object, devices: int = 8, optimised: bool = False) -> object:
     """Run a function of `several_devices` in a process with some devices; return its result."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": str(devices)}
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
     if optimised:  # as users compile
         for name in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS"):
             environment.pop(name, None)

@@ -5,9 +5,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,14 +26,13 @@ from offmarl.programs.runs import loop
 from offmarl.programs.runs.sharding import Layout
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
-from tests.children import python, run
+from tests.children import python, run, stopped
 from tests.runs import metrics_of, scores_of
 
 bc = registry.load("baseline", "bc")
 
 ENV = "probe/observation"
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OFFMARL_QUIET": "1"}
 
 
 @pytest.fixture
@@ -201,7 +198,7 @@ def test_a_name_in_the_data_never_leads_elsewhere(
 
 def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) -> None:
     """As the error of a damaged one advises, also where it is the last of a finished run."""
-    run = bc.main(args)
+    run = shutil.copytree(whole, args.out)
     shutil.rmtree(run / "checkpoints" / "40")
     bc.main(args)
     same_run(run, whole)
@@ -245,22 +242,22 @@ def test_a_stream_trains_to_the_bits_of_the_device(
     same_run(streamed.out, device)
 
 
-def test_a_finished_run_is_left_alone(args: bc.Args) -> None:
-    run = bc.main(args)
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    bc.main(args)
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-
-
-def test_a_directory_with_another_run_is_refused(args: bc.Args) -> None:
+def test_a_finished_run_is_left_alone_and_no_other_one_takes_its_place(
+    args: bc.Args, whole: Path
+) -> None:
+    args = dataclasses.replace(args, out=whole)
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     bc.main(args)
     with pytest.raises(RunError, match=r"args.hidden 8, not 16: choose another directory"):
         bc.main(dataclasses.replace(args, hidden=16))
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 
 
-def test_a_run_on_data_that_has_changed_is_refused(args: bc.Args, tmp_path: Path) -> None:
+def test_a_run_on_data_that_has_changed_is_refused(
+    args: bc.Args, whole: Path, tmp_path: Path
+) -> None:
     own = shutil.copytree(args.vault, tmp_path / "own.vlt" / "a")
-    args = dataclasses.replace(args, vault=str(own))
+    args = dataclasses.replace(args, vault=str(own), out=shutil.copytree(whole, args.out))
     bc.main(args)
     steps = vault.open_vault(own).transitions(0, 3)
     with vault.resume(own) as writer:
@@ -411,22 +408,16 @@ def test_kill_9_or_a_signal_and_the_same_command_again(
         """Send a signal once there is a checkpoint more than before; return what was said."""
         checkpoints = Checkpoints(killed / "checkpoints")
         seen = checkpoints.latest() or 0
-        with subprocess.Popen(
-            command(program, killed), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-        ) as process:
-            while process.poll() is None and (checkpoints.latest() or 0) <= seen:
-                time.sleep(0.01)
-            process.send_signal(signum)
-            said = process.stderr.read()
-        assert process.returncode == -signum, said
+        own, new = command(program, killed), lambda: (checkpoints.latest() or 0) > seen
+        said = stopped(own, new, signum)
         return checkpoints.latest(), said
 
-    run(command(program, whole), env=ENVIRONMENT)
+    run(command(program, whole))
     killed_at, _ = stop(program, signal.SIGKILL)
     stopped_at, said = stop(program, signum)
     assert 0 < killed_at < stopped_at < 4000
     assert said == f"stopped at update {stopped_at:,}: the same command resumes there.\n"
-    run(command(program, killed), env=ENVIRONMENT)
+    run(command(program, killed))
     same_run(killed, whole)
 
 

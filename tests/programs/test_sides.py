@@ -3,10 +3,7 @@
 import copy
 import json
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +30,7 @@ from offmarl.programs.recording.sides import (
 )
 from offmarl.programs.runs.continuing import start_of
 from offmarl.teams import teams_of
+from tests.children import stopped
 from tests.runs import write_policy
 
 RIVALS = f"{Path(__file__).parents[1] / 'envs' / 'rivals.py'}:Rivals"
@@ -233,12 +231,10 @@ def test_a_killed_response_ends_with_the_same_bits_without_the_runs_of_its_oppon
         "from tests.programs.test_sides import *; registry.origin_of(plain.make); "
         f"record(Path({str(tmp_path / 'killed')!r}), **{options!r})"
     )
-    running = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     run = tmp_path / "killed" / f"{XOR}.run" / "mappo-agent_0-0"
-    while len([*(run / "checkpoints").glob("[0-9]*")]) < 2 and running.poll() is None:
-        time.sleep(0.01)
-    running.send_signal(signal.SIGKILL)
-    assert running.wait() == -signal.SIGKILL and not tracking.read_run(run)["complete"]
+    checkpoints = run / "checkpoints"
+    stopped([sys.executable, "-c", code], lambda: len([*checkpoints.glob("[0-9]*")]) > 1)
+    assert not tracking.read_run(run)["complete"]
     shutil.rmtree(partners)
     (resumed,) = record(tmp_path / "killed", **options).data["vaults"]
     steps = [vault.open_vault(row["path"]).transitions() for row in (whole, resumed)]
