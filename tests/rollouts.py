@@ -42,7 +42,7 @@ def steps_of(spec: EnvSpec, last: Any, seen: Any = 0.0, **fields: Any) -> Transi
     continuous = isinstance(spec.action, Continuous)
     action = (*agents, spec.action_size) if continuous else agents
     blank = {
-        "view": view_of(spec, np.broadcast_to(seen, last.shape)),
+        "view": view_of(spec, seen if np.ndim(seen) else np.full(last.shape, seen)),
         "action": np.zeros(action, np.float32 if continuous else np.int32),
         "reward": np.zeros(agents, np.float32),
         "terminated": np.zeros(agents, bool),
@@ -61,7 +61,7 @@ def sequence(action: Any, spec: EnvSpec = SPEC, seen: Any = 0.0, **fields: Any) 
     of_view = {name: fields.pop(name) for name in View._fields if name in fields}
     agents = (*lead, spec.num_agents)
     blank = {
-        "view": view_of(spec, np.broadcast_to(seen, slots), **of_view),
+        "view": view_of(spec, seen if np.ndim(seen) else np.full(slots, seen), **of_view),
         "action": action,
         "reward": np.zeros(agents, np.float32),
         "terminated": np.zeros(agents, bool),
@@ -77,3 +77,8 @@ def sequence(action: Any, spec: EnvSpec = SPEC, seen: Any = 0.0, **fields: Any) 
 def zeros_like(shapes: Any) -> Any:
     """A tree of zeros of these shapes, such as `jax.eval_shape` finds without compiling."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Whether any leaf of two trees differs."""
+    return any(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x != y).any()), one, other)))

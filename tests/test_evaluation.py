@@ -109,9 +109,7 @@ def test_a_policy_is_loaded_from_its_run_alone(tmp_path, kind, head):
     config = PolicyConfig(kind, head)
     params = write_policy(tmp_path / "run", config, spec, [3, 5])
     loaded = load_policy(tmp_path / "run", seed=5)
-    jax.tree.map(
-        lambda mine, all_: np.testing.assert_array_equal(mine, all_[1]), loaded.params, params
-    )
+    chex.assert_trees_all_equal(loaded.params, jax.tree.map(lambda leaf: leaf[1], params))
     assert (loaded.name, loaded.spec) == ("test", spec)
 
     observation = np.ones((2, spec.observation_size), np.float32)
@@ -132,7 +130,7 @@ def test_the_first_seed_is_the_default_and_others_are_named(tmp_path):
     spec = envs.make("probe/match").spec
     params = write_policy(tmp_path / "run", PolicyConfig("feedforward"), spec, [3, 5])
     loaded = load_policy(tmp_path / "run")
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), loaded.params, params)
+    chex.assert_trees_all_equal(loaded.params, jax.tree.map(lambda leaf: leaf[0], params))
     with pytest.raises(RunError, match=r"no seed 4: its seeds are \[3, 5\]"):
         load_policy(tmp_path / "run", seed=4)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from offmarl.types import Continuous
-from tests.rollouts import SPEC, sequence
+from tests.rollouts import SPEC, differ, sequence
 
 from .building import build, values_of
 from .test_updates import sum_of, update
@@ -28,8 +28,7 @@ def test_the_policy_gradient_of_maicq_does_not_reach_the_mixer() -> None:
     after, metrics = update(program, state, batch, hyper)
     assert metrics["critic_loss"] == 0 and metrics["policy_loss"] > 0
     chex.assert_trees_all_equal(after.critic, state.critic)
-    moved = jax.tree.map(lambda a, b: bool((a != b).any()), after.actor, state.actor)
-    assert any(jax.tree.leaves(moved))
+    assert differ(after.actor, state.actor)
 
 
 def of_maicq() -> tuple[Any, Any, Any]:
@@ -47,7 +46,7 @@ def test_impossible_actions_have_a_finite_loss_and_gradient() -> None:
     state = state._replace(actor=values_of(state.actor, [0.0, 200.0, 0.0]))
     after, metrics = update(program, state, sequence([[[0, 2]], [[2, 0]]]), hyper)
     np.testing.assert_allclose(metrics["policy_loss"], 0.5 * 200, rtol=1e-4)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    chex.assert_tree_all_finite(after)
 
 
 def acts(program: Any, hyper: Any, greedy: bool, legal: jax.Array) -> np.ndarray:

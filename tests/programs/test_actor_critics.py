@@ -18,7 +18,7 @@ from offmarl.programs.learning.actor_critic import ActorCritics, Losses, init_le
 from offmarl.programs.program import structure
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 from recorders import isac, maddpg, masac
-from tests.rollouts import sequence
+from tests.rollouts import differ, sequence
 
 from .learning import Dial, returns_of, train
 
@@ -194,10 +194,6 @@ def test_policies_and_targets_are_updated_after_every_second_update_of_the_criti
     assert differ(first.params.actor, second.params.actor)
     moved = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, first.target, second.params)
     chex.assert_trees_all_close(second.target, moved, rtol=1e-5)
-
-
-def differ(one, other) -> bool:
-    return any(jax.tree.leaves(jax.tree.map(lambda x, y: (x != y).any(), one, other)))
 
 
 # ---------------------------------------------------------------------------------- soft

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,8 +64,7 @@ def content(run: Path) -> dict[str, Any]:
 def same_run(run: Path, other: Path) -> None:
     assert content(run) == content(other)
     for seed in (0, 1):
-        for mine, theirs in zip(params(run, seed), params(other, seed), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        chex.assert_trees_all_equal(params(run, seed), params(other, seed))
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +212,7 @@ def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) 
 def test_seeds_side_by_side_are_the_seeds_alone(args: bc.Args, tmp_path: Path) -> None:
     both = bc.main(args)
     alone = bc.main(dataclasses.replace(args, out=tmp_path / "alone", seeds=1, seed=1))
-    for mine, theirs in zip(params(alone, 1), params(both, 1), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    chex.assert_trees_all_close(params(alone, 1), params(both, 1), atol=1e-5)
     assert not np.allclose(params(both, 0)[-1], params(both, 1)[-1])
 
 
@@ -278,8 +277,7 @@ def test_without_an_environment_episodes_are_held_out(args: bc.Args, tmp_path: P
     split = {"vault": parts["train"].path, "validation": parts["validation"].path}
     apart = bc.main(dataclasses.replace(args, **split, out=tmp_path / "apart"))
     for seed in (0, 1):
-        for mine, theirs in zip(params(run, seed), params(apart, seed), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        chex.assert_trees_all_equal(params(run, seed), params(apart, seed))
         for name, values in final[seed].items():
             np.testing.assert_allclose(np.sort(values), np.sort(evaluated(apart)[seed][name]))
     # A probe's episode is one step of two agents, each of whom saw one of two things.

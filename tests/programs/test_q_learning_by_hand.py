@@ -16,7 +16,7 @@ from offmarl.programs.learning import q_learning
 from offmarl.programs.program import structure
 from offmarl.types import Discrete, EnvSpec, Sequence, Transition
 from recorders import iql, qmix, vdn
-from tests.rollouts import sequence
+from tests.rollouts import differ, sequence
 
 # An agent values action a in the slot that shows the number n at n times entry a of its
 # parameters. The mixer adds the agents' values and its parameter times the state.
@@ -209,19 +209,14 @@ def test_recorded_data_has_the_final_epsilon_and_the_newest_parameters(rounds):
 same = chex.assert_trees_all_equal
 
 
-def differ(one, other):
-    with pytest.raises(AssertionError):
-        same(one, other)
-
-
 def test_the_target_networks_are_copies_of_every_third_update(rounds):
     _, states, _ = rounds
     same(states[0].target, states[0].params)
     same(states[1].target, states[0].params)  # after 2 updates
-    differ(states[1].params, states[0].params)
+    assert differ(states[1].params, states[0].params)
     third = states[2].target  # after 4: of the third, neither the second nor the fourth
-    differ(third, states[1].params)
-    differ(third, states[2].params)
+    assert differ(third, states[1].params)
+    assert differ(third, states[2].params)
     same(states[3].target, states[3].params)  # after 6
 
 
