@@ -149,7 +149,7 @@ def test_shaped_rewards_are_returned_apart_and_not_recorded():
 def test_a_state_of_all_observations_is_stored_once(name, joined):
     """A rollout returns the environment's own states, of which only these share memory."""
     env = envs.make(name)
-    view = env.reset(jax.random.key(0))[1].view
+    view = jax.jit(env.reset)(jax.random.key(0))[1].view
     again = env.spec.shared(view._replace(state=jnp.full_like(view.state, jnp.nan)))
     assert np.isnan(again.state).all() != joined
     chex.assert_trees_all_equal(env.spec.shared(view), view)
