@@ -228,7 +228,8 @@ def test_a_killed_response_ends_with_the_same_bits_without_the_runs_of_its_oppon
     partners, options = learned
     (whole,) = record(tmp_path / "whole", **options).data["vaults"]
     code = (
-        "from tests.programs.test_sides import *; registry.origin_of(plain.make); "
+        "from tests.programs.test_sides import *; from tests import plain; "
+        "registry.origin_of(plain.make); "
         f"record(Path({str(tmp_path / 'killed')!r}), **{options!r})"
     )
     run = tmp_path / "killed" / f"{XOR}.run" / "mappo-agent_0-0"

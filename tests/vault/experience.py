@@ -88,6 +88,22 @@ def recorded(
     return written(path, make(spec, rows, steps, seed, end_every), spec=spec, **given)
 
 
+def assert_each_step_equally_often(
+    dataset: vault.Dataset, source: vault.Dataset | None = None, epochs: int = 1, **options: Any
+) -> None:
+    """Check that windows of 5 steps hold each step so often, as it is in the source."""
+    steps, table = (source or dataset)[:], dataset.episodes
+    count = np.zeros((dataset.rows, dataset.length), int)
+    with dataset.stream(8, 5, to="numpy", epochs=epochs, **options) as stream:
+        for batch in stream:
+            episode, time = batch.episode[:, :-1][batch.mask], batch.time[:, :-1][batch.mask]
+            place = table.row[episode], table.start[episode] + time
+            np.add.at(count, place, 1)
+            np.testing.assert_array_equal(batch.reward[batch.mask], steps.reward[place])
+            np.testing.assert_array_equal(batch.action[batch.mask], steps.action[place])
+    assert (count == epochs * 5).all()
+
+
 def save_hdf5(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     with pytest.importorskip("h5py").File(path, "w") as file:
         for name, array in arrays.items():
