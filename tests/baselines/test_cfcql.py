@@ -112,8 +112,7 @@ NETWORKS = cfcql.Networks(
 )
 
 
-@pytest.mark.parametrize("td_lambda", [0.0, 0.25, 1.0])
-def test_targets_end_with_the_episode(td_lambda: float) -> None:
+def test_targets_end_with_the_episode() -> None:
     """Windows of two steps: one terminates, one of an agent only, and one is truncated."""
     number = jnp.broadcast_to(jnp.array([1.0, 2.0, 3.0])[:, None, None], (3, 3, 2, 1))
     batch = sequence(
@@ -123,17 +122,22 @@ def test_targets_end_with_the_episode(td_lambda: float) -> None:
         truncated=jnp.zeros((3, 2, 2), bool).at[2, 1].set(True),
     )
     batch = batch._replace(view=batch.view._replace(observation=number))
-    hyper = SimpleNamespace(gamma=0.5, td_lambda=td_lambda)
     q, target = number * jnp.array([0.0, 1.0, 0.0]), MixedParams(jnp.array([9.0, 2.0, 7.0]), None)
-    found, _ = jax.jit(lambda: cfcql.targets(NETWORKS, GREEDY, q, target, batch, hyper))()
+
+    def targets(td_lambda: jax.Array) -> jax.Array:
+        hyper = SimpleNamespace(gamma=0.5, td_lambda=td_lambda)
+        return cfcql.targets(NETWORKS, GREEDY, q, target, batch, hyper)[0]
+
+    lambdas = np.array([0.0, 0.25, 1.0], np.float32)
+    found = jax.jit(jax.vmap(targets))(lambdas)
     # The best actions of slots 2 and 3 are worth 2·2·2 and 2·2·3.
     last = np.array([5.0, 5 + 0.5 * 12, 5 + 0.5 * 12])
-    first = 2 + 0.5 * ((1 - td_lambda) * 8 + td_lambda * last)
-    np.testing.assert_allclose(found, np.stack([first, last], 1), rtol=1e-6)
+    first = 2 + 0.5 * ((1 - lambdas) * 8 + np.outer(last, lambdas))
+    last = np.broadcast_to(last[:, None], first.shape)
+    np.testing.assert_allclose(found, np.stack([first, last]).T, rtol=1e-6)
 
 
-@pytest.mark.parametrize("weight", [0.0, 2.0])
-def test_the_loss_has_the_weighted_penalty(weight: float) -> None:
+def test_the_loss_has_the_weighted_penalty() -> None:
     """Of two steps, in the second of which the second agent is dead, and the episode terminates."""
     number = jnp.broadcast_to(jnp.array([1.0, 2.0, 9.0])[:, None, None], (1, 3, 2, 1))
     batch = sequence(
@@ -142,28 +146,29 @@ def test_the_loss_has_the_weighted_penalty(weight: float) -> None:
         terminated=jnp.ones((1, 2, 2), bool).at[0, 0].set(False),
     )
     batch = batch._replace(view=batch.view._replace(observation=number))
-    values, tau = {"gamma": 0.5, "td_lambda": 0.0, "cql_weight": weight}, {"divergence_weight": 0.0}
+    values = {"gamma": 0.5, "td_lambda": 0.0, "divergence_weight": 0.0}
     own = MixedParams(jnp.array(Q), None)
 
+    @partial(jax.jit, compiler_options=QUICKLY)
     @partial(jax.value_and_grad, has_aux=True)
-    def loss(agent: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        params = own._replace(agent=agent)
-        hyper = SimpleNamespace(**values, **tau)
+    def loss(agent: jax.Array, weight: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        params, hyper = own._replace(agent=agent), SimpleNamespace(**values, cql_weight=weight)
         return cfcql.loss(NETWORKS, GREEDY, params, own, jnp.zeros(3), batch, hyper)
 
-    (total, metrics), slope = jax.jit(loss, compiler_options=QUICKLY)(own.agent)
     # 1 + 4 against ½ 2·4, and 2·4 against nothing. The penalty replaces the action of one agent at
     # a time, of those that are alive.
     gap = (np.log(np.exp(Q + 4).sum()) + np.log(np.exp(Q + 1).sum())) / 2 - 5
     gap = (gap + np.log(np.exp(2 * Q).sum()) - 8) / 2
     td_loss = 0.5 * (1 + 8**2) / 2
-    np.testing.assert_allclose(metrics["td_loss"], td_loss, rtol=1e-6)
-    np.testing.assert_allclose(metrics["cql_loss"], gap, rtol=1e-5)
-    np.testing.assert_allclose(total, td_loss + weight * gap, rtol=1e-6)
     first, second = np.array([1.0, 0.0, 1.0]), np.array([0.0, 0.0, 2.0])
     share, twice = np.exp(Q) / np.exp(Q).sum(), np.exp(2 * Q) / np.exp(2 * Q).sum()
     of_gap = (share + first / 2 - first + 2 * twice - second) / 2
-    np.testing.assert_allclose(slope, (first + 8 * second) / 2 + weight * of_gap, rtol=1e-5)
+    for weight in (0.0, 2.0):
+        (total, metrics), slope = loss(own.agent, jnp.float32(weight))
+        np.testing.assert_allclose(metrics["td_loss"], td_loss, rtol=1e-6)
+        np.testing.assert_allclose(metrics["cql_loss"], gap, rtol=1e-5)
+        np.testing.assert_allclose(total, td_loss + weight * gap, rtol=1e-6)
+        np.testing.assert_allclose(slope, (first + 8 * second) / 2 + weight * of_gap, rtol=1e-5)
 
 
 def test_improbable_actions_have_finite_divergences() -> None:

@@ -54,6 +54,15 @@ def hyper_of(module: Any, **options: Any) -> Any:
 # ---------------------------------------------------------------------------------- critics
 
 
+@partial(jax.jit, static_argnums=0)
+def losses(reward: Any, batch: Sequence) -> Any:
+    spec = EnvSpec("go", 2, 1, 1, Continuous(1), reward=reward)
+    hyper = hyper_of(matd3_bc, gamma=0.5, target_noise=0.0)
+    target = ActorCritics(jnp.float32(0.0), (jnp.float32(1.0), jnp.float32(2.0)))
+    critics, key = (jnp.float32(1.0), jnp.float32(3.0)), jax.random.key(0)
+    return critic_loss(fake_networks(spec), hyper, critics, target, target, batch, key)
+
+
 @pytest.mark.parametrize(
     ("reward", "ended", "targets", "counted"),
     [
@@ -67,18 +76,11 @@ def test_critics_by_hand(reward, ended, targets, counted, known):
     # The target policies do nothing, and the smaller target value is the state itself. The second
     # step is truncated and bootstraps, if the view that it led to is known. At the first step the
     # second agent is dead: its values count if the reward continues.
-    spec = EnvSpec("go", 2, 1, 1, Continuous(1), reward=reward)
     batch = steps(ACTION, alive_tm1=ALIVE.at[0, 1].set(False), alive_t=ALIVE)
     batch = batch._replace(next_known=batch.next_known.at[1].set(known))
     batch = batch._replace(weight=jnp.array([1.0, 2.0, 3.0]))
     batch = batch._replace(terminated=batch.terminated.at[0, 0, 1].set(ended))
-    hyper = hyper_of(matd3_bc, gamma=0.5, target_noise=0.0)
-    target = ActorCritics(jnp.float32(0.0), (jnp.float32(1.0), jnp.float32(2.0)))
-    loss, metrics = jax.jit(
-        lambda critics: critic_loss(
-            fake_networks(spec), hyper, critics, target, target, batch, jax.random.key(0)
-        )
-    )((jnp.float32(1.0), jnp.float32(3.0)))
+    loss, metrics = losses(reward, batch)
     # The second agent's action counts for nothing where it is dead.
     joint = np.array([0.25, 0.5, 0.5])
     q = np.array([1.0, 2.0, 3.0]) * np.array([[1.0], [3.0]]) + joint

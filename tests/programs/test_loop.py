@@ -255,13 +255,13 @@ def test_a_finished_run_is_left_alone_and_no_other_one_takes_its_place(
 def test_a_run_on_data_that_has_changed_is_refused(
     args: bc.Args, whole: Path, tmp_path: Path
 ) -> None:
-    own = shutil.copytree(args.vault, tmp_path / "own.vlt" / "a")
+    own = shutil.copytree(args.vault, tmp_path / "probe-observation.vlt" / "random")
     args = dataclasses.replace(args, vault=str(own), out=shutil.copytree(whole, args.out))
     bc.main(args)
     steps = vault.open_vault(own).transitions(0, 3)
     with vault.resume(own) as writer:
         writer.append(steps)
-    with pytest.raises(RunError, match=r"the content of own/a was another"):
+    with pytest.raises(RunError, match=r"the content of probe-observation/random was another"):
         bc.main(args)
 
 
