@@ -1,9 +1,11 @@
 """Processes that tests start, which write nothing on standard error unless a test says what."""
 
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,24 @@ def run(command: Sequence[object], **options: Any) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     is_silent(done.stderr)
     return done.stdout
+
+
+def stopped(
+    command: Sequence[object],
+    when: Callable[[], bool],
+    signum: int = signal.SIGKILL,
+    **options: Any,
+) -> str:
+    """Send a process a signal, of which it must die, when something is so; return its errors."""
+    words = [*map(str, command)]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **pipes, **options) as process:
+        while process.poll() is None and not when():
+            time.sleep(0.01)
+        process.send_signal(signum)
+        said = process.communicate()[1]
+    assert process.returncode == -signum, said
+    return said
 
 
 def is_silent(errors: str) -> None:

@@ -1,7 +1,7 @@
 """Directories of runs with chosen returns or policies, as training writes them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -70,10 +70,16 @@ def write_run(
 
 
 def write_policy(
-    directory: Path, config: PolicyConfig, spec: EnvSpec, seeds: list[int], **record: object
+    directory: Path,
+    config: PolicyConfig,
+    spec: EnvSpec,
+    seeds: list[int],
+    later: Mapping[int, float] = {},
+    **record: object,
 ) -> ArrayTree:
     """Write a run with policies fresh from their seeds; return their parameters, ``(seeds, ...)``.
 
+    ``later`` are the steps of further checkpoints, and what multiplies the parameters there.
     ``record`` is added to what ``run.json`` says.
     """
     directory.mkdir(parents=True)
@@ -90,7 +96,9 @@ def write_policy(
     }
     tracking.write_json(directory / tracking.RUN_FILE, run | record)
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
-    checkpoints.save(1, {"policy": params, "state": jnp.zeros(2)}, {})
+    for step, factor in {1: 1.0, **later}.items():
+        policy = jax.tree.map(lambda leaf, factor=factor: factor * leaf, params)
+        checkpoints.save(step, {"policy": policy, "state": jnp.zeros(2)}, {})
     checkpoints.close()
     return params
 

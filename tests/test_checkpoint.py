@@ -49,10 +49,7 @@ def data(leaf):
 
 
 def assert_equal(one, other):
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        assert left.dtype == right.dtype
-        np.testing.assert_array_equal(data(left), data(right))
+    chex.assert_trees_all_equal(*(jax.tree.map(data, tree) for tree in (one, other)), strict=True)
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from offmarl.evaluation import agreement, evaluate, log_likelihood, returns_by_t
 from offmarl.networks import PolicyConfig, QParams, init_policy, make_policy
 from offmarl.programs import LoadedPolicy
 from offmarl.programs.runs.evaluate import with_actions
-from offmarl.types import Continuous, Discrete, EnvSpec, Policy, Sequence, View
+from offmarl.types import Continuous, Discrete, EnvSpec, Policy
+from tests.rollouts import sequence
 from tests.runs import write_policy
 
 TWO = EnvSpec("", 2, 3, 1, Discrete(4))
@@ -108,9 +109,7 @@ def test_a_policy_is_loaded_from_its_run_alone(tmp_path, kind, head):
     config = PolicyConfig(kind, head)
     params = write_policy(tmp_path / "run", config, spec, [3, 5])
     loaded = load_policy(tmp_path / "run", seed=5)
-    jax.tree.map(
-        lambda mine, all_: np.testing.assert_array_equal(mine, all_[1]), loaded.params, params
-    )
+    chex.assert_trees_all_equal(loaded.params, jax.tree.map(lambda leaf: leaf[1], params))
     assert (loaded.name, loaded.spec) == ("test", spec)
 
     observation = np.ones((2, spec.observation_size), np.float32)
@@ -131,7 +130,7 @@ def test_the_first_seed_is_the_default_and_others_are_named(tmp_path):
     spec = envs.make("probe/match").spec
     params = write_policy(tmp_path / "run", PolicyConfig("feedforward"), spec, [3, 5])
     loaded = load_policy(tmp_path / "run")
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), loaded.params, params)
+    chex.assert_trees_all_equal(loaded.params, jax.tree.map(lambda leaf: leaf[0], params))
     with pytest.raises(RunError, match=r"no seed 4: its seeds are \[3, 5\]"):
         load_policy(tmp_path / "run", seed=4)
 
@@ -236,12 +235,8 @@ def test_likelihood_is_that_of_what_living_agents_did():
     params["params"]["head"]["bias"] = jnp.log(jnp.array([1.0, 2.0, 5.0]))
     alive = jnp.ones((1, 4, 2), bool).at[0, 1:, 1].set(False)
     legal = jnp.ones((1, 4, 2, 3), bool).at[0, 1, 0, 2].set(False)
-    view = View(jnp.zeros((1, 4, 2, 1)), jnp.zeros((1, 4, 1)), legal, alive)
-    action, blank = jnp.array([[[2, 0], [1, 0], [0, 0]]]), jnp.zeros((1, 3, 2))
-    mask = jnp.array([[True, True, False]])
-    episodes = Sequence(
-        view, action, blank, blank > 0, blank > 0, blank, mask, mask, view.state[..., 0] > 0
-    )
+    action, mask = [[[2, 0], [1, 0], [0, 0]]], jnp.array([[True, True, False]])
+    episodes = sequence(action, spec, legal_actions=legal, alive=alive, mask=mask)
     # 5/8 and 1/8 in the first step; in the second one agent, and 2/3 of two legal actions.
     wanted = np.log([5 / 8, 1 / 8, 2 / 3]).mean()
     policy = make_policy(config, spec)
@@ -256,13 +251,10 @@ def test_agreement_counts_what_living_agents_did():
 
     shape = (2, 4, 3)  # episodes, steps, agents
     alive = jnp.ones((2, 5, 3), bool).at[1, :, 2].set(False)
-    view = View(jnp.zeros((2, 5, 3, 1)), jnp.zeros((2, 5, 1)), jnp.ones((2, 5, 3, 2), bool), alive)
     action = jnp.zeros(shape, int).at[0, 0].set(1).at[1, :, 2].set(1)
-    mask = jnp.arange(4) < jnp.array([[2], [4]])
-    blank = jnp.zeros(shape)
-    episodes = Sequence(
-        view, action, blank, blank > 0, blank > 0, blank, mask, mask, view.state[..., 0] > 0
-    )
+    spec, mask = EnvSpec("", 3, 1, 1, Discrete(2)), jnp.arange(4) < jnp.array([[2], [4]])
+    episodes = sequence(action, spec, alive=alive, mask=mask)
+    view, blank = episodes.view, jnp.zeros(shape)
     found = agreement(Policy(tuple, act), jnp.array(0), episodes)
     np.testing.assert_array_equal(found, [0.5, 1.0])
     # An episode in which nobody ever acts has no agreement, and is left out.

@@ -10,7 +10,8 @@ from offmarl import envs
 from offmarl.envs import restart, transition
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.rollout import init_rollout, rollout, rollout_shaped
-from offmarl.types import Discrete, EnvSpec, Policy, View
+from offmarl.types import Discrete, EnvSpec, Policy
+from tests.rollouts import view_of
 
 
 def counting_policy(num_agents):
@@ -122,7 +123,7 @@ class Guided:
         return time + 1, transition(self.view(), reward, over, ~over & False, shaping)
 
     def view(self):
-        return View(jnp.zeros((2, 1)), jnp.zeros(1), jnp.ones((2, 3), bool), jnp.ones(2, bool))
+        return view_of(self.spec)
 
 
 def test_shaped_rewards_are_returned_apart_and_not_recorded():
@@ -148,7 +149,7 @@ def test_shaped_rewards_are_returned_apart_and_not_recorded():
 def test_a_state_of_all_observations_is_stored_once(name, joined):
     """A rollout returns the environment's own states, of which only these share memory."""
     env = envs.make(name)
-    view = env.reset(jax.random.key(0))[1].view
+    view = jax.jit(env.reset)(jax.random.key(0))[1].view
     again = env.spec.shared(view._replace(state=jnp.full_like(view.state, jnp.nan)))
     assert np.isnan(again.state).all() != joined
     chex.assert_trees_all_equal(env.spec.shared(view), view)

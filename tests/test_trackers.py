@@ -1,14 +1,12 @@
 """Trackers: what they hold of a run, also after it was killed and resumed."""
 
 import json
-import os
 import signal
 import struct
 import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from urllib.request import urlopen
@@ -18,6 +16,7 @@ import pytest
 from offmarl import trackers, tracking
 from offmarl.errors import MissingExtraError, RunError, UnknownNameError
 from offmarl.trackers import KINDS, Trackers
+from tests.web import Handler, WebServer
 
 RECORD = {
     "program": "toy",
@@ -226,26 +225,19 @@ def test_a_tracker_that_fails_does_not_end_the_run(place, monkeypatch):
         found.sync()
 
 
-class _Server(BaseHTTPRequestHandler):
+class _Slow(Handler):
     def do_GET(self):
-        if self.server.hangs.is_set():
-            self.server.ends.wait(60)
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_): ...
+        hangs, ends = self.server.of
+        if hangs.is_set():
+            ends.wait(60)
+        self.answer(200)
 
 
 @pytest.fixture
 def server():
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
-        server.hangs, server.ends = threading.Event(), threading.Event()
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    with WebServer(_Slow, (threading.Event(), threading.Event())) as server:
         yield server
-        server.ends.set()
-        server.shutdown()
-        thread.join()
+        server.of[1].set()
 
 
 class _Remote(trackers.Tracker):
@@ -281,20 +273,20 @@ def test_a_server_that_is_not_there_is_found_before_a_training(remote, host):
 
 
 def test_a_server_that_never_answers_is_an_error_soon(remote, server, place):
-    server.hangs.set()
+    server.of[0].set()
     begun = time.monotonic()
     with pytest.raises(RunError, match="no answer in"):
-        opened(place, f"remote=http://127.0.0.1:{server.server_port}")
+        opened(place, f"remote={server.url}")
     assert time.monotonic() - begun < 30
 
 
 @pytest.mark.parametrize("when", ["training", "closing"])
 def test_a_server_that_stops_answering_does_not_delay_the_run(remote, server, place, when):
     begun, path = time.monotonic(), place / tracking.METRICS_FILE
-    with opened(place, f"remote=http://127.0.0.1:{server.server_port}") as found:
+    with opened(place, f"remote={server.url}") as found:
         tracking.append(path, *lines(1))
         found.sync()
-        server.hangs.set()
+        server.of[0].set()
         if when == "training":
             tracking.append(path, *lines(2))
             with pytest.warns(UserWarning, match=r"no answer in .* s\): the run continues"):
@@ -327,11 +319,10 @@ two_stage.main(two_stage.Args(
 @pytest.mark.nightly
 def test_a_killed_run_continues_its_tracked_run(random_data, tmp_path):
     pytest.importorskip("tensorboardX")
-    run, root = tmp_path / "run", Path(__file__).parents[1]
+    run = tmp_path / "run"
     command = [sys.executable, "-c", KILLED, str(random_data("probe/observation")), str(run)]
-    env = os.environ | {"PYTHONPATH": str(root)}
     for how, code in (("kill", -signal.SIGKILL), ("finish", 0)):
-        ended = subprocess.run([*command, how], cwd=root, env=env, check=False)
+        ended = subprocess.run([*command, how], check=False)
         assert ended.returncode == code
     found = points_of_tensorboard(run / "tensorboard")
     wanted = [

@@ -1,5 +1,6 @@
 """AlberDICE: losses by hand, the bounds of its weights, and coordination that clones lack."""
 
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -12,8 +13,9 @@ from offmarl._compiling import QUICKLY
 from offmarl.errors import OptionError
 from offmarl.networks import Inputs, OwnCritic, view_of_agent
 from offmarl.programs import Hyperparameters, hyperparameters
+from tests.rollouts import SPEC, sequence
 
-from .test_updates import SPEC, blank, sequence
+from .building import blank, build, repeated
 
 LEGAL = jnp.ones((4, 4, 2, 3), bool).at[..., 2].set(False)
 
@@ -27,24 +29,11 @@ def xor(*actions):
 def probabilities(program_of, batch, updates, **options):
     """Learn from one batch again and again; return each agent's probabilities of its actions."""
     options = {"hidden": 16, "learning_rate": 1e-2, "network": "feedforward"} | options
-    args = program_of.Args(Path(), updates=updates, **options)
-    program, hyper = program_of.make(SPEC, args, None), hyperparameters(args)
+    program, hyper = build(program_of, updates=updates, **options)
     policy = program.policy(False)
-
-    def learn(key):
-        def step(state, key):
-            return program.stages[0].update(state, batch, key, hyper)[0], None
-
-        state, _ = jax.lax.scan(step, program.init(key, hyper), jax.random.split(key, updates))
-        params, carry = program.policy_params(state), policy.initial_carry()
-        of = [
-            policy.log_prob(params, carry, jnp.zeros((2, 2)), LEGAL[0, 0], jnp.full(2, action))[0]
-            for action in range(3)
-        ]
-        return jnp.exp(jnp.stack(of, -1))
-
-    learn = jax.jit(learn, compiler_options=QUICKLY)
-    return np.asarray(learn(jax.random.key(0)))
+    params = program.policy_params(repeated(program, hyper, batch, updates))
+    of = partial(policy.log_prob, params, policy.initial_carry(), jnp.zeros((2, 2)), LEGAL[0, 0])
+    return np.exp(np.stack([of(jnp.full(2, action))[0] for action in range(3)], -1))
 
 
 @pytest.mark.slow
@@ -237,10 +226,8 @@ def test_rewards_lose_the_divergence_of_the_others_and_ratios_are_bounded():
 
 
 def test_the_weight_of_staying_near_the_data_falls_by_the_same_factor_in_every_update():
-    args = alberdice.Args(
-        Path(), updates=10, hidden=2, network="feedforward", alpha_start=4.0, alpha_end=1.0
-    )
-    program, hyper = alberdice.make(SPEC, args, None), hyperparameters(args)
+    alpha = {"alpha_start": 4.0, "alpha_end": 1.0}
+    program, hyper = build(alberdice, hidden=2, network="feedforward", **alpha)
     state, batch = blank(program, hyper), sequence([[[0, 2]]])
 
     @jax.jit
@@ -257,8 +244,8 @@ def test_the_weight_of_staying_near_the_data_falls_by_the_same_factor_in_every_u
 
 @pytest.mark.slow
 def test_the_second_agent_learns_beside_the_new_policy_of_the_first(monkeypatch):
-    args = alberdice.Args(Path(), updates=1, hidden=2, learning_rate=1.0, network="feedforward")
-    program, hyper = alberdice.make(SPEC, args, None), hyperparameters(args)
+    options = {"updates": 1, "hidden": 2, "learning_rate": 1.0, "network": "feedforward"}
+    program, hyper = build(alberdice, **options)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     batch = sequence([[[0, 2]]])
     seen, turn_of = {}, alberdice.turn_of

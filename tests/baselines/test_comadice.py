@@ -9,9 +9,9 @@ import pytest
 
 from baselines import comadice
 from offmarl.networks import MixedParams
-from offmarl.programs import hyperparameters
+from tests.rollouts import SPEC, sequence
 
-from .test_updates import SPEC, blank, metrics_of, sequence
+from .building import blank, build, metrics_of, weights_of
 
 
 def constant(params, values):
@@ -21,17 +21,8 @@ def constant(params, values):
     return params
 
 
-def weights_of(params, weights, b):
-    """A mixer with these weights and this constant in all states."""
-    params = jax.tree.map(jnp.zeros_like, params)
-    params["params"]["weights"]["bias"] = jnp.array(weights)
-    params["params"]["constant"]["bias"] = jnp.array([b])
-    return params
-
-
 def program_and_state(**options):
-    args = comadice.Args(Path(), updates=10, hidden=4, mixer_hidden=4, **options)
-    program, hyper = comadice.make(SPEC, args, None), hyperparameters(args)
+    program, hyper = build(comadice, mixer_hidden=4, **options)
     return program, hyper, blank(program, hyper)
 
 

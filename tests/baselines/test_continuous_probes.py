@@ -14,10 +14,9 @@ import pytest
 
 from baselines import maddpg_cql, matd3_bc, omar
 from offmarl import envs
-from offmarl.programs import DatasetStatistics, hyperparameters
-from offmarl.programs.program import structure
 from offmarl.types import Sequence, View
 
+from .building import build, repeated
 from .probes import uniform_play
 from .test_offline import train
 
@@ -52,18 +51,8 @@ class Fitted(NamedTuple):
 def learn(module: Any, env: Any, batch: Sequence, updates: int, **options: Any) -> Fitted:
     """Train a program on the same batch again and again."""
     known = {name: value for name, value in SMALL.items() if hasattr(module.Args, name)}
-    args = module.Args(vault=Path(), updates=updates, **known | options)
-    program = module.make(env.spec, structure(args), DatasetStatistics(None))
-    hyper, (stage,) = hyperparameters(args), program.stages
-
-    def update(state: Any, key: jax.Array) -> Any:
-        return stage.update(state, batch, key, hyper)[0], None
-
-    @jax.jit
-    def fit(key: jax.Array) -> Any:
-        return jax.lax.scan(update, program.init(key, hyper), jax.random.split(key, updates))[0]
-
-    state = fit(jax.random.key(0))
+    program, hyper = build(module, env.spec, updates=updates, **known | options)
+    state = repeated(program, hyper, batch, updates)
     policy, params = program.policy(True), program.policy_params(state)
 
     def step(carry: Any, view: View) -> Any:

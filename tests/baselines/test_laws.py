@@ -13,7 +13,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.programs import DatasetStatistics, Program, ValueArgs, hyperparameters, registry
 from offmarl.programs.runs.normalisation import SCALE, make_program, scale_of
-from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
+from offmarl.types import Continuous, Discrete, EnvSpec, Sequence
+from tests.rollouts import sequence
 
 AGENTS, GAMMA = 3, 0.9
 SHARED = {"network": "feedforward", "hidden": 8, "batch_size": 32, "length": 4}
@@ -76,16 +77,13 @@ def windows(key: PRNGKeyArray, action: Any, reward: Array, seen: Array) -> Seque
     else:
         often = jnp.log(jnp.array([0.7, 0.2, 0.1]))
         taken = jax.random.categorical(key, often, shape=(*lead, AGENTS))
-    size = 1 if isinstance(action, Continuous) else 3
-    yes, no = jnp.ones(lead, bool), jnp.zeros((*lead, AGENTS), bool)
-    view = View(
-        jnp.broadcast_to(seen[..., None, :], (*slots, AGENTS, 2)),
-        jnp.broadcast_to(seen, (*slots, 2)),
-        jnp.ones((*slots, AGENTS, size), bool),
-        jnp.ones((*slots, AGENTS), bool),
+    return sequence(
+        taken,
+        EnvSpec("", AGENTS, 2, 2, action),
+        observation=jnp.broadcast_to(seen[..., None, :], (*slots, AGENTS, 2)),
+        state=jnp.broadcast_to(seen, (*slots, 2)),
+        reward=jnp.broadcast_to(reward[..., None], (*lead, AGENTS)),
     )
-    own = jnp.broadcast_to(reward[..., None], no.shape)
-    return Sequence(view, taken, own, no, no, 0.0 * own, yes, yes, jnp.zeros(slots, bool))
 
 
 def trained(program: Program, hyper: Any, updates: int, draw: Any) -> Any:
@@ -135,23 +133,24 @@ def test_the_largest_value_of_a_known_problem(
 def test_rewards_have_no_unit(name: str, action: Any, options: dict[str, Any]) -> None:
     """Rewards times 8 give the same bits, and times 10 the same best actions elsewhere."""
 
+    scaled = partial(build, name, action, options=options | {"updates": 10})
+    program, _ = scaled(scale=3.0)
+
+    @jax.jit
+    def run(factor: Array, hyper: Any) -> tuple[Any, Array]:
+        def draw(key: PRNGKeyArray) -> Sequence:
+            earn, see, act = jax.random.split(key, 3)
+            reward = factor * jax.random.normal(earn, (32, 4))
+            return windows(act, action, reward, jax.random.normal(see, (32, 5, 2)))
+
+        params = program.policy_params(trained(program, hyper, 10, draw))
+        policy, view = program.policy(True), draw(jax.random.key(7)).view_tm1
+        act = partial(policy.act, params, policy.initial_carry())
+        seen = view.observation[:, 0], view.legal_actions[:, 0]
+        return params, jax.vmap(lambda *seen: act(*seen, jax.random.key(0))[0])(*seen)
+
     def learned(factor: float) -> tuple[Any, Array]:
-        program, hyper = build(name, action, 3.0 * factor, options | {"updates": 10})
-
-        @jax.jit
-        def run(factor: Array) -> tuple[Any, Array]:
-            def draw(key: PRNGKeyArray) -> Sequence:
-                earn, see, act = jax.random.split(key, 3)
-                reward = factor * jax.random.normal(earn, (32, 4))
-                return windows(act, action, reward, jax.random.normal(see, (32, 5, 2)))
-
-            params = program.policy_params(trained(program, hyper, 10, draw))
-            policy, view = program.policy(True), draw(jax.random.key(7)).view_tm1
-            act = partial(policy.act, params, policy.initial_carry())
-            seen = view.observation[:, 0], view.legal_actions[:, 0]
-            return params, jax.vmap(lambda *seen: act(*seen, jax.random.key(0))[0])(*seen)
-
-        return run(jnp.float32(factor))
+        return run(jnp.float32(factor), scaled(scale=3.0 * factor)[1])
 
     (params, actions), (same, _), (_, alike) = map(learned, (1.0, 8.0, 10.0))
     chex.assert_trees_all_equal(params, same)

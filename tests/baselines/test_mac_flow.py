@@ -14,29 +14,21 @@ import pytest
 
 from baselines import mac_flow
 from offmarl._compiling import QUICKLY
-from offmarl.programs import DatasetStatistics, hyperparameters
-from offmarl.programs.program import TD_ERRORS, structure
-from offmarl.types import Continuous, Discrete, EnvSpec, Sequence
+from offmarl.programs import TD_ERRORS
+from offmarl.types import Continuous, EnvSpec, Sequence
+from tests.rollouts import SPEC, sequence
 
-from .test_updates import sequence
+from .building import Noise, blank, build, check_ignored, repeated, spread_like
 
-SPEC = EnvSpec("", num_agents=2, observation_size=2, state_size=2, action=Discrete(3))
 CONTINUOUS = replace(SPEC, action=Continuous(3))
 KEY = jax.random.key(1)
 
 
-def make(spec: EnvSpec, **options: Any) -> tuple[Any, Any, Any]:
+def build_flow(spec: EnvSpec, **options: Any) -> tuple[Any, Any, Any]:
     """Return a program, its model and its hyperparameters."""
-    sizes = {"hidden": 4, "critic_hidden": 4, "layers": 2, "flow_steps": 2}
-    args = mac_flow.Args(vault=Path(), updates=10, **sizes | options)
-    program = mac_flow.make(spec, structure(args), DatasetStatistics(None))
-    return program, mac_flow.make_model(spec, args), hyperparameters(args)
-
-
-def state_of(program: Any, hyper: Any) -> Any:
-    """A state of zeros, without compiling `init`."""
-    shapes = jax.eval_shape(program.init, KEY, hyper)
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    sizes = {"hidden": 4, "critic_hidden": 4, "layers": 2, "flow_steps": 2} | options
+    program, hyper = build(mac_flow, spec, **sizes)
+    return program, mac_flow.make_model(spec, mac_flow.Args(vault=Path(), **sizes)), hyper
 
 
 def with_outputs(state: Any, velocity: Any, policy: Any, values: Any, target: Any) -> Any:
@@ -67,10 +59,10 @@ second terminates; the third is truncated, and what follows its step is not know
 
 
 def test_an_update_with_continuous_actions_by_hand() -> None:
-    program, model, hyper = make(CONTINUOUS, gamma=0.5, distillation_weight=3.0)
+    program, model, hyper = build_flow(CONTINUOUS, gamma=0.5, distillation_weight=3.0)
     velocity = [0.5, -0.5, 0.25, 0.0, 0.5, 1.0]
     state = with_outputs(
-        state_of(program, hyper), velocity, [0.5, -2.0, 0.25], [[1.0], [2.0]], [[2.0], [4.0]]
+        blank(program, hyper), velocity, [0.5, -2.0, 0.25], [[1.0], [2.0]], [[2.0], [4.0]]
     )
     action = np.random.default_rng(0).uniform(-1, 1, (3, 2, 2, 3)).astype(np.float32)
     legal = jnp.ones((3, 3, 2, 3), bool).at[1, :, 1, 2].set(False)
@@ -104,7 +96,7 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
 
 
 def test_the_flow_learns_from_points_on_the_way_from_noise_to_the_data() -> None:
-    _, model, _ = make(CONTINUOUS)
+    _, model, _ = build_flow(CONTINUOUS)
     velocity = SimpleNamespace(
         apply=lambda slope, _seen, _alive, x, t: slope * x + t[..., None, None]
     )
@@ -119,11 +111,11 @@ def test_the_flow_learns_from_points_on_the_way_from_noise_to_the_data() -> None
 
 
 def test_an_update_with_discrete_actions_by_hand() -> None:
-    program, model, hyper = make(SPEC, gamma=0.5)
+    program, model, hyper = build_flow(SPEC, gamma=0.5)
     values, target = [1.0, 2.0, 4.0], [1.0, 3.0, 2.0]
     logits = np.log([1.0, 2.0, 5.0])
     state = with_outputs(
-        state_of(program, hyper), [9.0, 0, 0, 0, 0, 9.0], logits, [values] * 2, [target] * 2
+        blank(program, hyper), [9.0, 0, 0, 0, 0, 9.0], logits, [values] * 2, [target] * 2
     )
     action = [[[0, 2], [1, 1]], [[2, 2], [0, 0]], [[1, 1], [0, 0]]]
     legal = jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 0].set(False).at[0, 1, 0, 2].set(False)
@@ -163,12 +155,8 @@ def test_an_update_with_discrete_actions_by_hand() -> None:
 @pytest.mark.slow
 def test_the_value_changes_only_the_policy_and_its_scale_is_fixed() -> None:
     """If all values have one sign, a scale with a gradient would cancel the value's own."""
-    program, model, hyper = make(CONTINUOUS, distillation_weight=0.0)
-    rng = np.random.default_rng(0)
-    state = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.5, jnp.float32),
-        state_of(program, hyper),
-    )
+    program, model, hyper = build_flow(CONTINUOUS, distillation_weight=0.0)
+    rng, state = np.random.default_rng(0), spread_like(blank(program, hyper), 0.5)
     for params in state.params.critics:
         params["params"]["Dense_1"]["bias"] += 100.0
     batch = sequence(rng.uniform(-1, 1, (3, 2, 2, 3)).astype(np.float32), **BATCH)
@@ -184,20 +172,12 @@ def test_the_value_changes_only_the_policy_and_its_scale_is_fixed() -> None:
 
 def random_batch(seed: int) -> Sequence:
     """Windows as in `BATCH`, with the noise of a seed in all that does not count."""
-    fixed, noise = np.random.default_rng(0), np.random.default_rng(seed)
+    given, drawn = Noise(seed), partial(np.random.Generator.uniform, low=-1, high=1)
     steps, alive = np.asarray(BATCH["mask"]), np.asarray(BATCH["alive"])
     views = np.array([[True, True, True], [True, True, False], [True, False, False]])
-
-    def fill(where: np.ndarray, draw: str, *args: Any) -> jax.Array:
-        one, other = (getattr(rng, draw)(*args) for rng in (fixed, noise))
-        where = where.reshape(where.shape + (1,) * (one.ndim - where.ndim))
-        return jnp.asarray(np.where(where, one, other), jnp.float32)
-
-    acts = steps[..., None] & alive[:, :-1]
-    fields = BATCH | {"reward": fill(steps, "normal", 0, 1, (3, 2, 2))}
-    batch = sequence(fill(acts, "uniform", -1, 1, (3, 2, 2, 3)), **fields)
-    observation = fill(views[..., None] & alive, "normal", 0, 1, (3, 3, 2, 2))
-    return batch._replace(view=batch.view._replace(observation=observation))
+    fields = BATCH | {"reward": given.fill(steps, 3, 2, 2)}
+    action = given.fill(steps[..., None] & alive[:, :-1], 3, 2, 2, 3, draw=drawn)
+    return sequence(action, observation=given.fill(views[..., None] & alive, 3, 3, 2, 2), **fields)
 
 
 @pytest.mark.slow
@@ -205,18 +185,12 @@ def random_batch(seed: int) -> Sequence:
     "network", ["feedforward", pytest.param("recurrent", marks=pytest.mark.nightly)]
 )
 def test_nothing_is_learnt_from_padding_nor_from_the_dead(network: str) -> None:
-    program, _, hyper = make(CONTINUOUS, network=network)
-    rng = np.random.default_rng(0)
-    zeros = state_of(program, hyper)
-    params = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.5, jnp.float32), zeros.params
-    )
+    program, _, hyper = build_flow(CONTINUOUS, network=network)
+    zeros = blank(program, hyper)
+    params = spread_like(zeros.params, 0.5)
     state = zeros._replace(params=params, target=params.critics)
     step = jax.jit(program.stages[0].update)
-    wanted = step(state, random_batch(0), KEY, hyper)
-    for seed in (1, 2):
-        found = step(state, random_batch(seed), KEY, hyper)
-        chex.assert_trees_all_equal(found, wanted)
+    wanted = check_ignored(lambda batch: step(state, batch, KEY, hyper), random_batch)
     new = wanted[0].params.critics
     moved = jax.tree.map(lambda old, new: old + 0.005 * (new - old), state.target, new)
     chex.assert_trees_all_close(wanted[0].target, moved, atol=1e-6)
@@ -230,7 +204,7 @@ def test_the_flow_keeps_joint_modes_and_the_value_chooses_one() -> None:
     """Data of two joint modes, (+, +) and (-, -), of which the first is worth more."""
     spec = EnvSpec("", 2, 2, 2, Continuous(1))
     options = {"hidden": 32, "critic_hidden": 16, "flow_steps": 10, "learning_rate": 3e-3}
-    program, model, hyper = make(spec, gamma=0.0, distillation_weight=0.1, **options)
+    program, model, hyper = build_flow(spec, gamma=0.0, distillation_weight=0.1, **options)
     sign = np.repeat([[[1.0]], [[-1.0]]], 64, axis=0).astype(np.float32)
     action = jnp.asarray(0.7 * sign[..., None, None] * np.ones((1, 1, 2, 1)), jnp.float32)[:, 0]
     over = jnp.ones((128, 1, 2), bool)
@@ -241,14 +215,7 @@ def test_the_flow_keeps_joint_modes_and_the_value_chooses_one() -> None:
         reward=jnp.asarray(2.0 + sign[..., 0, None] * np.ones((1, 1, 2)), jnp.float32),
     )
 
-    @jax.jit
-    def run(key: Any) -> Any:
-        def step(state: Any, key: Any) -> Any:
-            return program.stages[0].update(state, batch, key, hyper)[0], None
-
-        return jax.lax.scan(step, program.init(key, hyper), jax.random.split(key, 300))[0]
-
-    state = run(KEY)
+    state = repeated(program, hyper, batch, 300)
     noise = jax.random.normal(KEY, (128, 1, 2, 1))
     joint = jax.jit(partial(mac_flow.flow_actions, model))(state.params.flow, batch.view_tm1, noise)
     agree = (joint[:, 0, 0, 0] * joint[:, 0, 1, 0]) > 0

@@ -1,6 +1,6 @@
 """MADT: what its transformer sees, its loss by hand, and acting towards a return."""
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import chex
@@ -12,21 +12,19 @@ import pytest
 from baselines import madt
 from offmarl.errors import OptionError
 from offmarl.networks import DecisionTransformer, Trajectory
-from offmarl.programs import DatasetStatistics, hyperparameters
+from offmarl.programs import DatasetStatistics
+from tests.rollouts import sequence
 
-from .test_updates import SPEC, metrics_of, sequence
+from .building import build, metrics_of
 
 RETURNS = np.array([2.0, 8.0, -4.0], np.float32)
 SCORED = np.array([True, True, True, False])
 
 
 def program_of(**options):
-    options = {"length": 3, "hidden": 8, "updates": 10} | options
-    args = madt.Args(Path(), **options)
-    dataset = DatasetStatistics(
-        None, {"returns": RETURNS, "scored": SCORED, "return_scale": np.array(8.0)}
-    )
-    return madt.make(SPEC, args, dataset), hyperparameters(args)
+    returns = {"returns": RETURNS, "scored": SCORED, "return_scale": np.array(8.0)}
+    sizes = {"length": 3, "hidden": 8} | options
+    return build(madt, statistics=DatasetStatistics(None, returns), **sizes)
 
 
 def trajectory(seed, first=(0,)):
@@ -118,27 +116,31 @@ def test_acting_predicts_what_training_does(network):
     def losses(key):
         state = program.init(key, hyper)
         policy, params = program.policy(False), program.policy_params(state)
-        carry, found = policy.initial_carry(), []
-        legal = jnp.ones((2, 3), bool)
-        for t in range(5):
-            log_prob, carry = policy.log_prob(params, carry, observation[0, t], legal, action[0, t])
-            carry = policy.after_step(carry, reward[0, t], jnp.zeros(2, bool))
-            found.append(-log_prob.mean())
-        seen = [slice(max(t - 2, 0), t + 1) for t in range(5)]
-        trained = []
-        for t, part in enumerate(seen):
-            batch = sequence(action[:, part])
-            slots = slice(part.start, part.stop + 1)
-            batch = batch._replace(
-                view=batch.view._replace(observation=observation[:, slots]),
-                return_to_go=to_go[:, part],
-                time=jnp.arange(6)[None, slots],
-                episode=jnp.zeros((1, slots.stop - slots.start), jnp.int32),
-                mask=jnp.arange(part.start, part.stop)[None] == t,
+
+        def act(carry, step):
+            seen, action, reward = step
+            log_prob, carry = policy.log_prob(params, carry, seen, jnp.ones((2, 3), bool), action)
+            return policy.after_step(carry, reward, jnp.zeros(2, bool)), -log_prob.mean()
+
+        def learn(t):
+            start = jnp.maximum(t - 2, 0)
+            slots, steps = (
+                partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size, axis=1)
+                for size in (4, 3)
             )
-            _, metrics = program.stages[0].update(state, batch, key, hyper)
-            trained.append(metrics["policy_loss"])
-        return jnp.stack(found), jnp.stack(trained)
+            batch = sequence(
+                steps(action),
+                observation=slots(observation),
+                return_to_go=steps(to_go),
+                time=slots(jnp.arange(6)[None]),
+                episode=jnp.zeros((1, 4), jnp.int32),
+                mask=steps(jnp.arange(5)[None]) == t,
+            )
+            return program.stages[0].update(state, batch, key, hyper)[1]["policy_loss"]
+
+        steps = observation[0, :5], action[0], reward[0]
+        found = jax.lax.scan(act, policy.initial_carry(), steps)[1]
+        return found, jax.vmap(learn)(jnp.arange(5))
 
     found, trained = losses(jax.random.key(0))
     np.testing.assert_allclose(found, trained, rtol=1e-5)

@@ -13,24 +13,18 @@ from offmarl.distributions import categorical
 from offmarl.networks import MixedParams
 from offmarl.programs import registry
 from offmarl.types import Continuous
+from tests.rollouts import SPEC, sequence
 
-from .test_updates import SPEC, blank, make, metrics_of, sequence, update, values_of
+from .building import blank, build, metrics_of, values_of, weights_of
+from .test_updates import update
 
 omiga = registry.load("baseline", "omiga")
 CONTINUOUS = replace(SPEC, action=Continuous(3))
 
 
-def weights_of(params: Any, weights: list[float], constant: float) -> Any:
-    """A linear mixer with the same weights in all states."""
-    params = jax.tree.map(jnp.zeros_like, params)
-    params["params"]["weights"]["bias"] = jnp.array(weights)
-    params["params"]["constant"]["bias"] = jnp.array([constant])
-    return params
-
-
 def prepared(spec: Any, q: list[float], q_target: list[float], outputs: list[float]) -> Any:
     """Return a program, and a state whose networks do not depend on their input."""
-    program, hyper = make("omiga", spec, network="recurrent", gamma=0.5, value_temperature=2.0)
+    program, hyper = build("omiga", spec, network="recurrent", gamma=0.5, value_temperature=2.0)
     state = blank(program, hyper)
     params, critic = state.params, state.params.critic
     online = MixedParams(values_of(critic.agent, q), weights_of(critic.mixer, [1.0, -2.0], 0.25))
@@ -144,7 +138,7 @@ def test_the_loss_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_targets_move_by_tau_and_parts_are_clipped_by_their_own_norms() -> None:
-    program, hyper = make("omiga", tau=0.25, max_grad_norm=1e-4, value_temperature=0.5)
+    program, hyper = build("omiga", tau=0.25, max_grad_norm=1e-4, value_temperature=0.5)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     batch = sequence([[[0, 2]], [[2, 1]]], reward=jnp.array([[[1e4, 1e4]], [[-1e4, 1e4]]]))
     seen = jax.random.normal(jax.random.key(1), (2, 2, 2, 2))

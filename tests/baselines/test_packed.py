@@ -1,6 +1,5 @@
 """Episodes that share a window are learned from as if each had a window of its own."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import chex
@@ -9,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl.programs import DatasetStatistics, hyperparameters, registry
-from offmarl.programs.program import TD_ERRORS, structure
-from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
+from offmarl.programs import TD_ERRORS
+from offmarl.types import Continuous, EnvSpec, Sequence, View
 
-SPEC = EnvSpec("", num_agents=2, observation_size=2, state_size=2, action=Discrete(3))
+from .building import build
+
 WINDOWS, STEPS = 4, 5
 
 
@@ -127,10 +126,8 @@ def first_moments(state: Any) -> dict[str, Any]:
     ],
 )
 def test_nothing_passes_from_one_episode_to_the_next(name: str) -> None:
-    baseline = registry.load("baseline", name)
-    args = baseline.Args(vault=Path(), updates=10, hidden=4, **OPTIONS.get(name, {}))
-    program = baseline.make(SPEC, structure(args), DatasetStatistics(None))
-    hyper, key = hyperparameters(args), jax.random.key(0)
+    program, hyper = build(name, **OPTIONS.get(name, {}))
+    key = jax.random.key(0)
     state, update = program.init(key, hyper), jax.jit(program.stages[-1].update)
     forced = name == "qmix_cql"  # or the other actions that it draws would differ
     for ends in ((True, False), (False, True), (False, False)):
@@ -164,10 +161,8 @@ RANDOM = ("cql_loss", "found_better")
 )
 def test_nothing_passes_between_episodes_of_continuous_actions(name: str) -> None:
     spec = EnvSpec("", 2, 2, 2, Continuous(1))
-    baseline = registry.load("baseline", name)
-    args = baseline.Args(vault=Path(), updates=10, hidden=4, **ACTOR_CRITICS[name])
-    program = baseline.make(spec, structure(args), DatasetStatistics(None))
-    hyper, key = hyperparameters(args), jax.random.key(0)
+    program, hyper = build(name, spec, **ACTOR_CRITICS[name])
+    key = jax.random.key(0)
     state, update = program.init(key, hyper), jax.jit(program.stages[0].update)
 
     def batch(windows: list[list[Piece]], case: Case, seed: int) -> Sequence:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from offmarl.types import Continuous
+from tests.rollouts import SPEC, differ, sequence
 
-from .test_updates import SPEC, make, sequence, sum_of, update, values_of
+from .building import build, values_of
+from .test_updates import sum_of, update
 
 NIGHTLY = pytest.mark.nightly
 DISCRETE = ("bc", "cfcql", "iql_cql", "maicq", "omiga", "qmix_bcq", "qmix_cql")
@@ -26,13 +28,12 @@ def test_the_policy_gradient_of_maicq_does_not_reach_the_mixer() -> None:
     after, metrics = update(program, state, batch, hyper)
     assert metrics["critic_loss"] == 0 and metrics["policy_loss"] > 0
     chex.assert_trees_all_equal(after.critic, state.critic)
-    moved = jax.tree.map(lambda a, b: bool((a != b).any()), after.actor, state.actor)
-    assert any(jax.tree.leaves(moved))
+    assert differ(after.actor, state.actor)
 
 
 def of_maicq() -> tuple[Any, Any, Any]:
     """Return MAICQ with a mixer in which both agents have the share ½."""
-    program, hyper = make("maicq", mixer_embed=1)
+    program, hyper = build("maicq", mixer_embed=1)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     critic = state.critic._replace(mixer=sum_of(state.critic.mixer))
     return program, hyper, state._replace(critic=critic)
@@ -45,7 +46,7 @@ def test_impossible_actions_have_a_finite_loss_and_gradient() -> None:
     state = state._replace(actor=values_of(state.actor, [0.0, 200.0, 0.0]))
     after, metrics = update(program, state, sequence([[[0, 2]], [[2, 0]]]), hyper)
     np.testing.assert_allclose(metrics["policy_loss"], 0.5 * 200, rtol=1e-4)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    chex.assert_tree_all_finite(after)
 
 
 def acts(program: Any, hyper: Any, greedy: bool, legal: jax.Array) -> np.ndarray:
@@ -72,7 +73,7 @@ def acts(program: Any, hyper: Any, greedy: bool, legal: jax.Array) -> np.ndarray
     ],
 )
 def test_only_legal_actions_are_taken(name: str, greedy: bool) -> None:
-    program, hyper = make(name)
+    program, hyper = build(name)
     for legal in ([[True, False, True], [False, True, True]], [[False, True, False]] * 2):
         taken = acts(program, hyper, greedy, jnp.array(legal))
         assert np.take_along_axis(np.array(legal), taken.T, axis=1).all()
@@ -82,7 +83,7 @@ def test_only_legal_actions_are_taken(name: str, greedy: bool) -> None:
 
 @pytest.mark.parametrize("name", ["omiga", *(pytest.param(x, marks=NIGHTLY) for x in SAMPLED[:2])])
 def test_agents_draw_their_actions_independently(name: str) -> None:
-    program, hyper = make(name, agent_id="none")
+    program, hyper = build(name, agent_id="none")
     taken = acts(program, hyper, False, jnp.ones((2, 3), bool))
     # Agents that observe the same have the same, almost uniform policy.
     counts = np.zeros((3, 3))
@@ -92,6 +93,6 @@ def test_agents_draw_their_actions_independently(name: str) -> None:
 
 def test_agents_draw_continuous_actions_independently() -> None:
     spec = replace(SPEC, action=Continuous(1))
-    program, hyper = make("omiga", spec, agent_id="none")
+    program, hyper = build("omiga", spec, agent_id="none")
     taken = acts(program, hyper, False, jnp.ones((2, 1), bool))[..., 0]
     assert abs(np.corrcoef(taken.T)[0, 1]) < 0.2 and taken.std(0).min() > 0.3

@@ -1,7 +1,6 @@
 """What Oryx and MAC-Flow learn of uniform play in the probes, against the exact answers."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,10 +10,9 @@ import pytest
 from baselines import mac_flow, oryx
 from offmarl import envs
 from offmarl.evaluation import evaluate
-from offmarl.programs import DatasetStatistics, hyperparameters
-from offmarl.programs.program import structure
 from offmarl.types import Sequence
 
+from .building import build, repeated
 from .probes import uniform_play
 
 nightly = pytest.mark.nightly
@@ -28,19 +26,9 @@ OPTIONS: dict[Any, dict[str, Any]] = {
 
 def learn(module: Any, env: Any, updates: int, **options: Any) -> tuple[Any, Any, Sequence]:
     """Return a program, what it learns of the same batch again and again, and the batch."""
-    args = module.Args(vault=Path(), updates=updates, **OPTIONS[module] | options)
-    program = module.make(env.spec, structure(args), DatasetStatistics(None))
-    hyper, batch = hyperparameters(args), uniform_play(env)
-
-    @jax.jit
-    def run(key: jax.Array) -> Any:
-        def step(state: Any, key: jax.Array) -> Any:
-            return program.stages[0].update(state, batch, key, hyper)[0], None
-
-        keys = jax.random.split(key, updates)
-        return jax.lax.scan(step, program.init(key, hyper), keys)[0]
-
-    return program, run(jax.random.key(0)), batch
+    program, hyper = build(module, env.spec, updates=updates, **OPTIONS[module] | options)
+    batch = uniform_play(env)
+    return program, repeated(program, hyper, batch, updates), batch
 
 
 def mean_return(program: Any, state: Any, env: Any, greedy: bool) -> float:

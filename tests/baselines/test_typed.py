@@ -1,6 +1,5 @@
 """Baselines on images and trees."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl.programs import DatasetStatistics, hyperparameters, registry
-from offmarl.programs.program import structure
-from offmarl.testing import entries
-from offmarl.types import ArraySpec, Discrete, EnvSpec, Sequence, map_tree
+from offmarl._compiling import QUICKLY
+from offmarl.types import ArraySpec, Discrete, EnvSpec
+from tests.rollouts import random_view, sequence
+
+from .building import build
 
 IMAGES = EnvSpec("images", 2, 0, 0, Discrete(3), observation=ArraySpec((3, 3, 1), "uint8"))
 TREES = EnvSpec(
@@ -23,38 +23,6 @@ TREES = EnvSpec(
     observation={"camera": ArraySpec((3, 3, 1), "uint8"), "speed": ArraySpec((2,))},
     global_state={"map": ArraySpec((3, 3), "bool"), "wind": ArraySpec((2,), "bfloat16")},
 )
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-def make(name: str, spec: EnvSpec, **options: Any) -> Any:
-    baseline = registry.load("baseline", name)
-    args = baseline.Args(vault=Path(), updates=10_000, **options)
-    program = baseline.make(spec, structure(args), DatasetStatistics(None))
-    return program, hyperparameters(args)
-
-
-def sequence(spec: EnvSpec, action: Any, view: Any) -> Sequence:
-    """Windows whose every slot is a step, ``(B, T)``."""
-    lead = action.shape[:2]
-    agents, no = (*lead, spec.num_agents), jnp.zeros((*lead, spec.num_agents), bool)
-    yes = jnp.ones(lead, bool)
-    legal, alive = jnp.ones_like(view.legal_actions), jnp.ones_like(view.alive)
-    return Sequence(
-        view=view._replace(legal_actions=legal, alive=alive),
-        action=action,
-        reward=jnp.ones(agents),
-        terminated=no,
-        truncated=no,
-        behaviour_log_prob=jnp.zeros(agents),
-        mask=yes,
-        next_known=yes,
-        first=jnp.zeros((lead[0], lead[1] + 1), bool),
-    )
-
-
-def views(spec: EnvSpec, *lead: int) -> Any:
-    rng = np.random.default_rng(0)
-    return map_tree(lambda leaf: jnp.asarray(entries(leaf, lead, rng)), spec.view_spec)
 
 
 DAILY = {("bc", "trees"), ("qmix_cql", "images")}
@@ -85,8 +53,9 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "spec"), CASES)
 def test_every_leaf_is_learnt_from(name: str, spec: EnvSpec) -> None:
-    program, hyper = make(name, spec, hidden=16)
-    batch = sequence(spec, jnp.ones((2, 2, 2), jnp.int32), views(spec, 2, 3))
+    program, hyper = build(name, spec, updates=10_000, hidden=16)
+    action, reward = jnp.ones((2, 2, 2), jnp.int32), jnp.ones((2, 2, 2))
+    batch = sequence(action, view=random_view(spec, 2, 3), reward=reward)
 
     def learn(key: Any, hyper: Any) -> Any:
         state = after = program.init(key, hyper)
@@ -114,12 +83,12 @@ def test_every_leaf_is_learnt_from(name: str, spec: EnvSpec) -> None:
 @pytest.mark.slow
 def test_a_clone_of_images_sees_where_the_pixel_is() -> None:
     # Each agent's action is the row of its own bright pixel.
-    program, hyper = make("bc", IMAGES, hidden=16, learning_rate=1e-2)
+    program, hyper = build("bc", IMAGES, updates=10_000, hidden=16, learning_rate=1e-2)
     row, column = np.random.default_rng(0).integers(3, size=(2, 64, 3, 2))
     image = np.zeros((64, 3, 2, 3, 3, 1), np.uint8)
     np.put_along_axis(image.reshape(64, 3, 2, 9), (3 * row + column)[..., None], 200, axis=-1)
-    view = views(IMAGES, 64, 3)._replace(observation=jnp.asarray(image))
-    batch = sequence(IMAGES, jnp.asarray(row[:, :2], jnp.int32), view)
+    view = random_view(IMAGES, 64, 3)._replace(observation=jnp.asarray(image))
+    batch = sequence(jnp.asarray(row[:, :2], jnp.int32), view=view)
 
     @jax.jit
     def learn(key: Any) -> Any:

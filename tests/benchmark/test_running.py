@@ -50,7 +50,6 @@ def read(tmp_path, monkeypatch):
     write_run(tmp_path / "template", "template", "data", RETURNS, env="swarm/coverage-3")
     monkeypatch.setenv("TEMPLATE", str(tmp_path / "template"))
     monkeypatch.setattr(pulling, "pull", stub.pull)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
     def read(hidden=8, seed=0, name="some/name/Good"):
         text = PLAN.format(hidden=hidden, seed=seed, name=name)
@@ -242,7 +241,7 @@ def test_a_benchmark_has_no_steps(read, offmarl):
     assert outcome.code == 2 and "divided by its cells" in outcome.err
 
 
-def test_a_program_leaves_no_variables_for_the_next_one(read, monkeypatch):
+def test_a_program_leaves_no_variables_and_no_memory_for_the_next_one(read, monkeypatch, released):
     seen = []
 
     def run(*_):
@@ -254,7 +253,7 @@ def test_a_program_leaves_no_variables_for_the_next_one(read, monkeypatch):
     for _ in range(2):
         with pytest.raises(OptionError, match="no"):
             CellsWork(read(), run).run(0)
-    assert seen == [None, None]
+    assert seen == [None, None] and released == ["compiled", "garbage"] * 2
 
 
 @pytest.mark.parametrize(

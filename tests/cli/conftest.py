@@ -9,6 +9,7 @@ import pytest
 
 from offmarl import cli
 from offmarl.cli import output
+from tests.vault.experience import recorded
 
 EPISODES, STEPS = 3, 50
 
@@ -66,3 +67,11 @@ def xor_file(tmp_path):
         filled=np.ones((EPISODES, STEPS + 1, 1), int),
     )
     return path
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Two vaults of 80 steps, a.vlt/poor and b.vlt/good."""
+    for seed, path in enumerate(("a.vlt/poor", "b.vlt/good")):
+        recorded(tmp_path / path, seed=seed, provenance={"seed": seed})
+    return tmp_path

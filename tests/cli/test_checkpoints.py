@@ -1,10 +1,8 @@
 """``--checkpoint`` of ``evaluate`` and ``record --policy``: the policies before the last."""
 
-import jax
 import pytest
 
 from offmarl import envs, tracking
-from offmarl.checkpoint import Checkpoints
 from offmarl.networks import PolicyConfig
 from tests import plain
 from tests.runs import write_policy
@@ -17,10 +15,8 @@ PROGRAM = "--program", plain.__file__
 def run(tmp_path_factory):
     """A run of two seeds with checkpoints of steps 1 and 2: each seed has another best one."""
     run = tmp_path_factory.mktemp("kept") / "run"
-    params = write_policy(run, PolicyConfig("feedforward"), envs.make(ENV).spec, [0, 1])
-    checkpoints = Checkpoints(run / tracking.CHECKPOINTS)
-    checkpoints.save(2, {"policy": jax.tree.map(lambda leaf: -3 * leaf, params)}, {})
-    checkpoints.close()
+    spec = envs.make(ENV).spec
+    write_policy(run, PolicyConfig("feedforward"), spec, [0, 1], later={2: -3.0})
     for seed, returns in enumerate(([9.0, 1.0], [1.0, 9.0])):
         for step, value in enumerate(returns, start=1):
             row = {"seed": seed, "step": step, tracking.RETURN: [value]}

@@ -22,7 +22,7 @@ from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultErr
 from offmarl.programs import registry
 from tests.children import python
 from tests.runs import write_run
-from tests.vault.experience import SPEC, whole_episodes
+from tests.vault.experience import whole_episodes, written
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -551,8 +551,7 @@ def test_a_closed_pipe_ends_a_command_quietly(arguments, tmp_path):
     [["envs"], ["show", "a.vlt"], ["ls"], ["compare", "run"], ["train", "bc", "--help"]],
 )
 def test_an_encoding_that_lacks_characters(offmarl, monkeypatch, tmp_path, encoding, arguments):
-    with vaults.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(*whole_episodes(steps=40))
+    written(tmp_path / "a.vlt", whole_episodes(steps=40))
     write_run(tmp_path / "run", "\u03c0", "data", [[1.0, 2.0]] * 3)
     for option in () if "--help" in arguments else ((), ("--json",)):
         stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)

@@ -2,10 +2,7 @@
 
 import json
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import chex
@@ -22,6 +19,7 @@ from offmarl.programs import cross_play, load_policy
 from offmarl.programs.cross_play import CrossPlayWork, scores
 from offmarl.programs.runs import evaluate
 from tests import plain
+from tests.children import stopped
 from tests.runs import write_policy, write_side
 
 XOR = envs.make("classic/xor").spec
@@ -145,13 +143,8 @@ def test_a_killed_table_ends_with_the_same_bits(here):
     work = CrossPlayWork(["more"], episodes=16)
     code = "import sys; from offmarl.cli import main; sys.argv[0] = 'offmarl'; main()"
     command = ["cross-play", "more", "--eval-episodes", "16", "--program", plain.__file__]
-    running = subprocess.Popen(
-        [sys.executable, "-c", code, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    while not work.row(1).exists() and running.poll() is None:
-        time.sleep(0.01)
-    running.send_signal(signal.SIGKILL)
-    assert running.wait() == -signal.SIGKILL and len(work.missing()) > 1
+    stopped([sys.executable, "-c", code, *command], work.row(1).exists)
+    assert len(work.missing()) > 1
     found = played(work)
     rows = [work.row(row).read_bytes() for row in range(15)]
     for row in range(15):

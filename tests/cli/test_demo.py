@@ -8,11 +8,9 @@ from offmarl.programs.recording.tiers import Ladder
 
 @pytest.mark.slow
 def test_the_demo_goes_all_the_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        demo,
-        "_RECORDER",
-        {"total_steps": 8_192, "steps": 2_048, "evaluations": 4, "eval_episodes": 8},
-    )
+    monkeypatch.setattr(demo, "_ENV", "swarm/coverage-2:time_limit=6")
+    some = {"num_envs": 4, "num_steps": 6, "hidden": 8, "total_steps": 480, "steps": 240}
+    monkeypatch.setattr(demo, "_RECORDER", some | {"evaluations": 4, "eval_episodes": 8})
     monkeypatch.setattr(Ladder, "check", lambda *_: None)  # so few steps need not be enough
     small = {"batch_size": 4, "length": 5, "final_episodes": 4, "eval_episodes": 4, "hidden": 8}
     monkeypatch.setattr(demo, "_BASELINE", small)

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from offmarl import vault
 from tests.children import run
 from tests.hub.conftest import NAME, UIDS, hub, write_card  # noqa: F401  (a fixture)
-from tests.vault.experience import SPEC, make
+from tests.vault.experience import SPEC, make, written
 
 pytestmark = pytest.mark.usefixtures("hub")
 
@@ -109,8 +108,7 @@ def test_hostile_text_of_a_card_is_shown_and_not_obeyed(offmarl, hub):  # noqa: 
 def test_hostile_names_are_shown_and_not_obeyed(offmarl, tmp_path):
     name = f"{HOSTILE}.vlt"
     path = tmp_path / "found" / name / "a"
-    with vault.create(path, SPEC, rows=1, provenance={HOSTILE: HOSTILE}) as writer:
-        writer.append(*make(SPEC, rows=1))
+    written(path, make(SPEC, rows=1), provenance={HOSTILE: HOSTILE})
     commands = (
         ["ls", "found"],
         ["ls", str(path)],

@@ -1,7 +1,6 @@
 """Policies are played in environments of PettingZoo's parallel API that the user names."""
 
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from offmarl.envs.translator import Translator
 from offmarl.networks import PolicyConfig
 from offmarl.programs import load_policy
 from offmarl.programs.recording import python as recording
+from offmarl.programs.runs import parallel
 from offmarl.programs.runs.parallel import ParallelEnvironment
 from offmarl.tracking import RETURN, RUN_FILE, read, read_run, write_json
 from tests import plain
@@ -196,6 +196,12 @@ def duel(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return path
 
 
+@pytest.fixture
+def one_process(monkeypatch: Any) -> None:
+    """Copies of an environment step in one process, which starts sooner than several."""
+    monkeypatch.setattr(parallel, "_MOST_PROCESSES", 1)
+
+
 @pytest.mark.slow
 def test_training_evaluates_greedy_and_sampled_actions_in_it(train: Any, offmarl: Any) -> None:
     ended = train("mine.py:Duel", "--keep", "all")
@@ -217,6 +223,7 @@ def test_training_evaluates_greedy_and_sampled_actions_in_it(train: Any, offmarl
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_settings_are_searched_in_it(train: Any, offmarl: Any, duel: Any) -> None:
     pytest.importorskip("optuna")
     given = ("--vault", duel, "--env", "mine.py:Duel", *train.sizes)
@@ -227,6 +234,7 @@ def test_settings_are_searched_in_it(train: Any, offmarl: Any, duel: Any) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_evaluations_in_it_do_not_change_what_is_learned(train: Any) -> None:
     sizes = ("--final-episodes", 2, "--eval-episodes", 2)
     assert train("mine.py:Duel", *sizes, out="often").code == 0
@@ -240,13 +248,13 @@ def test_evaluations_in_it_do_not_change_what_is_learned(train: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_a_killed_training_ends_with_the_same_policies_and_returns(train: Any, duel: Any) -> None:
     assert train("mine.py:Kills", out="whole").code == 0
     Path("armed").touch()
     command = [sys.executable, "-m", "offmarl", "train", "bc", "--vault", str(duel)]
     options = [*train.sizes, "--env", "mine.py:Kills", "--out", "killed"]
-    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    killed = subprocess.run([*command, *map(str, options)], env=path, check=False)
+    killed = subprocess.run([*command, *map(str, options)], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not read_run(Path("killed")).get("complete")
     assert train("mine.py:Kills", out="killed").code == 0

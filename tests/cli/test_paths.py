@@ -20,7 +20,7 @@ from offmarl.report import pages
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
 from tests.runs import least_record, write_run
-from tests.vault.experience import SPEC, make, whole_episodes
+from tests.vault.experience import make, whole_episodes, written
 
 HOME = "home"
 
@@ -32,8 +32,7 @@ class Place:
         self.root = root
         self.home = root / "with spaces" / "dönées-数据"
         self.home.mkdir(parents=True)
-        with vault.create(self.home / "v.vlt" / "main", SPEC, rows=2) as writer:
-            writer.append(*make(steps=40))
+        written(self.home / "v.vlt" / "main", make(steps=40))
         _write_run(self.home / "run")
         self.home.joinpath("sub").mkdir()
         (root / "link").symlink_to(self.home)
@@ -97,8 +96,7 @@ def light(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
     def record(environment, policy, params, path, *_):
-        with vault.create(path, SPEC, rows=2) as writer:
-            writer.append(*make())
+        written(path, make())
 
     monkeypatch.setattr(programs, "record_policy", record)
 
@@ -203,8 +201,7 @@ def test_files_that_verbs_write(offmarl, place, spelled, spelling, monkeypatch):
 def test_vaults_that_the_library_makes(place, spelled, spelling):
     for kind in (str, Path):
         name = f"made {spelling} {kind.__name__}.vlt"
-        with vault.create(kind(spelled(name, spelling)), SPEC, rows=2) as writer:
-            writer.append(*whole_episodes())
+        written(kind(spelled(name, spelling)), whole_episodes())
         assert (place.home / name / "main").is_dir()
 
 
@@ -242,8 +239,7 @@ def test_what_was_opened_by_a_relative_path_goes_on_elsewhere(tmp_path, monkeypa
 
     monkeypatch.chdir(tmp_path)
     recorder = library.record(Duel(), "recorded.vlt")
-    with vault.create("a.vlt", SPEC, rows=2) as writer:
-        writer.append(*whole_episodes(steps=40))
+    written("a.vlt", whole_episodes(steps=40))
     data, shared = library.open("a.vlt"), vault.join("a.vlt", "me")
     resumed = Path("a.vlt")
     monkeypatch.chdir("/")

@@ -10,7 +10,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.types import Continuous, Discrete, EnvSpec
-from tests.vault.experience import SPEC, make, whole_episodes
+from tests.vault.experience import SPEC, make, whole_episodes, written
 from tests.vault.test_quirks import tree
 from tests.vault.test_stock import write_stock
 
@@ -56,8 +56,7 @@ def tiers(tmp_path):
     for seed, uid in enumerate(("good", "bad")):
         steps, finals = whole_episodes(rows=2, steps=60, seed=seed)
         reward = np.repeat(steps.reward[..., :1], 2, -1) + np.float32(3 * (uid == "good"))
-        with vault.create(tmp_path / "made.vlt" / uid, SPEC, rows=2) as writer:
-            writer.append(steps._replace(reward=reward), finals)
+        written(tmp_path / "made.vlt" / uid, (steps._replace(reward=reward), finals))
     return tmp_path / "made.vlt"
 
 
@@ -140,8 +139,7 @@ def test_a_vault_of_another_program_in_an_archive(offmarl, tmp_path):
 def test_continuous_actions_and_rewards_of_each_agent(offmarl, tmp_path):
     spec = EnvSpec("", 3, 2, 4, Continuous(2), reward="individual")
     steps, finals = make(spec, 2, 50)
-    with vault.create(tmp_path / "a.vlt", spec, rows=2, codec="zstd") as writer:
-        writer.append(steps, finals)
+    written(tmp_path / "a.vlt", (steps, finals), spec=spec, codec="zstd")
     assert offmarl("report", "a.vlt", "--html", "page.html").code == 0
     page = _Page(Path("page.html"))
     assert page.row("rewards", 2)[1] == "individual"

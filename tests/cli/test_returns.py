@@ -11,7 +11,7 @@ from offmarl.programs.recording import online
 from offmarl.report.contents import survey
 from offmarl.types import FinalObservations
 from offmarl.vault.transform import selection
-from tests.vault.experience import SPEC, make
+from tests.vault.experience import SPEC, make, written
 
 RETURNS = [1.0, 2.0, 6.0]
 """Of the complete episodes; the one that is cut returned 100 so far, the one that runs on 200."""
@@ -100,8 +100,7 @@ def test_samples_by_return_are_of_complete_episodes(data, tmp_path):
 
 
 def record_an_open_episode(path):
-    with vault.create(path, SPEC, rows=1) as writer:
-        writer.append(*make(rows=1, steps=3, end_every=1e9))
+    written(path, make(rows=1, steps=3, end_every=1e9))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import pytest
 
 from offmarl import vault
 from offmarl.cli import tasks
-from tests.vault.experience import SPEC, make
 
 RECORD = ["record", "--policy", "random", "--env", "classic/xor", "--steps", 64, "--num-envs", 4]
 BLOCKS = ["--block-steps", 16]
@@ -78,14 +77,6 @@ def test_a_plan_is_printed_and_nothing_is_run(offmarl, tmp_path):
     assert (plan["blocks"], plan["tasks"], plan["steps"]) == (4, 3, 64)
     assert plan["bytes"] > 0 and plan["memory of a task"] > 1e8
     assert not (tmp_path / "vaults").exists()
-
-
-@pytest.fixture
-def pair(tmp_path):
-    for seed, name in enumerate(("a.vlt", "b.vlt")):
-        with vault.create(tmp_path / name, SPEC, rows=2) as writer:
-            writer.append(*make(SPEC, 2, 40, seed, end_every=6.0))
-    return tmp_path
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,6 @@ import pytest
 
 from offmarl import vault
 from offmarl.cli.verbs import VERBS, function_of
-from tests.vault.experience import SPEC, make
-
-
-@pytest.fixture
-def pair(tmp_path):
-    """Two vaults of 80 steps, a.vlt/poor and b.vlt/good."""
-    for seed, path in enumerate(("a.vlt/poor", "b.vlt/good")):
-        with vault.create(tmp_path / path, SPEC, rows=2, provenance={"seed": seed}) as writer:
-            writer.append(*make(rows=2, steps=40, seed=seed))
-    return tmp_path
 
 
 def paths_in(directory):

@@ -5,20 +5,15 @@ import dataclasses
 import pytest
 
 from offmarl import vault
-from offmarl.testing import experience, image_spec, typed_spec
+from offmarl.testing import image_spec, typed_spec
 from offmarl.types import ArraySpec
+from tests.vault.experience import recorded
 
 SPECS = {"tree": typed_spec("test/typed"), "image": image_spec("test/image")}
 
 
-def record(path, spec):
-    with vault.create(path, spec, rows=2) as writer:
-        writer.append(*experience(spec, 2, 40))
-    return path
-
-
 def test_show_lists_leaves_with_types_and_shapes(offmarl):
-    record("a.vlt", SPECS["tree"])
+    recorded("a.vlt", SPECS["tree"])
     text = " ".join(offmarl("show", "a.vlt").out.split())
     assert "camera.left uint8 (2, 3, 1)" in text
     for row in ("observations.camera.depth float16 (2, 2, 3)", "infos.state.wind bfloat16 (2,)"):
@@ -32,7 +27,7 @@ def test_show_lists_leaves_with_types_and_shapes(offmarl):
 
 def test_show_says_what_stock_cannot_read(offmarl):
     lidar = ArraySpec((3,), agents=(1,))
-    record("a.vlt", dataclasses.replace(SPECS["image"], observation={"lidar": lidar}))
+    recorded("a.vlt", dataclasses.replace(SPECS["image"], observation={"lidar": lidar}))
     assert "stock flashbax" in offmarl("show", "a.vlt").out
     assert offmarl("show", "a.vlt", "--json").json["stock_readable"] is False
 
@@ -40,7 +35,7 @@ def test_show_says_what_stock_cannot_read(offmarl):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_other_commands_take_such_vaults(offmarl, name):
-    record("a.vlt", SPECS[name])
+    recorded("a.vlt", SPECS[name])
     for command in (
         ("verify", "a.vlt", "--deep"),
         ("filter", "a.vlt", "length >= p50", "-o", "b.vlt"),

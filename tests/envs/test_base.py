@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from offmarl.envs import autoreset, restart, transition
-from offmarl.types import Discrete, EnvSpec, View
+from offmarl.types import Discrete, EnvSpec
+from tests.rollouts import view_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +33,7 @@ class Countdown:
         return left, transition(self.view(left), -ended.astype(float), ended, ~ended & ended)
 
     def view(self, left):
-        return View(
-            left.astype(float)[None, None],
-            left.astype(float)[None],
-            jnp.ones((1, 1), bool),
-            jnp.ones(1, bool),
-        )
+        return view_of(self.spec, left)
 
 
 def walk(env, states, keys):
@@ -120,5 +116,4 @@ class Dice:
         return state, transition(self.view(state), jnp.zeros(1), ended, ~ended)
 
     def view(self, state):
-        number = state[0].astype(float)
-        return View(number[None, None], number[None], jnp.ones((1, 1), bool), jnp.ones(1, bool))
+        return view_of(self.spec, state[0])

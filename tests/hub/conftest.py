@@ -12,12 +12,11 @@ import pytest
 from huggingface_hub import constants
 
 from offmarl import hub as library
-from offmarl import vault
 from offmarl.hub import card as catalogue
 from offmarl.hub import client
 from offmarl.types import EnvSpec
 from tests.cli.conftest import offmarl  # noqa: F401  (a fixture)
-from tests.vault.experience import SPEC, make
+from tests.vault.experience import SPEC, recorded
 
 from .server import Hub
 
@@ -116,9 +115,7 @@ def hub(monkeypatch, tmp_path):
 
 def record(path: Path, seed: int = 0, spec: EnvSpec = SPEC) -> Path:
     """A vault of offmarl's, of two rows."""
-    with vault.create(path, spec, rows=2, chunk_steps=64) as writer:
-        writer.append(*make(spec, rows=2, steps=128, seed=seed))
-    return path
+    return recorded(path, spec, steps=128, seed=seed, chunk_steps=64).path
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
+
+from tests.web import Handler, WebServer
 
 LARGE = 10_000
 """Bytes from which a file is kept by hash (LFS)."""
@@ -74,16 +75,14 @@ class Hub:
         self.sent = 0
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.lock = threading.Lock()
-        self.front = _serve(self, _Front)
-        self.content = _serve(self, _Content)
+        self.front, self.content = WebServer(_Front, self), WebServer(_Content, self)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.front.server_port}"
+        return self.front.url
 
     def close(self) -> None:
         for server in (self.front, self.content):
-            server.shutdown()
             server.server_close()
 
     def commit(self, repository: str, files: dict[str, bytes], removed: Iterable[str] = ()) -> str:
@@ -135,20 +134,10 @@ def slice_of(data: bytes | Path, start: int, stop: int) -> bytes:
         return file.read(stop - start)
 
 
-def _serve(hub, handler):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), {"hub": hub}))
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True).start()
-    return server
-
-
-class _Handler(BaseHTTPRequestHandler):
-    hub: Hub
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # otherwise each answer waits 40 ms, as its head is sent first
-
-    def log_message(self, *_):
-        """Say nothing."""
+class _Handler(Handler):
+    @property
+    def hub(self) -> Hub:
+        return self.server.of
 
     def handle_one_request(self):
         try:
@@ -165,15 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def answer(self, status, data=b"", **headers):
-        if not isinstance(data, bytes):
-            data = json.dumps(data).encode()
-        self.send_response(status)
-        for name, value in ({"Content_Length": len(data)} | headers).items():
-            if value is not None:
-                self.send_header(name.replace("_", "-"), str(value))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+        data = data if isinstance(data, bytes) else json.dumps(data).encode()
+        super().answer(status, data, **headers)
 
     def fail(self, status, code, message=""):
         self.answer(status, {"error": message or code}, X_Error_Code=code, X_Error_Message=code)
@@ -225,7 +207,7 @@ class _Front(_Handler):
         oid = oid_of(data)
         claimed = oid if self.hub.faults.etag is None else self.hub.faults.etag
         self.hub.uploaded[oid] = data
-        where = f"http://127.0.0.1:{self.hub.content.server_port}/{oid}?signature=s"
+        where = f"{self.hub.content.url}/{oid}?signature=s"
         return self.answer(
             302,
             X_Repo_Commit=commit,
@@ -327,7 +309,7 @@ class _Front(_Handler):
         for one in objects:
             answer = {"oid": one["oid"], "size": one["size"]}
             if one["oid"] not in self.hub.uploaded:
-                href = f"http://127.0.0.1:{self.hub.content.server_port}/{one['oid']}"
+                href = f"{self.hub.content.url}/{one['oid']}"
                 answer["actions"] = {"upload": {"href": href}}
             answers.append(answer)
         content_type = "application/vnd.git-lfs+json"

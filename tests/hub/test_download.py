@@ -1,8 +1,6 @@
 """Downloads in parts: which answers are accepted, and which data is kept from earlier attempts."""
 
 import hashlib
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -10,57 +8,37 @@ import pytest
 from offmarl.errors import HubChecksumError, HubError
 from offmarl.hub import client, install
 from offmarl.hub.client import Remote
+from tests.web import Handler, WebServer
 
 DATA = np.random.default_rng(0).bytes(200)
 COMMIT = "a" * 40
 
 
-class Server:
+class Server(WebServer):
     """Answers with what the test says, and notes which intervals are asked for."""
 
     def __init__(self):
-        self.asked = []
-        self.connections = 0
-        self.answers = []
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def setup(self):
-                super().setup()
-                server.connections += 1
-
-            def log_message(self, *_):
-                """Say nothing."""
-
-            def do_GET(self):
-                asked = self.headers["Range"]
-                server.asked.append(asked)
-                start, stop = map(int, asked.removeprefix("bytes=").split("-"))
-                status, headers, body = server.answer(start, stop + 1)
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.close_connection |= headers.get("Content-Length") != str(len(body))
-                self.end_headers()
-                self.wfile.write(body)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.005,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/file"
+        self.asked, self.answers, self.connections = [], [], 0
+        super().__init__(Parts)
+        self.url += "/file"
 
     def answer(self, start, stop):
         """Return status, headers and body; right unless an answer is prepared."""
-        if self.answers:
-            return self.answers.pop(0)
-        return part(start, stop)
+        return self.answers.pop(0) if self.answers else part(start, stop)
 
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
+
+class Parts(Handler):
+    def setup(self):
+        super().setup()
+        self.server.connections += 1
+
+    def do_GET(self):
+        asked = self.headers["Range"]
+        self.server.asked.append(asked)
+        start, stop = map(int, asked.removeprefix("bytes=").split("-"))
+        status, headers, body = self.server.answer(start, stop + 1)
+        self.close_connection |= headers.get("Content-Length") != str(len(body))
+        self.answer(status, body, **{"Content_Length": None} | headers)
 
 
 def part(start, stop, size=200, named=None):
@@ -72,9 +50,8 @@ def part(start, stop, size=200, named=None):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(client, "_PAUSE", 0.001)
-    server = Server()
-    yield server
-    server.close()
+    with Server() as server:
+        yield server
 
 
 def remote(server, commit=COMMIT, size=200, sha256=None):

@@ -13,7 +13,7 @@ from offmarl.hub import card as catalogue
 from offmarl.hub import licences
 from offmarl.hub.card import Licence
 from offmarl.hub.readme import croissant, readme
-from tests.vault.experience import SPEC, make
+from tests.vault import experience
 from tests.vault.test_convert import batch, save
 
 RECORDED = {"program": "mappo", "tier": "expert", "recipe": {"seed": 3}}
@@ -33,9 +33,7 @@ def recorded(tmp_path):
 
     def record(name="a", **provenance):
         path = tmp_path / f"{name}.vlt" / name
-        with vault.create(path, SPEC, rows=1, provenance=provenance) as writer:
-            writer.append(*make(SPEC, rows=1, seed=len(name)))
-        return vault.open_vault(path)
+        return experience.recorded(path, rows=1, steps=10, seed=len(name), provenance=provenance)
 
     return record
 
@@ -171,8 +169,7 @@ def test_what_a_conversion_of_an_export_states_is_kept(recorded):
 def test_recordings_beside_converted_data_need_a_choice(hub, recorded, tmp_path):
     source, terms = save(tmp_path / "data.npz", batch()), {"licence": "mit", "citation": "@misc{a}"}
     converted = vault.import_dataset(source, tmp_path / "c.vlt", terms=terms)
-    with vault.create(tmp_path / "o.vlt", converted.spec, rows=1, provenance=RECORDED) as writer:
-        writer.append(*make(converted.spec, rows=1))
+    experience.recorded(tmp_path / "o.vlt", converted.spec, rows=1, provenance=RECORDED)
     both = [converted.path, tmp_path / "o.vlt"]
     joined = vault.cat([vault.open_vault(path) for path in both], tmp_path / "both.vlt/all")
     with pytest.raises(OptionError, match=r"choose a licence for your own .*--licence mit, under"):

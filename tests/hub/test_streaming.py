@@ -31,6 +31,7 @@ from offmarl.hub import client, pages
 from offmarl.paths import STREAM_CACHE
 from offmarl.replay import host
 from offmarl.vault.check.digest import digest
+from tests.vault.experience import assert_each_step_equally_often
 
 from . import server
 from .conftest import card_of, record
@@ -83,16 +84,8 @@ def batches(dataset, **options):
 
 
 def test_each_step_is_drawn_equally_often(hub, pushed):
-    remote = offmarl.open(ADDRESS)
-    steps, length = vault.open_vault(pushed[0])[:], remote.length
-    table, count = remote.episodes, np.zeros((2, length), int)
-    for batch in batches(remote, epochs=2, seed=3):
-        episode, time = batch.episode[:, :-1][batch.mask], batch.time[:, :-1][batch.mask]
-        row, step = table.row[episode], table.start[episode] + time
-        np.add.at(count, (row, step), 1)
-        np.testing.assert_array_equal(batch.reward[batch.mask], steps.reward[row, step])
-        np.testing.assert_array_equal(batch.action[batch.mask], steps.action[row, step])
-    assert (count == 2 * 5).all()
+    local = vault.open_vault(pushed[0])
+    assert_each_step_equally_often(offmarl.open(ADDRESS), local, epochs=2, seed=3)
 
 
 def windows_in(dataset):

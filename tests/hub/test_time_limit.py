@@ -18,7 +18,7 @@ from offmarl.hub import card as catalogue
 from offmarl.report.contents import data_warnings, survey
 from offmarl.vault import open_vault
 from offmarl.vault.read.manifest import RECORD
-from tests.vault.experience import SPEC, make
+from tests.vault.experience import SPEC, make, written
 from tests.vault.test_quirks import tree
 from tests.vault.test_stock import write_stock
 
@@ -187,8 +187,7 @@ def test_a_card_of_vaults_with_different_limits(published, tmp_path):
         library.push([path, bare], "org/mixed", "CC0-1.0")
     for uid, limit in (("a", 9), ("b", 20)):
         spec = dataclasses.replace(SPEC, time_limit=limit)
-        with vault.create(tmp_path / "own.vlt" / uid, spec, rows=2) as writer:
-            writer.append(*make(spec))
+        written(tmp_path / "own.vlt" / uid, make(spec), spec=spec)
     card = library.push([tmp_path / "own.vlt"], "org/own", "MIT").card
     assert card.time_limit is None
     assert card.quirks == ("The time limits of the uids differ: a 9, b 20.",)
@@ -198,8 +197,7 @@ def test_a_card_of_vaults_with_different_limits(published, tmp_path):
 
 def test_vaults_that_tell_how_episodes_ended_take_no_limit(hub, tmp_path):
     path = tmp_path / "own.vlt" / "a"
-    with vault.create(path, SPEC, rows=2) as writer:
-        writer.append(*make())
+    written(path, make())
     library.push([path], "org/own", "MIT")
     pulled = library.pull("org/own/a", time_limit=3).paths["a"]
     assert vault.open_vault(pulled).episodes.cause.tolist() == causes(path)

@@ -1,7 +1,6 @@
 """Launches of a toy, by any of the launchers."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,6 @@ def engine(request, tmp_path, monkeypatch):
     """
     name = getattr(request, "param", "local")
     pytest.importorskip({"slurm": "submitit", "ray": "ray", "local": "offmarl"}[name])
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setattr(slurm_engine, "_LOST_SECONDS", 1.0)
     monkeypatch.setattr(slurm_engine, "_ASK_SECONDS", 0.2)
     if name == "slurm" and "OFFMARL_REAL_SLURM" not in os.environ:

@@ -10,16 +10,14 @@ from offmarl.errors import OptionError, RunError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.launch.transforms import TransformWork, blocks_of
 from offmarl.vault.transform.plan import SHARED
-from tests.vault.experience import SPEC, make
+from tests.vault.experience import SPEC, make, recorded
 
 DOUBLED = "def doubled(steps):\n    return {'reward': steps['reward'] * 2}\n"
 
 
 def record(path, seed, rows, num_steps):
     told = {"tier": "medium", "program": f"p{seed}", "recipe": {"seed": seed}}
-    with vault.create(path, SPEC, rows=rows, provenance=told, chunk_steps=16) as writer:
-        writer.append(*make(SPEC, rows, num_steps, seed, end_every=6.0))
-    return vault.open_vault(path)
+    return recorded(path, SPEC, rows, num_steps, seed, end_every=6.0, provenance=told)
 
 
 @pytest.fixture(scope="module")

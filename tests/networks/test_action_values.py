@@ -14,20 +14,11 @@ from offmarl.networks import (
     make_critics,
 )
 from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, View
+from tests.rollouts import random_view
 
 REACH = EnvSpec("reach", 3, 7, 5, Continuous(2))
 PICK = EnvSpec("pick", 3, 7, 5, Discrete(2))
 SHARED = pytest.mark.parametrize("shared", [True, False])
-
-
-def random_view(*lead: int) -> View:
-    keys = jax.random.split(jax.random.key(5), 2)
-    return View(
-        jax.random.normal(keys[0], (*lead, 3, 7)),
-        jax.random.normal(keys[1], (*lead, 5)),
-        jnp.ones((*lead, 3, 2), bool),
-        jnp.ones((*lead, 3), bool),
-    )
 
 
 @SHARED
@@ -36,7 +27,7 @@ def test_each_agents_own_action_is_replaced_in_its_value_only(shared: bool) -> N
     critics = make_critics(REACH, count=2, hidden=8, share_parameters=shared)
     params = critics.init(jax.random.key(0), REACH)
     action, own = jax.random.uniform(jax.random.key(1), (2, 4, 3, 2), minval=-1.0)
-    view, values = random_view(4), jax.jit(critics.values)
+    view, values = random_view(REACH, 4), jax.jit(critics.values)
     found = values(params, view, action, own)
     assert found.shape == (2, 4, 3, 1)
     for agent in range(3):
@@ -59,7 +50,7 @@ def test_what_the_value_of_an_agent_depends_on(shared: bool, sees: str) -> None:
         return critics.values(params, view, action)[0, 0, 0]
 
     gradient, by_action = jax.jit(jax.grad(first, (0, 1), allow_int=True))(
-        random_view(), 0.1 * jnp.ones((3, 2))
+        random_view(REACH), 0.1 * jnp.ones((3, 2))
     )
     assert (gradient.observation[0] != 0).any() and (by_action[0] != 0).all()
     assert not gradient.observation[1:].any()
@@ -71,7 +62,7 @@ def test_what_the_value_of_an_agent_depends_on(shared: bool, sees: str) -> None:
 @pytest.mark.slow
 def test_the_values_of_several_actions_are_those_of_each(shared: bool, sees: str) -> None:
     critics = make_critics(REACH, hidden=8, count=2, sees=sees, share_parameters=shared)
-    params, view = critics.init(jax.random.key(0), REACH), random_view(4)
+    params, view = critics.init(jax.random.key(0), REACH), random_view(REACH, 4)
     action = jax.random.uniform(jax.random.key(1), (4, 3, 2), minval=-1.0)
     own = jax.random.uniform(jax.random.key(2), (5, 4, 3, 2), minval=-1.0)
     values = jax.jit(critics.values)
@@ -90,7 +81,7 @@ def test_a_critic_of_every_discrete_action_does_not_see_the_agents_own(shared: b
     critics = make_critics(PICK, outputs=2, hidden=8, share_parameters=shared)
     params = critics.init(jax.random.key(0), PICK)
     values = jax.jit(
-        lambda action: critics.values(params, random_view(), action, jnp.zeros((3, 2)))
+        lambda action: critics.values(params, random_view(REACH), action, jnp.zeros((3, 2)))
     )
     one, other = (values(as_vectors(PICK, jnp.array(chosen))) for chosen in ([0, 1, 1], [1, 1, 1]))
     assert one.shape == (1, 3, 2)
@@ -103,7 +94,7 @@ def test_unshared_networks_are_those_of_the_single_agents() -> None:
     config = PolicyConfig("recurrent", hidden=8, share_parameters=False)
     network, params = agent_network(config, PICK), init_policy(config, PICK, jax.random.key(0))
     assert isinstance(network, Unshared)
-    observation, carry = random_view(5).observation, network.initial_carry(3)
+    observation, carry = random_view(REACH, 5).observation, network.initial_carry(3)
     outputs, after = jax.jit(network.apply)(params, carry, observation[0])
     first = jnp.array([True, False, False, True, False])
     window, _ = jax.jit(lambda *inputs: network.apply(*inputs, method="unroll"))(

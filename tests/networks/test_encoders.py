@@ -26,8 +26,8 @@ from offmarl.networks import (
     view_encoder,
 )
 from offmarl.networks.encoders import as_input, by_convolution, by_patches
-from offmarl.testing import entries
-from offmarl.types import ArraySpec, Discrete, EnvSpec, View, map_tree
+from offmarl.types import ArraySpec, Discrete, EnvSpec, map_tree
+from tests.rollouts import random_view
 
 VECTORS = EnvSpec("vectors", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
 GRID = replace(VECTORS, name="grid", observation=ArraySpec((3, 2, 4), "uint8"), state_size=0)
@@ -44,12 +44,6 @@ TREE = replace(
 SPECS = [GRID, TREE]
 
 
-def views(spec: EnvSpec, *lead: int, seed: int = 0) -> View:
-    """Random views ``(*lead, ...)``."""
-    rng = np.random.default_rng(seed)
-    return map_tree(lambda leaf: jnp.asarray(entries(leaf, lead, rng)), spec.view_spec)
-
-
 def quick(function: Any, **options: Any) -> Any:
     """Jit a function that runs once."""
     return jax.jit(function, **options, compiler_options={"xla_backend_optimization_level": 0})
@@ -63,7 +57,7 @@ def test_vectors_need_no_encoder_and_keep_their_parameters() -> None:
     assert agent_network(config, VECTORS).encoder is None
     names = init_policy(config, VECTORS, jax.random.key(0))["params"].keys()
     assert names == {"Dense_0", "Dense_1", "Dense_2"}
-    view = views(VECTORS, 2)
+    view = random_view(VECTORS, 2)
     plain, critic = FeedForward(1, 4), FeedForward(1, 4, encoder=view_encoder(VECTORS))
     everyone = jnp.repeat(view.state[:, None], 3, axis=1)
     seen = jnp.concatenate([everyone, view.observation], axis=-1)
@@ -80,7 +74,7 @@ def test_vectors_need_no_encoder_and_keep_their_parameters() -> None:
 def test_unroll_equals_one_step_after_the_other(kind: str, spec: EnvSpec) -> None:
     config = PolicyConfig(kind, hidden=8)
     network, params = agent_network(config, spec), init_policy(config, spec, jax.random.key(0))
-    observations = views(spec, 4).observation
+    observations = random_view(spec, 4).observation
     first = jnp.array([False, False, True, False])
     unrolled, _ = quick(partial(network.apply, method="unroll"))(params, observations, first)
     carry, step = network.initial_carry(3), quick(network.apply)
@@ -94,7 +88,7 @@ def test_unroll_equals_one_step_after_the_other(kind: str, spec: EnvSpec) -> Non
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @pytest.mark.slow
 def test_policies_of_images_and_trees_act_legally(spec: EnvSpec) -> None:
-    config, view = PolicyConfig("recurrent", hidden=4), views(spec, 5)
+    config, view = PolicyConfig("recurrent", hidden=4), random_view(spec, 5)
     legal = jnp.ones((5, 3, 4), bool).at[:, 0, :3].set(False)
     for greedy in (False, True):
         policy = make_policy(config, spec, greedy)
@@ -193,7 +187,7 @@ def test_frames_become_channels_of_the_same_pixels() -> None:
 @pytest.mark.slow
 def test_each_leaf_has_its_own_encoding_in_the_order_of_names() -> None:
     encoder = Encoder(tuple(TREE.observation_leaves.items()), 4, agents=3)
-    observation = views(TREE, 2).observation
+    observation = random_view(TREE, 2).observation
     params = quick(encoder.init)(jax.random.key(0), observation)
     encode = quick(encoder.apply)
     encoded = encode(params, observation)
@@ -210,7 +204,7 @@ def test_each_leaf_has_its_own_encoding_in_the_order_of_names() -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @pytest.mark.slow
 def test_mixers_see_any_state_or_all_observations(spec: EnvSpec) -> None:
-    mixer, view = make_mixer(spec, embed=4, hidden=8), views(spec, 6)
+    mixer, view = make_mixer(spec, embed=4, hidden=8), random_view(spec, 6)
     params = jax.jit(partial(init_mixer, mixer, spec))(jax.random.key(1))
     weights = quick(partial(mixing_weights, mixer))(params, view)
     assert weights.w1.shape == (6, 3, 4)
@@ -222,7 +216,7 @@ def test_mixers_see_any_state_or_all_observations(spec: EnvSpec) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_critics_see_the_state_and_the_own_observation(spec: EnvSpec) -> None:
-    encoder, view = view_encoder(spec, 4), views(spec, 2)
+    encoder, view = view_encoder(spec, 4), random_view(spec, 2)
     params = quick(encoder.init)(jax.random.key(0), view)
     encoded = quick(encoder.apply)(params, view)
     own = quick(encoder.observation.apply)(

@@ -16,7 +16,8 @@ from offmarl.networks import (
     mix_linearly,
 )
 from offmarl.networks.mixers import LinearWeights
-from offmarl.types import Discrete, EnvSpec, View
+from offmarl.types import Discrete, EnvSpec
+from tests.rollouts import view_of
 
 
 def draw(*shape: int) -> jax.Array:
@@ -61,7 +62,7 @@ def test_linear_weights_are_absolute_values() -> None:
     mixer = make_linear_mixer(spec, hidden=8)
     params = jax.jit(lambda key: init_mixer(mixer, spec, key))(jax.random.key(0))
     state = 3 * jax.random.normal(jax.random.key(1), (50, 4))
-    view = View(jnp.zeros((50, 3, 2)), state, jnp.ones((50, 3, 2), bool), jnp.ones((50, 3), bool))
+    view = view_of(spec, jnp.zeros(50), state=state)
     found = jax.jit(lambda params, view: linear_weights(mixer, params, view))
     weights = found(params, view)
     assert weights.w.shape == (50, 3) and weights.b.shape == (50,)

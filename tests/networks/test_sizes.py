@@ -31,6 +31,7 @@ from offmarl.networks.encoders import AttentionPool
 from offmarl.networks.linear import id_features
 from offmarl.types import Discrete, EnvSpec, View
 from tests.plain import Args
+from tests.rollouts import random_view
 
 SPEC = EnvSpec("some", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
 MANY = replace(SPEC, name="many", num_agents=11, state_size=23)
@@ -38,15 +39,6 @@ MANY = replace(SPEC, name="many", num_agents=11, state_size=23)
 
 def numbers(*shape: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def view_of(spec: EnvSpec, *lead: int) -> View:
-    return View(
-        numbers(*lead, spec.num_agents, spec.observation_size),
-        numbers(*lead, spec.state_size, seed=1),
-        jnp.ones((*lead, spec.num_agents, spec.action_size), bool),
-        jnp.ones((*lead, spec.num_agents), bool),
-    )
 
 
 def shapes(params: Any) -> Any:
@@ -64,14 +56,18 @@ def test_the_input_layer_is_a_dense_layer_on_the_concatenation(
     own, shared = numbers(2, 6, 3, 7), numbers(2, 6, 5, seed=1)
     ids = jnp.broadcast_to(id_features(agent_id, 3), (2, 6, 3, id_features(agent_id, 3).shape[-1]))
     everyone = jnp.repeat(shared[..., None, :], 3, axis=-2)
-    joined = jnp.concatenate([everyone, own, ids] if with_shared else [own, ids], -1)
-    plain = nn.Dense(4, kernel_init=nn.initializers.orthogonal(2**0.5))
-    params = jax.jit(plain.init)(jax.random.key(0), joined)
-    params["params"]["bias"] = numbers(4, seed=2)
+    joined = np.concatenate([everyone, own, ids] if with_shared else [own, ids], -1)
+    kernel, bias = numbers(joined.shape[-1], 4, seed=2), numbers(4, seed=3)
+    params = {"params": {"kernel": kernel, "bias": bias}}
     layer, inputs = InputLayer(4, agent_id), Inputs(shared, own) if with_shared else own
-    assert shapes(jax.jit(layer.init)(jax.random.key(0), inputs)) == shapes(params)
+    chex.assert_trees_all_equal_shapes(
+        jax.eval_shape(layer.init, jax.random.key(0), inputs), params
+    )
     np.testing.assert_allclose(
-        jax.jit(layer.apply)(params, inputs), plain.apply(params, joined), atol=1e-5
+        jax.jit(layer.apply)(params, inputs),
+        joined @ np.asarray(kernel) + bias,
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
@@ -79,7 +75,7 @@ def test_gradients_are_those_of_the_dense_layer_too() -> None:
     own, shared = numbers(6, 3, 7), numbers(6, 5, seed=1)
     plain, layer = nn.Dense(4), InputLayer(4, "none")
     joined = jnp.concatenate([jnp.repeat(shared[:, None], 3, axis=1), own], -1)
-    params = plain.init(jax.random.key(0), joined)
+    params = {"params": {"kernel": numbers(12, 4, seed=2), "bias": numbers(4, seed=3)}}
 
     def gradient(network: nn.Module, x: Any) -> Any:
         return jax.jit(jax.grad(lambda params: (network.apply(params, x) ** 2).sum()))(params)
@@ -141,40 +137,37 @@ def test_policies_have_one_size_unless_their_ids_are_onehot(
 def test_pools_begin_as_means_and_leave_out_the_dead() -> None:
     pool, x = AttentionPool(8), numbers(5, 3)
     everyone = jnp.ones(5, bool)
-    params = pool.init(jax.random.key(0), x, everyone)
+    params, pooled = jax.jit(pool.init)(jax.random.key(0), x, everyone), jax.jit(pool.apply)
     alive = everyone.at[1].set(False)
-    np.testing.assert_allclose(
-        pool.apply(params, x, alive),
-        pool.apply(params, jnp.delete(x, 1, axis=0), jnp.ones(4, bool)),
-        rtol=1e-5,
-    )
-    twice = jnp.concatenate([x, x])
-    np.testing.assert_allclose(
-        pool.apply(params, twice, jnp.ones(10, bool)), pool.apply(params, x, everyone), rtol=1e-5
-    )
-    assert np.isfinite(pool.apply(params, x, ~everyone)).all()
+    found = pooled(params, x, alive)
+    fewer = pooled(params, jnp.delete(x, 1, axis=0), jnp.ones(4, bool))
+    np.testing.assert_allclose(found, fewer, rtol=1e-5)
+    twice = pooled(params, jnp.concatenate([x, x]), jnp.ones(10, bool))
+    np.testing.assert_allclose(twice, pooled(params, x, everyone), rtol=1e-5)
+    assert np.isfinite(pooled(params, x, ~everyone)).all()
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_attention_weighs_values_by_the_softmax_of_queries_and_keys(heads: int) -> None:
     pool, x = AttentionPool(4, heads=heads), numbers(5, 3)
-    params = pool.init(jax.random.key(0), x, jnp.ones(5, bool))["params"]
+    params = jax.jit(pool.init)(jax.random.key(0), x, jnp.ones(5, bool))["params"]
     params["Dense_1"]["kernel"] = numbers(4, heads, seed=5)
     params["Dense_2"]["bias"] = numbers(4, seed=6)
+    x, params = np.asarray(x), jax.tree.map(np.asarray, params)
     hidden = np.maximum(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"], 0)
     logits = hidden @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
     weights = np.exp(logits) / np.exp(logits).sum(0)
     values = hidden @ params["Dense_2"]["kernel"] + params["Dense_2"]["bias"]
     parts = np.split(np.asarray(values), heads, axis=-1)
     means = [weights[:, head] @ parts[head] for head in range(heads)]
-    found = pool.apply({"params": params}, x, jnp.ones(5, bool))
+    found = jax.jit(pool.apply)({"params": params}, x, jnp.ones(5, bool))
     np.testing.assert_allclose(found, np.maximum(np.concatenate(means), 0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_pooled_critics_have_one_size_and_values_follow_the_agents() -> None:
     critic = FeedForward(1, 8, "none", encoder=critic_encoder(SPEC, 8, "pooled"))
-    view, many = view_of(SPEC, 2), view_of(MANY, 2)
+    view, many = random_view(SPEC, 2), random_view(MANY, 2)
     params = jax.jit(critic.init)(jax.random.key(0), (), view)
     assert shapes(params) == shapes(jax.eval_shape(critic.init, jax.random.key(0), (), many))
     value = jax.jit(lambda view: critic.apply(params, (), view)[0][..., 0])
@@ -194,7 +187,7 @@ def test_pooled_mixers_have_one_size_and_ignore_the_order_of_agents() -> None:
         partial(init_mixer, make_mixer(MANY, 4, 8, "pooled"), MANY), jax.random.key(0)
     )
     assert shapes(params) == shapes(other)
-    view, q = view_of(MANY, 6), numbers(6, 11, seed=3)
+    view, q = random_view(MANY, 6), numbers(6, 11, seed=3)
     total = jax.jit(lambda view, q: mix(mixing_weights(mixer, params, view), q))
     order = np.random.default_rng(0).permutation(11)
     moved = view._replace(observation=view.observation[:, order])
@@ -207,7 +200,7 @@ def test_pooled_mixers_have_one_size_and_ignore_the_order_of_agents() -> None:
 def test_pooled_mixers_are_monotonic_in_every_agent(spec: EnvSpec) -> None:
     mixer = make_mixer(SPEC, 4, 8, "pooled")
     params = init_mixer(mixer, SPEC, jax.random.key(1))
-    view, q = view_of(spec, 50), numbers(50, spec.num_agents, seed=3)
+    view, q = random_view(spec, 50), numbers(50, spec.num_agents, seed=3)
 
     def total(q: Any, view: View) -> Any:
         return mix(mixing_weights(mixer, params, view), q)
@@ -221,7 +214,7 @@ def test_pooled_mixers_are_monotonic_in_every_agent(spec: EnvSpec) -> None:
 def test_the_scale_of_a_pooled_mixer_does_not_grow_with_the_team() -> None:
     mixer = make_mixer(SPEC, 4, 8, "pooled")
     params = init_mixer(mixer, SPEC, jax.random.key(1))
-    view, q = view_of(SPEC, 5), numbers(5, 3, seed=3)
+    view, q = random_view(SPEC, 5), numbers(5, 3, seed=3)
     thrice = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * 3, axis=1), view)
     thrice = thrice._replace(state=view.state)
     np.testing.assert_allclose(

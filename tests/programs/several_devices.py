@@ -44,20 +44,10 @@ def train(vault_path: str, out: str, counts: str, *options: str) -> dict[str, li
         run = Path(out) / count
         given = dict(option.split("=") for option in options)
         program = qmix_cql if "prioritise" in given else bc
-        args = program.Args(
-            vault=vault_path,
-            out=run,
-            updates=int(given.get("updates", 20)),
-            batch_size=16,
-            length=5,
-            env="none",
-            held_out=0.0,
-            seeds=int(given.get("seeds", 1)),
-            replay=given.get("replay", "device"),
-            prioritise=float(given["prioritise"]) if "prioritise" in given else None,
-            devices=int(count),
-        )
-        program.main(args)
+        sizes = {"updates": 20, "batch_size": 16, "length": 5, "held_out": 0.0, "env": "none"}
+        sizes |= {name: json.loads(x) for name, x in given.items() if name != "replay"}
+        sizes["replay"] = given.get("replay", "device")
+        program.main(program.Args(vault=vault_path, out=run, devices=int(count), **sizes))
         found[count] = parameters(run)
     return found
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from tests.children import ROOT, is_silent
+from tests.children import is_silent
 
 OFFMARL = ("-m", "offmarl")
 
@@ -50,7 +50,6 @@ def start(
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
         "JAX_NUM_CPU_DEVICES": str(devices),
         "OFFMARL_HEARTBEAT_SECONDS": str(patience),
         "OFFMARL_JOIN_SECONDS": str(max(patience, 30)),

@@ -18,6 +18,7 @@ from offmarl.programs.learning.actor_critic import ActorCritics, Losses, init_le
 from offmarl.programs.program import structure
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 from recorders import isac, maddpg, masac
+from tests.rollouts import differ, sequence
 
 from .learning import Dial, returns_of, train
 
@@ -27,23 +28,16 @@ PICK = EnvSpec("pick", 2, 1, 1, Discrete(2), reward="individual")
 
 def steps(action: jax.Array, *, alive_tm1: jax.Array, alive_t: jax.Array) -> Sequence:
     """Three windows of one step: inside an episode, truncated, and with one agent terminated."""
-    number = jnp.array([[1.0, 2.0], [2.0, 4.0], [3.0, 8.0]])
     size = action.shape[-1] if action.ndim == 4 else 2
-    return Sequence(
-        view=View(
-            observation=jnp.broadcast_to(number[..., None, None], (3, 2, 2, 1)),
-            state=number[..., None],
-            legal_actions=jnp.ones((3, 2, 2, size), bool),
-            alive=jnp.stack([alive_tm1, alive_t], 1),
-        ),
-        action=action,
+    return sequence(
+        action,
+        GO,
+        jnp.array([[1.0, 2.0], [2.0, 4.0], [3.0, 8.0]]),
+        legal_actions=jnp.ones((3, 2, 2, size), bool),
+        alive=jnp.stack([alive_tm1, alive_t], 1),
         reward=jnp.array([[[1.0, 2.0]], [[0.0, 1.0]], [[3.0, 4.0]]]),
         terminated=jnp.zeros((3, 1, 2), bool).at[2, 0, 1].set(True),
         truncated=jnp.zeros((3, 1, 2), bool).at[1].set(True).at[2, 0, 0].set(True),
-        behaviour_log_prob=jnp.zeros((3, 1, 2)),
-        mask=jnp.ones((3, 1), bool),
-        next_known=jnp.ones((3, 1), bool),
-        first=jnp.zeros((3, 2), bool),
     )
 
 
@@ -200,10 +194,6 @@ def test_policies_and_targets_are_updated_after_every_second_update_of_the_criti
     assert differ(first.params.actor, second.params.actor)
     moved = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, first.target, second.params)
     chex.assert_trees_all_close(second.target, moved, rtol=1e-5)
-
-
-def differ(one, other) -> bool:
-    return any(jax.tree.leaves(jax.tree.map(lambda x, y: (x != y).any(), one, other)))
 
 
 # ---------------------------------------------------------------------------------- soft

@@ -13,7 +13,8 @@ from offmarl.errors import ShapeError, VaultError, VaultFullError
 from offmarl.programs import ChunkWriter, init_capture, make_buffer
 from offmarl.programs import add as add_eagerly
 from offmarl.programs.experience.buffer import take, whole
-from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
+from offmarl.types import Continuous, Discrete, EnvSpec
+from tests.rollouts import steps_of, view_of
 
 E, N = 2, 2
 SPEC = EnvSpec("", N, 1, 1, Discrete(2))
@@ -25,30 +26,14 @@ def stretch(start, num_steps, rng):
     """Steps whose every number says where they belong; episodes end where chance has it."""
     time = start + np.arange(num_steps)
     mark = (time[:, None] * E + np.arange(E)).astype(np.float32)
-
-    def view(mark):
-        return View(
-            observation=jnp.asarray(np.broadcast_to(mark[..., None, None], (*mark.shape, N, 1))),
-            state=jnp.asarray(mark[..., None]),
-            legal_actions=jnp.asarray(np.ones((*mark.shape, N, 2), bool)),
-            alive=jnp.asarray(np.ones((*mark.shape, N), bool)),
-        )
-
     ends = rng.random(mark.shape) < 0.3
     by_limit = rng.random(mark.shape) < 0.5
-    terminated = np.repeat((ends & ~by_limit)[..., None], N, axis=-1)
-    truncated = np.repeat((ends & by_limit)[..., None], N, axis=-1)
-    transition = Transition(
-        view=view(mark),
-        action=jnp.asarray(np.zeros((*mark.shape, N), np.int32)),
-        reward=jnp.asarray(np.ones((*mark.shape, N), np.float32)),
-        terminated=jnp.asarray(terminated),
-        truncated=jnp.asarray(truncated),
-        last=jnp.asarray(ends),
-        behaviour_log_prob=jnp.asarray(np.zeros((*mark.shape, N), np.float32)),
-        policy_id=jnp.asarray(np.zeros(mark.shape, np.int32)),
-    )
-    return transition, view(-mark - 1)
+    causes = {
+        "terminated": np.repeat((ends & ~by_limit)[..., None], N, axis=-1),
+        "truncated": np.repeat((ends & by_limit)[..., None], N, axis=-1),
+    }
+    transition = steps_of(SPEC, ends, mark, reward=np.ones((*mark.shape, N), np.float32), **causes)
+    return transition, view_of(SPEC, -mark - 1)
 
 
 class Memory(vault.Writer):

@@ -28,7 +28,7 @@ from offmarl.programs.runs.continuing import (
 from offmarl.programs.runs.dataset import DatasetStatistics, is_scale, read
 from offmarl.programs.runs.normalisation import make_program
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
-from tests.vault.experience import SPEC, make
+from tests.vault.experience import make, written
 
 ENV = envs.make("probe/observation")
 ONLINE = {"num_envs": 4, "num_steps": 8}
@@ -361,8 +361,7 @@ def test_a_finished_run_with_a_buffer_records_tiers_without_training_again(tmp_p
 
 
 def test_data_of_another_environment_is_refused_before_a_run_begins(tmp_path):
-    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(*make(rows=2, steps=4))
+    written(tmp_path / "a.vlt", make(rows=2, steps=4))
     args = qmix.Args(env="probe/observation", prefill=tmp_path / "a.vlt", out=tmp_path / "out")
     with pytest.raises(ShapeError, match=r"a\.vlt.* and probe/observation differ in action"):
         qmix.main(args)

@@ -5,13 +5,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,14 +27,13 @@ from offmarl.programs.runs import loop
 from offmarl.programs.runs.sharding import Layout
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
-from tests.children import python, run
+from tests.children import python, run, stopped
 from tests.runs import metrics_of, scores_of
 
 bc = registry.load("baseline", "bc")
 
 ENV = "probe/observation"
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OFFMARL_QUIET": "1"}
 
 
 @pytest.fixture
@@ -66,8 +64,7 @@ def content(run: Path) -> dict[str, Any]:
 def same_run(run: Path, other: Path) -> None:
     assert content(run) == content(other)
     for seed in (0, 1):
-        for mine, theirs in zip(params(run, seed), params(other, seed), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        chex.assert_trees_all_equal(params(run, seed), params(other, seed))
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +198,7 @@ def test_a_name_in_the_data_never_leads_elsewhere(
 
 def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) -> None:
     """As the error of a damaged one advises, also where it is the last of a finished run."""
-    run = bc.main(args)
+    run = shutil.copytree(whole, args.out)
     shutil.rmtree(run / "checkpoints" / "40")
     bc.main(args)
     same_run(run, whole)
@@ -215,8 +212,7 @@ def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) 
 def test_seeds_side_by_side_are_the_seeds_alone(args: bc.Args, tmp_path: Path) -> None:
     both = bc.main(args)
     alone = bc.main(dataclasses.replace(args, out=tmp_path / "alone", seeds=1, seed=1))
-    for mine, theirs in zip(params(alone, 1), params(both, 1), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    chex.assert_trees_all_close(params(alone, 1), params(both, 1), atol=1e-5)
     assert not np.allclose(params(both, 0)[-1], params(both, 1)[-1])
 
 
@@ -245,27 +241,27 @@ def test_a_stream_trains_to_the_bits_of_the_device(
     same_run(streamed.out, device)
 
 
-def test_a_finished_run_is_left_alone(args: bc.Args) -> None:
-    run = bc.main(args)
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    bc.main(args)
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-
-
-def test_a_directory_with_another_run_is_refused(args: bc.Args) -> None:
+def test_a_finished_run_is_left_alone_and_no_other_one_takes_its_place(
+    args: bc.Args, whole: Path
+) -> None:
+    args = dataclasses.replace(args, out=whole)
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     bc.main(args)
     with pytest.raises(RunError, match=r"args.hidden 8, not 16: choose another directory"):
         bc.main(dataclasses.replace(args, hidden=16))
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 
 
-def test_a_run_on_data_that_has_changed_is_refused(args: bc.Args, tmp_path: Path) -> None:
-    own = shutil.copytree(args.vault, tmp_path / "own.vlt" / "a")
-    args = dataclasses.replace(args, vault=str(own))
+def test_a_run_on_data_that_has_changed_is_refused(
+    args: bc.Args, whole: Path, tmp_path: Path
+) -> None:
+    own = shutil.copytree(args.vault, tmp_path / "probe-observation.vlt" / "random")
+    args = dataclasses.replace(args, vault=str(own), out=shutil.copytree(whole, args.out))
     bc.main(args)
     steps = vault.open_vault(own).transitions(0, 3)
     with vault.resume(own) as writer:
         writer.append(steps)
-    with pytest.raises(RunError, match=r"the content of own/a was another"):
+    with pytest.raises(RunError, match=r"the content of probe-observation/random was another"):
         bc.main(args)
 
 
@@ -281,8 +277,7 @@ def test_without_an_environment_episodes_are_held_out(args: bc.Args, tmp_path: P
     split = {"vault": parts["train"].path, "validation": parts["validation"].path}
     apart = bc.main(dataclasses.replace(args, **split, out=tmp_path / "apart"))
     for seed in (0, 1):
-        for mine, theirs in zip(params(run, seed), params(apart, seed), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        chex.assert_trees_all_equal(params(run, seed), params(apart, seed))
         for name, values in final[seed].items():
             np.testing.assert_allclose(np.sort(values), np.sort(evaluated(apart)[seed][name]))
     # A probe's episode is one step of two agents, each of whom saw one of two things.
@@ -411,22 +406,16 @@ def test_kill_9_or_a_signal_and_the_same_command_again(
         """Send a signal once there is a checkpoint more than before; return what was said."""
         checkpoints = Checkpoints(killed / "checkpoints")
         seen = checkpoints.latest() or 0
-        with subprocess.Popen(
-            command(program, killed), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-        ) as process:
-            while process.poll() is None and (checkpoints.latest() or 0) <= seen:
-                time.sleep(0.01)
-            process.send_signal(signum)
-            said = process.stderr.read()
-        assert process.returncode == -signum, said
+        own, new = command(program, killed), lambda: (checkpoints.latest() or 0) > seen
+        said = stopped(own, new, signum)
         return checkpoints.latest(), said
 
-    run(command(program, whole), env=ENVIRONMENT)
+    run(command(program, whole))
     killed_at, _ = stop(program, signal.SIGKILL)
     stopped_at, said = stop(program, signum)
     assert 0 < killed_at < stopped_at < 4000
     assert said == f"stopped at update {stopped_at:,}: the same command resumes there.\n"
-    run(command(program, killed), env=ENVIRONMENT)
+    run(command(program, killed))
     same_run(killed, whole)
 
 

@@ -19,7 +19,7 @@ from offmarl.programs.runs.normalisation import SCALE, UNIT, make_program, norma
 from offmarl.teams import teams_of
 from offmarl.types import ArraySpec, Policy, Sequence
 from offmarl.vault.format.tables import Episodes
-from tests.vault.experience import SPEC, make
+from tests.vault.experience import SPEC, make, written
 
 ENV = "probe/two-step"
 METRICS = {"q_tot": jnp.float32(3.0), "td_loss": jnp.float32(3.0)}
@@ -179,9 +179,7 @@ def test_moments_of_trees_leave_whole_numbers_alone(tmp_path):
     spec = dataclasses.replace(
         SPEC, observation={"image": ArraySpec((2, 2, 1), "uint8"), "speed": ArraySpec((3,))}
     )
-    with vault.create(tmp_path / "a.vlt", spec, rows=2) as writer:
-        writer.append(*make(spec, steps=30))
-    data = vault.open_vault(tmp_path / "a.vlt")
+    data = written(tmp_path / "a.vlt", make(spec, steps=30), spec=spec)
     found = DatasetStatistics(data, episodes=np.arange(len(data.episodes.row)))
     mean, std = found.observation_moments()
     assert (mean["image"], std["image"]) == (0, 1)
@@ -195,9 +193,7 @@ def test_moments_of_trees_leave_whole_numbers_alone(tmp_path):
 
 
 def test_a_run_stores_nothing_in_its_dataset(tmp_path):
-    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(*make(SPEC, steps=30))
-    data = vault.open_vault(tmp_path / "a.vlt")
+    data = written(tmp_path / "a.vlt", make(SPEC, steps=30))
     before = {p: p.read_bytes() for p in data.path.rglob("*") if p.is_file()}
     computed = DatasetStatistics(data).observation_moments()
     assert before == {p: p.read_bytes() for p in data.path.rglob("*") if p.is_file()}

@@ -29,8 +29,9 @@ from offmarl.programs.runs import loop, training
 from offmarl.programs.runs.loop import Schedule, stage_starts
 from offmarl.replay import device
 from recorders import mappo, vdn
+from tests.rollouts import differ
 from tests.runs import metrics_of, scores_of
-from tests.vault.experience import SPEC, make
+from tests.vault.experience import SPEC, make, written
 
 from .learning import Dial, learn
 
@@ -56,8 +57,7 @@ def test_a_recording_that_others_appended_to_is_noticed(tmp_path, monkeypatch):
 def test_a_recording_without_a_complete_episode_is_noticed(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(tracking, "notice", said.append)
-    with vault.create(tmp_path / "v.vlt", SPEC, rows=2) as writer:
-        writer.append(make(steps=5, end_every=1e9)[0])
+    written(tmp_path / "v.vlt", (make(steps=5, end_every=1e9)[0], None))
     online.warn_of(vault.open_vault(tmp_path / "v.vlt"))
     assert len(said) == 1
     assert "no episode of" in said[0]
@@ -289,8 +289,7 @@ def test_the_policies_of_all_evaluations_can_be_loaded_by_their_steps(recorded, 
     best = max(rows, key=lambda row: np.mean(row[tracking.RETURN]))["step"]
     found = [load_policy(run, step=step).params for step in (best, "best", 512, None)]
     chex.assert_trees_all_equal(found[0], found[1])
-    differ = jax.tree.map(lambda one, other: (one != other).any(), found[2], found[3])
-    assert any(jax.tree.leaves(differ))
+    assert differ(found[2], found[3])
     with pytest.raises(RunError, match=r"no checkpoint of step 500, but of \[0, 512, "):
         load_policy(run, step=500)
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns(tracking.POLICIES))

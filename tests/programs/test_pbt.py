@@ -110,10 +110,18 @@ def test_a_lineage_of_seeds_that_a_run_does_not_have_is_refused(tmp_path):
         describe_run(run).facts()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Arguments of a population that was trained without a break."""
+    args, compiled = args_of(tmp_path_factory.mktemp("whole")), collecting.train._cache_size()
+    ippo.main(args)
+    # For the first state and for those that updates return: replacements compile nothing.
+    assert collecting.train._cache_size() <= compiled + 2
+    return args
+
+
 @pytest.mark.slow
-def test_a_killed_population_has_the_same_lineage_and_the_same_bits(tmp_path, monkeypatch):
-    whole = args_of(tmp_path / "whole")
-    ippo.main(whole)
+def test_a_killed_population_has_the_same_lineage_and_the_same_bits(whole, tmp_path, monkeypatch):
     killed = replace(whole, out=tmp_path / "killed", checkpoint_seconds=0)
     evaluate, calls = online._Training.observe, []
 
@@ -155,19 +163,16 @@ def test_a_killed_population_has_the_same_lineage_and_the_same_bits(tmp_path, mo
 
 
 @pytest.mark.slow
-def test_data_say_which_policy_acted_in_a_replaced_member(tmp_path):
-    compiled = collecting.train._cache_size()
-    ippo.main(args_of(tmp_path))
-    assert collecting.train._cache_size() <= compiled + 1  # replacements compile nothing
+def test_data_say_which_policy_acted_in_a_replaced_member(whole):
     rows = [
         row
-        for row in tracking.read(tmp_path / "probe/match.run/ippo-0-to-4/metrics.jsonl")
+        for row in tracking.read(whole.out / "probe/match.run/ippo-0-to-4/metrics.jsonl")
         if "pbt_parent" in row
     ]
     row = next(row for row in rows if row["pbt_parent"] != row["seed"])
     (winner,) = (x for x in rows if (x["seed"], x["step"]) == (row["pbt_parent"], row["step"]))
-    about = vault.open_vault(tmp_path / f"probe/match.vlt/ippo-{row['seed']}-replay").provenance
+    about = vault.open_vault(whole.out / f"probe/match.vlt/ippo-{row['seed']}-replay").provenance
     (acted,) = (x for x in about["policies"] if x.get("training_steps") == row["step"])
     assert acted["return"] == pytest.approx(np.mean(winner["episode_return"]))
     with pytest.raises(RunError, match="population"):  # data of a seed depend on the others
-        ippo.main(args_of(tmp_path, seeds=6))
+        ippo.main(replace(whole, seeds=6))

@@ -25,8 +25,9 @@ from offmarl.programs.learning.ppo import learning as ppo
 from offmarl.programs.learning.ppo import program as ppo_program
 from offmarl.programs.program import structure
 from offmarl.programs.registry import origin_of
-from offmarl.types import Discrete, EnvSpec, Transition, View
+from offmarl.types import Discrete, EnvSpec
 from recorders import ippo, mappo
+from tests.rollouts import steps_of, view_of
 from tests.runs import write_policy
 
 from .learning import learn, train
@@ -41,20 +42,15 @@ NOTHING = ActorCritic((), ())
 def views(alive, numbers=None):
     """Views ``(*b, 2, ...)`` without information, or whose state and observations are numbers."""
     alive = jnp.asarray(alive)
-    lead = alive.shape[:-1]
-    numbers = jnp.zeros(lead) if numbers is None else jnp.asarray(numbers, jnp.float32)
-    own = jnp.broadcast_to(numbers[..., None, None], (*lead, 2, 1))
-    return View(own, numbers[..., None], jnp.ones((*lead, 2, 2), bool), alive)
+    numbers = jnp.zeros(alive.shape[:-1]) if numbers is None else numbers
+    return view_of(SPEC, numbers, alive=alive)
 
 
 def steps(view, reward, terminated, last):
     """Steps ``(T, E, ...)`` whose action is 0."""
-    blank = jnp.zeros(view.alive.shape)
     flags = jnp.broadcast_to(last[..., None], terminated.shape) & ~terminated
-    lead = last.shape
-    return Transition(
-        view, blank.astype(int), reward, terminated, flags, last, blank, jnp.zeros(lead, int)
-    )
+    given = {"view": view, "reward": reward, "terminated": terminated, "truncated": flags}
+    return steps_of(SPEC, last, **given)
 
 
 class ValuesOf(Networks):
@@ -262,7 +258,7 @@ class Rivals:
         return state, transition(self.view(), reward, over, ~over)
 
     def view(self):
-        return views(jnp.ones(2, bool))
+        return view_of(self.spec)
 
 
 @BOTH
@@ -512,7 +508,7 @@ class Guided:
         return state, transition(self.view(), jnp.ones(2), over, ~over, jnp.array([0.0, 10.0]))
 
     def view(self):
-        return views(jnp.ones(2, bool))
+        return view_of(self.spec)
 
 
 @pytest.mark.parametrize(

@@ -294,10 +294,7 @@ for replay in ("device", "stream"):
 
 @pytest.mark.nightly
 def test_seeds_are_spread_over_devices_with_the_same_bits(trained, random_data, tmp_path):
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "JAX_NUM_CPU_DEVICES": "2",
-    }
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2"}
     python("-c", SPREAD, random_data(ENV), tmp_path, env=environment)
     third = two_stage.main(arguments(random_data(ENV), tmp_path / "third", seeds=1, seed=2))
     alone = {0: trained, 1: trained, 2: third}

@@ -20,6 +20,7 @@ from offmarl.programs.recording import collecting
 from offmarl.programs.runs import evaluate
 from recorders import ippo, psro
 from recorders.psro import Args, main, work
+from tests.rollouts import differ
 
 SMALL = Args(
     env="classic/rps:rock=2",
@@ -80,8 +81,7 @@ def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_
     assert offmarl.load_policy(run, step=3).spec.num_agents == 2
     last, untrained = (offmarl.load_policy(run, step=step).params for step in (3, 0))
     chex.assert_trees_all_equal(last, offmarl.load_policy(run).params)
-    with pytest.raises(AssertionError):
-        chex.assert_trees_all_equal(last, untrained)
+    assert differ(last, untrained)
     matches = vault.open_vault(data["vaults"][0]["path"])
     assert {*np.unique(matches.episodes.policy_id)} <= {*range(8)}
     (mixture,) = data["mixtures"].values()
@@ -107,14 +107,14 @@ def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_
 
 
 @pytest.mark.slow
-def test_one_task_and_four_make_the_same_bits(tmp_path):
+def test_one_task_and_two_make_the_same_bits(tmp_path):
     args = replace(SMALL, meta="alpha-rank", iterations=1, out=tmp_path / "whole")
     main(args)
     shared = replace(args, out=tmp_path / "shared")
     for block in range(4):
         work(shared).run(block)  # killed before the block was noted
     given = tyro_arguments(shared)
-    launch(work(shared), f"{tasks.__name__}:work_of", ("record", "", "psro", *given), 4, workers=2)
+    launch(work(shared), f"{tasks.__name__}:work_of", ("record", "", "psro", *given), 2, workers=2)
     one, other = content(args), content(shared)
     assert one[:2] == other[:2]
     chex.assert_trees_all_equal(one[2], other[2])

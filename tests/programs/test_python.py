@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import ClassVar
 
 import gymnasium
@@ -576,7 +575,6 @@ class SlowDuel(Duel):
 def test_a_recording_in_processes_goes_on_after_it_was_stopped(path, how):
     code = (
         "import signal, sys, offmarl, offmarl.programs.recording.python\n"
-        "sys.path.insert(0, sys.argv[2])\n"
         # What a shell starts in the background ignores the signal, and so does all it starts.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from tests.programs.test_python import SlowDuel\n"
@@ -587,14 +585,8 @@ def test_a_recording_in_processes_goes_on_after_it_was_stopped(path, how):
     )
     script = path.parent / "script.py"
     script.write_text(code)
-    root = str(Path(__file__).parents[2])
-    command = [sys.executable, str(script), str(path), root]
-    running = subprocess.Popen(
-        command,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": root},
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, str(script), str(path)]
+    running = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     while not steps_in(path):
         assert running.poll() is None
         time.sleep(0.05)

@@ -14,8 +14,9 @@ from offmarl.networks import MixedParams, MixedValues, MixerWeights, QParams
 from offmarl.programs import TD_ERRORS, Hyperparameters, hyperparameters
 from offmarl.programs.learning import q_learning
 from offmarl.programs.program import structure
-from offmarl.types import Sequence, Transition, View
+from offmarl.types import Discrete, EnvSpec, Sequence, Transition
 from recorders import iql, qmix, vdn
+from tests.rollouts import differ, sequence
 
 # An agent values action a in the slot that shows the number n at n times entry a of its
 # parameters. The mixer adds the agents' values and its parameter times the state.
@@ -36,22 +37,16 @@ TARGET = MixedParams(jnp.array([3.0, 1.0, 2.0]), jnp.array(10.0))
 
 def batch() -> Sequence:
     """Two windows of three steps: one is truncated in the second, the other ends in the first."""
-    number = jnp.array([[1.0, 2.0, 3.0, 9.0], [1.0, 5.0, 5.0, 5.0]])
-    return Sequence(
-        view=View(
-            observation=jnp.broadcast_to(number[..., None, None], (2, 4, 2, 1)),
-            state=number[..., None],
-            legal_actions=jnp.ones((2, 4, 2, 3), bool).at[0, 2, 0, 2].set(False),
-            alive=jnp.ones((2, 4, 2), bool).at[0, 2, 1].set(False).at[1, 0, 1].set(False),
-        ),
-        action=jnp.array([[[0, 1], [2, 2], [0, 0]], [[1, 1], [0, 0], [0, 0]]]),
+    return sequence(
+        [[[0, 1], [2, 2], [0, 0]], [[1, 1], [0, 0], [0, 0]]],
+        EnvSpec("", 2, 1, 1, Discrete(3)),
+        jnp.array([[1.0, 2.0, 3.0, 9.0], [1.0, 5.0, 5.0, 5.0]]),
+        legal_actions=jnp.ones((2, 4, 2, 3), bool).at[0, 2, 0, 2].set(False),
+        alive=jnp.ones((2, 4, 2), bool).at[0, 2, 1].set(False).at[1, 0, 1].set(False),
         reward=jnp.array([[[1.0, 1], [2, 4], [99, 99]], [[4, 0], [99, 99], [99, 99]]]),
         terminated=jnp.zeros((2, 3, 2), bool).at[0, 1, 1].set(True).at[1, 0].set(True),
         truncated=jnp.zeros((2, 3, 2), bool).at[0, 1, 0].set(True),
-        behaviour_log_prob=jnp.zeros((2, 3, 2)),
         mask=jnp.array([[True, True, False], [True, False, False]]),
-        next_known=jnp.ones((2, 3), bool),
-        first=jnp.zeros((2, 4), bool),
     )
 
 
@@ -214,19 +209,14 @@ def test_recorded_data_has_the_final_epsilon_and_the_newest_parameters(rounds):
 same = chex.assert_trees_all_equal
 
 
-def differ(one, other):
-    with pytest.raises(AssertionError):
-        same(one, other)
-
-
 def test_the_target_networks_are_copies_of_every_third_update(rounds):
     _, states, _ = rounds
     same(states[0].target, states[0].params)
     same(states[1].target, states[0].params)  # after 2 updates
-    differ(states[1].params, states[0].params)
+    assert differ(states[1].params, states[0].params)
     third = states[2].target  # after 4: of the third, neither the second nor the fourth
-    differ(third, states[1].params)
-    differ(third, states[2].params)
+    assert differ(third, states[1].params)
+    assert differ(third, states[2].params)
     same(states[3].target, states[3].params)  # after 6
 
 

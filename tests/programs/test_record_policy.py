@@ -97,11 +97,10 @@ def test_what_is_recorded_is_what_was_played(whole, fixed):
 
 
 @pytest.mark.slow
-def test_once_ended_a_recording_changes_nothing(arguments):
-    record_policy(**arguments)
-    path = arguments["path"]
+def test_once_ended_a_recording_changes_nothing(whole, fixed):
+    path = whole.path
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
-    assert not record_policy(**arguments)
+    assert not record_policy(**fixed, path=path)
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
     assert [entry.name for entry in path.parent.iterdir()] == ["expert"]
 

@@ -3,10 +3,7 @@
 import copy
 import json
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,13 +30,14 @@ from offmarl.programs.recording.sides import (
 )
 from offmarl.programs.runs.continuing import start_of
 from offmarl.teams import teams_of
+from tests.children import stopped
 from tests.runs import write_policy
 
 RIVALS = f"{Path(__file__).parents[1] / 'envs' / 'rivals.py'}:Rivals"
 ENV = envs.make(RIVALS)
 CATS, MICE = teams_of(ENV.spec)
 XOR = "classic/xor:time_limit=4"
-STEPS = "/0", "/16", "/32"
+STEPS = "/1", "/16", "/32"
 SMALL = {"num_envs": 2, "total_steps": 32, "steps": 16, "evaluations": 2, "eval_episodes": 4}
 
 
@@ -216,8 +214,8 @@ def test_mistakes_in_policies_are_named(sources, error, message):
 @pytest.fixture
 def learned(tmp_path):
     """A run of three seeds on the XOR game, and how a response to its policies is trained."""
-    record(tmp_path / "partners", env=XOR, seeds=3, tiers="")
-    run = tmp_path / "partners" / f"{XOR}.run" / "mappo-0-to-2"
+    run, spec = tmp_path / "partners", envs.make(XOR).spec
+    write_policy(run, PolicyConfig("feedforward"), spec, [0, 1, 2], later={16: 2.0, 32: -1.0})
     members = f"{run}@*+random:2+{run}@1/*"
     options = {"env": XOR, "side": "agent_0", "opponents": (members,), "tiers": "replay"}
     return run, options | {"total_steps": 640, "checkpoint_seconds": 0.0}
@@ -230,15 +228,14 @@ def test_a_killed_response_ends_with_the_same_bits_without_the_runs_of_its_oppon
     partners, options = learned
     (whole,) = record(tmp_path / "whole", **options).data["vaults"]
     code = (
-        "from tests.programs.test_sides import record; from pathlib import Path; "
+        "from tests.programs.test_sides import *; from tests import plain; "
+        "registry.origin_of(plain.make); "
         f"record(Path({str(tmp_path / 'killed')!r}), **{options!r})"
     )
-    running = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     run = tmp_path / "killed" / f"{XOR}.run" / "mappo-agent_0-0"
-    while len([*(run / "checkpoints").glob("[0-9]*")]) < 2 and running.poll() is None:
-        time.sleep(0.01)
-    running.send_signal(signal.SIGKILL)
-    assert running.wait() == -signal.SIGKILL and not tracking.read_run(run)["complete"]
+    checkpoints = run / "checkpoints"
+    stopped([sys.executable, "-c", code], lambda: len([*checkpoints.glob("[0-9]*")]) > 1)
+    assert not tracking.read_run(run)["complete"]
     shutil.rmtree(partners)
     (resumed,) = record(tmp_path / "killed", **options).data["vaults"]
     steps = [vault.open_vault(row["path"]).transitions() for row in (whole, resumed)]
@@ -246,7 +243,7 @@ def test_a_killed_response_ends_with_the_same_bits_without_the_runs_of_its_oppon
     assert len(np.unique(np.asarray(steps[0].policy_id)[..., 1])) == 7  # 3 seeds, random, 3 steps
     described = [vault.open_vault(row["path"]).provenance["policies"] for row in (whole, resumed)]
     assert described[0] == described[1]
-    assert [one["name"] for one in described[1][-3:]] == [f"mappo-0-to-2@1{x}" for x in STEPS]
+    assert [one["name"] for one in described[1][-3:]] == [f"partners@1{x}" for x in STEPS]
 
     # Its tiers and evaluations need no other run, wherever it is.
     moved = run.rename(tmp_path / "moved")
@@ -273,7 +270,7 @@ def test_copies_of_opponents_are_checked(learned, tmp_path):
     (run / "run.json").write_text(json.dumps(entry | {"complete": False}))
     record(tmp_path, **options | {"total_steps": 16, "tiers": ""})
     for change, error, message in (
-        ({"parameters": "0" * 64}, RunError, "no copy of the policy mappo-0-to-2@0 that it learn"),
+        ({"parameters": "0" * 64}, RunError, "no copy of the policy partners@0 that it learn"),
         ({"run": None}, RunError, "run.json is not valid: .*run: Expected str"),
         (None, UnknownNameError, "no run's directory, named ''"),
     ):

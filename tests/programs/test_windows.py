@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl import vault
 from offmarl.programs import Capture, add, draw_windows, init_capture, make_buffer
 from offmarl.programs.experience.prioritised import admit, begin_priorities, learned, sample
 from offmarl.programs.experience.windows import Start, windows_at
 from offmarl.replay import Windows, load
-from offmarl.types import Discrete, EnvSpec, Transition, View
+from offmarl.types import Discrete, EnvSpec
+from tests.rollouts import steps_of, view_of
+from tests.vault.experience import written
 
 SPEC = EnvSpec("numbers", 1, 1, 1, Discrete(2))
 CAPACITY = 8
@@ -39,28 +40,9 @@ def capture_of(ends: tuple[tuple[int, ...], ...] = ENDS, capacity: int = CAPACIT
     last = np.array(ends, bool).T
     rows = last.shape[1]
     number = 100 * np.arange(rows) + np.arange(len(last))[:, None]
-
-    def view(number: np.ndarray) -> View:
-        seen = number.astype(np.float32)
-        return View(
-            seen[..., None, None],
-            seen[..., None],
-            np.ones((*seen.shape, 1, 2), bool),
-            np.ones((*seen.shape, 1), bool),
-        )
-
-    agents = number[..., None]
-    transitions = Transition(
-        view(number),
-        action=np.zeros(agents.shape, np.int32),
-        reward=agents.astype(np.float32),
-        terminated=np.zeros(agents.shape, bool),
-        truncated=last[..., None],
-        last=last,
-        behaviour_log_prob=np.zeros(agents.shape, np.float32),
-        policy_id=np.zeros(number.shape, np.int32),
-    )
-    after = view(np.where(last, 1000 + number, number + 1))
+    transitions = steps_of(SPEC, last, number, reward=number[..., None].astype(np.float32))
+    views = transitions, view_of(SPEC, np.where(last, 1000 + number, number + 1))
+    transitions, after = jax.device_get(views)
     buffer = make_buffer(rows, capacity)
     capture = init_capture(buffer, SPEC, sampled=True, num_steps=4)
     for start in range(0, len(last), 4):
@@ -175,22 +157,10 @@ def test_no_memory_comes_from_outside_the_buffer() -> None:
 def prior(tmp_path_factory):
     """Return steps 500 to 505 and 600 to 605, where nothing is known after the last ones."""
     number = 500 + 100 * np.arange(2)[:, None] + np.arange(6)
-    seen = number.astype(np.float32)
-    flag, legal = np.zeros((2, 6, 1), bool), np.ones((2, 6, 1, 2), bool)
-    steps = Transition(
-        View(seen[..., None, None], seen[..., None], legal, ~flag),
-        action=np.zeros((2, 6, 1), np.int32),
-        reward=seen[..., None],
-        terminated=flag,
-        truncated=flag,
-        last=flag[..., 0],
-        behaviour_log_prob=np.zeros((2, 6, 1), np.float32),
-        policy_id=np.zeros((2, 6), np.int32),
-    )
+    reward = number[..., None].astype(np.float32)
+    steps = jax.device_get(steps_of(SPEC, number < 0, number, reward=reward))
     path = tmp_path_factory.mktemp("prior") / "numbers.vlt"
-    with vault.create(path, SPEC, rows=2) as writer:
-        writer.append(steps)
-    return load(vault.open_vault(path), Windows(60, 2, extras=()))
+    return load(written(path, (steps, None), spec=SPEC), Windows(60, 2, extras=()))
 
 
 def test_half_of_a_batch_is_drawn_from_prior_data_however_many_steps_are_added(prior) -> None:

@@ -12,22 +12,12 @@ import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.replay import Windows, load
+from offmarl.testing import experience, views
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, Transition, View
 from offmarl.vault import open_vault
+from tests.vault.experience import written
 
 SPEC = EnvSpec("test", num_agents=2, observation_size=3, state_size=2, action=Discrete(3))
-
-
-def random_view(rng: np.random.Generator, lead: tuple[int, ...], spec: EnvSpec) -> View:
-    agents = spec.num_agents
-    legal = rng.random((*lead, agents, spec.action_size)) < 0.7
-    legal[..., 0] = True
-    return View(
-        observation=rng.normal(size=(*lead, agents, spec.observation_size)).astype(np.float32),
-        state=rng.normal(size=(*lead, spec.state_size)).astype(np.float32),
-        legal_actions=legal,
-        alive=rng.random((*lead, agents)) < 0.8,
-    )
 
 
 def write(
@@ -38,32 +28,17 @@ def write(
     with_finals: bool = True,
 ) -> tuple[Transition, FinalObservations]:
     """Write random steps ``ends.shape``; an episode ends where ``ends`` is true."""
-    rng = np.random.default_rng(0)
-    rows, steps = ends.shape
+    rng, agents = np.random.default_rng(0), (*ends.shape, spec.num_agents)
     terminated = ends & (rng.random(ends.shape) < terminates)
-    everyone = (rows, steps, spec.num_agents)
-    view = random_view(rng, ends.shape, spec)
-    discrete = isinstance(spec.action, Discrete)
-    action_shape = everyone if discrete else (*everyone, spec.action_size)
-    transition = Transition(
-        view=view,
-        action=rng.integers(0, spec.action_size, action_shape).astype(np.int32)
-        if discrete
-        else rng.uniform(-1, 1, action_shape).astype(np.float32),
-        reward=rng.normal(size=everyone).astype(np.float32),
-        terminated=np.broadcast_to(terminated[..., None], everyone),
-        truncated=np.broadcast_to((ends & ~terminated)[..., None], everyone),
+    transition = experience(spec, *ends.shape)[0]._replace(
+        terminated=np.broadcast_to(terminated[..., None], agents),
+        truncated=np.broadcast_to((ends & ~terminated)[..., None], agents),
         last=ends,
-        behaviour_log_prob=-rng.random(everyone).astype(np.float32),
-        policy_id=np.zeros((rows, steps), np.int32),
+        policy_id=np.zeros(ends.shape, np.int32),
     )
-    if discrete:
-        taken = transition.action[..., None].astype(np.int64)
-        np.put_along_axis(view.legal_actions, taken, True, -1)
     row, time = np.nonzero(ends)
-    finals = FinalObservations(row, time, random_view(rng, (len(row),), spec))
-    with vault.create(path, spec, rows=rows, chunk_steps=16) as writer:
-        writer.append(transition, finals if with_finals else None)
+    finals = FinalObservations(row, time, views(spec, (len(row),), rng))
+    written(path, (transition, finals if with_finals else None), spec=spec, chunk_steps=16)
     return transition, finals
 
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import offmarl
-from offmarl import vault
 from offmarl.errors import MissingExtraError, OptionError, VaultChecksumError
 from offmarl.testing import experience
 from offmarl.types import ArraySpec, Discrete, EnvSpec, map_tree
 from offmarl.vault import Dataset
+from tests.vault.experience import written
 from tests.vault.test_integrity import flip
 
 from .test_device import write
@@ -70,9 +70,7 @@ def test_tensors_keep_every_type_and_share_memory(tmp_path: Path) -> None:
     leaves = {name: ArraySpec((3,), name) for name in dtypes}
     spec = EnvSpec("", 2, 0, 4, Discrete(2), observation=leaves, extras={"cost": ArraySpec(())})
     steps, finals = experience(spec, 1, 30, 0, 5.0)
-    with vault.create(tmp_path / "typed.vlt", spec, rows=1) as writer:
-        writer.append(steps, finals)
-    dataset = offmarl.open(tmp_path / "typed.vlt")
+    dataset = written(tmp_path / "typed.vlt", (steps, finals), spec=spec)
     items, windows = dataset.window_items(4)[3], dataset.torch_windows(4)[3]
     for name, tensor in windows.view.observation.items():
         array = items.view.observation[name]

@@ -17,26 +17,23 @@ from offmarl.errors import OptionError
 from offmarl.replay import Batches, Replay, Windows, WindowSource, device, load, open_batches
 from offmarl.replay.fields import fields_of
 from offmarl.replay.packing import layout_of, pack, unpack
-from offmarl.testing import entries, experience, image_spec, typed_spec
+from offmarl.testing import entries, image_spec, typed_spec
 from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, flatten_tree
 from offmarl.vault import Dataset
-
-
-def write(path: Path, spec: EnvSpec, steps: int, **options: Any) -> Dataset:
-    with vault.create(path, spec, rows=2, **options) as writer:
-        writer.append(*experience(spec, 2, steps, seed=1))
-    return offmarl.open(path)
+from tests.vault.experience import recorded
 
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Windows cross the ends of chunks of 16 steps, of episodes and of rows."""
-    return write(tmp_path_factory.mktemp("typed") / "t.vlt", typed_spec("t"), 60, chunk_steps=16)
+    return recorded(tmp_path_factory.mktemp("typed") / "t.vlt", typed_spec("t"), steps=60, seed=1)
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write(tmp_path_factory.mktemp("images") / "i.vlt", image_spec("i", (24, 24, 3)), 30)
+    return recorded(
+        tmp_path_factory.mktemp("images") / "i.vlt", image_spec("i", (24, 24, 3)), steps=30, seed=1
+    )
 
 
 def same_bits(ours: Any, theirs: Any) -> None:

@@ -13,7 +13,7 @@ from offmarl.report.contents import data_warnings
 from offmarl.testing import image_spec, typed_spec
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, map_tree
 from offmarl.vault.dataset import open_vault
-from tests.vault.experience import make
+from tests.vault.experience import make, written
 
 DISCRETE = EnvSpec("test/made-up", 3, 2, 2, Discrete(4), time_limit=9)
 CONTINUOUS = EnvSpec("", 2, 3, 4, Continuous(2), reward="individual")
@@ -21,8 +21,7 @@ ROWS, STEPS = 3, 200
 
 
 def write(path, spec, transition, finals=None, rows=ROWS, **options):
-    with vault.create(path, spec, rows=rows, chunk_steps=16, **options) as writer:
-        writer.append(transition, finals)
+    written(path, (transition, finals), spec=spec, chunk_steps=16, **options)
     return vault.open_vault(path, checked=True)
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "episodes_of",
     "make",
     "nan_at",
+    "recorded",
     "save_hdf5",
     "steps",
     "table_of",
@@ -61,13 +62,46 @@ def whole_episodes(
 
 
 def written(
-    path: Path, *parts: tuple[Transition, FinalObservations], spec: EnvSpec = SPEC, **options: Any
+    path: Path,
+    *parts: tuple[Transition, FinalObservations | None],
+    spec: EnvSpec = SPEC,
+    **options: Any,
 ) -> vault.Dataset:
     """Write records to a new vault, and open it."""
     with vault.create(path, spec, rows=len(parts[0][0].last), **options) as writer:
         for part in parts:
             writer.append(*part)
     return vault.open_vault(path)
+
+
+def recorded(
+    path: Path,
+    spec: EnvSpec = SPEC,
+    rows: int = 2,
+    steps: int = 40,
+    seed: int = 0,
+    end_every: float = 5.0,
+    **options: Any,
+) -> vault.Dataset:
+    """Write random steps to a new vault, and open it."""
+    given: dict[str, Any] = {"chunk_steps": 16} | options
+    return written(path, make(spec, rows, steps, seed, end_every), spec=spec, **given)
+
+
+def assert_each_step_equally_often(
+    dataset: vault.Dataset, source: vault.Dataset | None = None, epochs: int = 1, **options: Any
+) -> None:
+    """Check that windows of 5 steps hold each step so often, as it is in the source."""
+    steps, table = (source or dataset)[:], dataset.episodes
+    count = np.zeros((dataset.rows, dataset.length), int)
+    with dataset.stream(8, 5, to="numpy", epochs=epochs, **options) as stream:
+        for batch in stream:
+            episode, time = batch.episode[:, :-1][batch.mask], batch.time[:, :-1][batch.mask]
+            place = table.row[episode], table.start[episode] + time
+            np.add.at(count, place, 1)
+            np.testing.assert_array_equal(batch.reward[batch.mask], steps.reward[place])
+            np.testing.assert_array_equal(batch.action[batch.mask], steps.action[place])
+    assert (count == epochs * 5).all()
 
 
 def save_hdf5(path: Path, arrays: dict[str, np.ndarray]) -> Path:

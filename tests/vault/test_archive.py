@@ -19,7 +19,7 @@ from offmarl.errors import (
 from offmarl.vault.storage import archive
 
 from .experience import SPEC, assert_same, make, steps, written
-from .loopback import serve
+from .loopback import FileServer
 
 STEPS = 12000
 FILES = ("metadata.json", "manifest.ocdbt")
@@ -67,7 +67,7 @@ def test_what_is_not_in_the_archive(folder):
 
 @pytest.mark.slow
 def test_few_ranges_of_an_archive_on_a_web_server(folder):
-    with serve(folder) as server:
+    with FileServer(folder) as server:
         found = vault.open_vault(f"{server.url}/stored.zip/3m.vlt/Good")
         assert_same(found[:100], steps(make(steps=STEPS)[0], 0, 100))
         size = (folder / "stored.zip").stat().st_size
@@ -87,7 +87,7 @@ def test_credentials_are_sent_and_never_shown(tmp_path, place):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for file in writer.path.rglob("*"):
             archive.write(file, file.relative_to(tmp_path))
-    with serve(tmp_path) as server:
+    with FileServer(tmp_path) as server:
         url = f"{server.url.replace('//', '//me:secret@')}/{place}"
         found = vault.open_vault(url)
         again = pickle.loads(pickle.dumps(found))
@@ -102,7 +102,7 @@ def test_credentials_are_sent_and_never_shown(tmp_path, place):
 
 @pytest.mark.parametrize("path", ["3m.vlt", "3m.vlt/Goof", ""])
 def test_a_web_server_lists_nothing(folder, path):
-    with serve(folder) as server:
+    with FileServer(folder) as server:
         for function in (vault.open_vault, vault.verify, lambda url: list(vault.list_vaults(url))):
             with pytest.raises(VaultNotFoundError, match="web servers do not list"):
                 function(f"{server.url}/{path}")

@@ -27,9 +27,7 @@ def test_there_and_back(tmp_path, home, spec):
     truncated = steps.truncated.copy()
     truncated[:, -1] |= ~steps.terminated[:, -1]  # Minari's episodes all end
     steps = steps._replace(truncated=truncated, last=(steps.terminated | truncated).all(-1))
-    with vault.create(tmp_path / "a.vlt", spec, rows=2) as writer:
-        writer.append(steps, finals)
-    found = vault.open_vault(tmp_path / "a.vlt")
+    found = written(tmp_path / "a.vlt", (steps, finals), spec=spec)
     assert (
         vault.export_dataset(found, "swarm/test/expert-v0", "minari")
         == home / "swarm/test/expert-v0"

@@ -9,8 +9,10 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultNotFoundError
-from offmarl.testing import DriverConformance, experience
+from offmarl.testing import DriverConformance
 from offmarl.vault.storage.store import openers
+
+from .experience import recorded
 
 MEMORY: dict[str, tuple[bytes, bytes]] = {}
 """URLs of keys, and their values and generations."""
@@ -72,9 +74,7 @@ class TestMemoryZstd(TestMemory):
 
 
 def write(url="memory://m/v.vlt/main", **options):
-    with vault.create(url, DriverConformance.spec, rows=2, chunk_steps=8, **options) as writer:
-        writer.append(*experience(DriverConformance.spec, 2, 20))
-    return vault.open_vault(url)
+    return recorded(url, DriverConformance.spec, steps=20, chunk_steps=8, **options)
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])

@@ -16,13 +16,8 @@ from offmarl.vault.format.column_statistics import (
     capacity_for,
 )
 
-from .experience import CONTINUOUS, SPEC, make, written
+from .experience import CONTINUOUS, SPEC, make, recorded, written
 from .test_stock import to_stock, write_stock
-
-
-def record(path, spec=SPEC, rows=2, num_steps=40, seed=0, **options):
-    steps = make(spec, rows, num_steps, seed)
-    return written(path, steps, spec=spec, **{"chunk_steps": 16, **options})
 
 
 def assert_same_statistics(found, expected):
@@ -37,7 +32,7 @@ def assert_same_statistics(found, expected):
 
 @pytest.mark.parametrize("spec", [SPEC, CONTINUOUS])
 def test_statistics_are_those_of_numpy(tmp_path, spec):
-    data = record(tmp_path / "a.vlt", spec)
+    data = recorded(tmp_path / "a.vlt", spec)
     steps, found = data.transitions(), data.statistics()
     alive = steps.view.alive
     assert not alive.all()
@@ -66,8 +61,7 @@ def test_padding_is_left_out(tmp_path):
     steps.view.observation[:, :, 1, 1:] = 0
     steps.action[...] = 0
     steps.view.legal_actions[..., 0] = True
-    with vault.create(tmp_path / "a.vlt", spec, rows=2) as writer:
-        writer.append(steps, finals)
+    written(tmp_path / "a.vlt", (steps, finals), spec=spec)
     found = vault.open_vault(tmp_path / "a.vlt").statistics()["observation"]
     assert (found.count > 0).tolist() == [[True] * 3, [True, False, False]]
     assert np.isnan(found.mean[1, 1:]).all() and np.isnan(found.quantiles[:, 1, 1:]).all()
@@ -133,7 +127,7 @@ def test_capacity_follows_from_the_memory():
 
 
 def test_statistics_are_computed_once_and_again_after_an_append(tmp_path, monkeypatch):
-    data = record(tmp_path / "a.vlt")
+    data = recorded(tmp_path / "a.vlt")
     digest = data.digest()
     first = data.statistics()
     opened = vault.open_vault(data.path)
@@ -175,7 +169,7 @@ def other_shape(value):
     ],
 )
 def test_damaged_statistics_are_computed_again(tmp_path, damage):
-    data = record(tmp_path / "a.vlt")
+    data = recorded(tmp_path / "a.vlt")
     first = data.statistics()
     value = damage(data.store.get_json(leaf_statistics.STATISTICS_KEY))
     data.store.commit({leaf_statistics.STATISTICS_KEY: value}, fence={}).result()
@@ -191,7 +185,7 @@ def test_what_must_not_change_stays_as_it_is(tmp_path):
     assert foreign.statistics()["reward"].count.tolist() == [60, 60]
     assert before == {p: p.read_bytes() for p in foreign.path.rglob("*") if p.is_file()}
 
-    busy = record(tmp_path / "a.vlt")
+    busy = recorded(tmp_path / "a.vlt")
     with vault.resume(busy.path):
         busy.statistics()
     assert stored(vault.open_vault(busy.path)) is None

@@ -19,18 +19,13 @@ from offmarl.errors import (
 from offmarl.types import ArraySpec, Discrete, EnvSpec
 from offmarl.vault.check.leaf_statistics import QUANTILES
 
-from .experience import CONTINUOUS, SPEC, assert_same, make, written
+from .experience import CONTINUOUS, SPEC, assert_same, make, recorded
 from .test_stock import to_stock, write_stock
-
-
-def record(path, spec=SPEC, rows=2, num_steps=40, seed=0, ends=6.0, **options):
-    steps = make(spec, rows, num_steps, seed, end_every=ends)
-    return written(path, steps, spec=spec, **{"chunk_steps": 16, **options})
 
 
 @pytest.fixture(scope="module")
 def a(tmp_path_factory):
-    return record(tmp_path_factory.mktemp("source") / "a.vlt", rows=3, num_steps=50)
+    return recorded(tmp_path_factory.mktemp("source") / "a.vlt", rows=3, steps=50)
 
 
 def assert_sound(made):
@@ -66,7 +61,7 @@ def everything(steps):
 def test_laws(tmp_path_factory, rows, num_steps, chunk_steps, codec, spec, by, seed):
     place = tmp_path_factory.mktemp("laws")
     options = {"chunk_steps": chunk_steps, "codec": codec}
-    a = record(place / "a.vlt", spec, rows, num_steps, seed, **options)
+    a = recorded(place / "a.vlt", spec, rows, num_steps, seed, **options)
     for number, identity in enumerate((lambda _: {}, everything)):
         same = vault.map(a, place / f"same{number}.vlt", identity, by=by)
         assert same.digest() == a.digest()
@@ -125,7 +120,7 @@ def test_function_gets_whole_episodes_in_columns(a, tmp_path):
 @pytest.mark.parametrize("by", ["episodes", "steps"])
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_new_columns_are_extras(tmp_path, by, codec):
-    a = record(tmp_path / "a.vlt", codec=codec)
+    a = recorded(tmp_path / "a.vlt", codec=codec)
 
     def add(steps):
         cost = np.square(steps["state"]).sum(-1)
@@ -152,7 +147,7 @@ def test_new_columns_are_extras(tmp_path, by, codec):
 def test_trees_and_images(tmp_path):
     image = {"image": ArraySpec((3, 3, 2), "uint8"), "body": {"speed": ArraySpec((4,), "bfloat16")}}
     spec = EnvSpec("", 2, 0, 0, Discrete(4), observation=image, global_state=ArraySpec((2, 2)))
-    a = record(tmp_path / "a.vlt", spec)
+    a = recorded(tmp_path / "a.vlt", spec)
 
     def shrink(steps):
         names = ("observation.image", "final.observation.image")
@@ -183,7 +178,7 @@ def test_a_state_of_all_observations_follows_them(tmp_path, sizes):
     size = sum(sizes or (3, 3))
     spec = EnvSpec("", 2, 3, size, Discrete(4), state="concatenated", observation_sizes=sizes)
     own = np.arange(3) < np.array(sizes or (3, 3))[:, None]
-    a = record(tmp_path / "a.vlt", spec)
+    a = recorded(tmp_path / "a.vlt", spec)
     made = vault.map(a, tmp_path / "b.vlt", shift)
     for view in (made.transitions().view, made.finals):
         np.testing.assert_array_equal(view.state, np.asarray(view.observation)[..., own])

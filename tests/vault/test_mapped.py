@@ -53,9 +53,7 @@ def test_steps_of_large_windows_go_where_they_are_asked_for(tmp_path: Path) -> N
     """A step's observations take 640 bytes; some windows cross the end of a chunk."""
     spec = EnvSpec("", num_agents=2, observation_size=80, state_size=0, action=Discrete(4))
     taken, finals = make(spec, rows=2, steps=40)
-    with vault.create(tmp_path / "data.vlt", spec, rows=2, chunk_steps=16) as writer:
-        writer.append(taken, finals)
-    found = vault.open_vault(tmp_path / "data.vlt")
+    found = written(tmp_path / "data.vlt", (taken, finals), spec=spec, chunk_steps=16)
     rows, starts, length = np.array([0, 1, 1]), np.array([3, 13, 30]), 5
     index = np.array([[0, 1, 2], [6, 7, 9], [14, 13, 12]])  # counted through all windows
     time = (starts[:, None] + np.arange(length)).ravel()

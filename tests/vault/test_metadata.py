@@ -13,9 +13,10 @@ from numcodecs import Blosc, Zstd
 
 from offmarl import vault
 from offmarl.errors import VaultFormatError
-from offmarl.testing import DriverConformance, experience
+from offmarl.testing import DriverConformance
 from offmarl.vault.format.metadata import Grid
 
+from .experience import recorded
 from .test_drivers import MEMORY, registered
 
 __all__ = ["registered"]  # a fixture that every test uses
@@ -128,8 +129,7 @@ class Trap:
 
 def test_verifying_unpickles_nothing():
     url = "memory://m/v.vlt/main"
-    with vault.create(url, DriverConformance.spec, rows=2, codec="zstd") as writer:
-        writer.append(*experience(DriverConformance.spec, 2, 20))
+    recorded(url, DriverConformance.spec, steps=20, codec="zstd")
     for key, (value, stamp) in list(MEMORY.items()):
         if key.endswith("rewards./.zarray"):
             document = json.loads(value) | {"compressor": {"id": "pickle"}}

@@ -6,7 +6,6 @@ import threading
 import zipfile
 from urllib.request import Request, urlopen
 
-import numpy as np
 import pytest
 
 from offmarl import vault
@@ -15,7 +14,14 @@ from offmarl.vault.format import layout
 from offmarl.vault.storage.store import Bucket, store_of
 from tests.proxy import proxied
 
-from .experience import SPEC, assert_same, concatenate, make, written
+from .experience import (
+    SPEC,
+    assert_each_step_equally_often,
+    assert_same,
+    concatenate,
+    make,
+    written,
+)
 
 
 @pytest.fixture(scope="module")
@@ -212,15 +218,3 @@ def test_answers_that_end_within_their_headers(bucket, endpoint, monkeypatch):
         assert_same(vault.open_vault(path)[:], whole)
         assert_each_step_equally_often(vault.open_vault(path))
         assert slow.cuts  # how many is chance
-
-
-def assert_each_step_equally_often(dataset):
-    steps, count = dataset[:], np.zeros((dataset.rows, dataset.length), int)
-    table = dataset.episodes
-    with dataset.stream(8, 5, to="numpy", epochs=1) as stream:
-        for batch in stream:
-            episode, time = batch.episode[:, :-1][batch.mask], batch.time[:, :-1][batch.mask]
-            row, step = table.row[episode], table.start[episode] + time
-            np.add.at(count, (row, step), 1)
-            np.testing.assert_array_equal(batch.reward[batch.mask], steps.reward[row, step])
-    assert (count == 5).all()

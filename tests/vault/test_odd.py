@@ -13,7 +13,7 @@ from offmarl.errors import ShapeError, VaultError, VaultLockedError
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.storage.store import store_of
 
-from .experience import SPEC, assert_same, concatenate, make
+from .experience import SPEC, assert_same, concatenate, make, written
 
 TRANSITION, FINALS = make()
 
@@ -127,8 +127,7 @@ def unwritable(array):
 )
 def test_arrays_of_any_kind_of_number(tmp_path, odd):
     reward = odd(TRANSITION.reward)
-    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(TRANSITION._replace(reward=reward), FINALS)
+    written(tmp_path / "a.vlt", (TRANSITION._replace(reward=reward), FINALS))
     found = vault.open_vault(tmp_path / "a.vlt").read(leaves=["rewards"])["rewards"]
     np.testing.assert_array_equal(found, np.asarray(reward, np.float32))
     assert vault.verify(tmp_path / "a.vlt", deep=True).sound

@@ -25,9 +25,7 @@ def mixed(transition, agent=1, start=4):
 
 def test_new_vaults_have_an_id_for_each_agent(tmp_path):
     path = tmp_path / "a.vlt" / "a"
-    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
-        writer.append(mixed(make(steps=20)[0]), make(steps=20)[1])
-    found = vault.open_vault(path)
+    found = written(path, (mixed(make(steps=20)[0]), make(steps=20)[1]), chunk_steps=16)
     assert found.leaves[layout.POLICY_IDS].shape == (2,)
     assert_same(found[:], mixed(make(steps=20)[0]))
     assert vault.verify(path, deep=True).sound
@@ -86,8 +84,7 @@ def test_the_return_analysis_of_og_marl_takes_our_vaults(tmp_path):
         terminated=transition.terminated | transition.truncated,
         truncated=np.zeros_like(transition.truncated),
     )
-    with vault.create(path, SPEC, rows=2) as writer:
-        writer.append(transition, finals)
+    written(path, (transition, finals))
     episodes = vault.open_vault(path).episodes
     mine = (episodes.row == 0) & episodes.complete
     returns = og_marl_returns(open_stock(path).read().experience)

@@ -14,7 +14,7 @@ from offmarl.vault import Dataset
 from offmarl.vault.format import encoding, layout
 from tests.children import python
 
-from .experience import SPEC, assert_same, make, steps
+from .experience import SPEC, assert_same, make, steps, written
 from .test_stock import append_with_stock, to_stock
 
 ROWS, STEPS = 3, 70
@@ -34,8 +34,7 @@ def vaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
         ("mapped", "raw", 64),
         ("zstd", "zstd", 16),
     ):
-        with vault.create(root / kind, SPEC, rows=ROWS, chunk_steps=chunk_steps, codec=codec) as w:
-            w.append(DATA, FINALS)
+        written(root / kind, (DATA, FINALS), chunk_steps=chunk_steps, codec=codec)
     stock = StockVault("data.vlt", to_stock(steps(DATA, 0, 1)), str(root.parent), "stock")
     append_with_stock(stock, DATA)
     return {kind: vault.open_vault(root / kind) for kind in KINDS}
@@ -150,9 +149,7 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
     """A look at the beginning of a large vault does not go through all of its keys."""
     path = tmp_path / "data.vlt"
     transition, _ = make(rows=1, steps=1024)
-    with vault.create(path, SPEC, rows=1, chunk_steps=8) as writer:
-        writer.append(transition)
-    found = vault.open_vault(path)
+    found = written(path, (transition, None), chunk_steps=8)
     np.testing.assert_array_equal(found[:5].reward, transition.reward[:, :5])
     assert not found._arrays._is_mapped
     np.testing.assert_array_equal(found[:].reward, transition.reward)

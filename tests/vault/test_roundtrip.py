@@ -1,6 +1,5 @@
 import asyncio
 import dataclasses
-import os
 import threading
 
 import chex
@@ -14,7 +13,7 @@ from offmarl import ArraySpec, vault
 from offmarl.errors import VaultError
 from offmarl.types import FinalObservations, View
 from offmarl.vault.format import layout
-from tests.children import ROOT, python
+from tests.children import python
 
 from .experience import (
     CONTINUOUS,
@@ -230,8 +229,7 @@ def test_a_writer_that_is_left_open_ends_without_a_word(tmp_path):
         "writer = vault.create(sys.argv[1], SPEC, rows=4)\n"
         "writer.append(*make(rows=4, steps=100))\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    assert not python("-c", code, tmp_path / "v.vlt" / "a", env=environment)
+    assert not python("-c", code, tmp_path / "v.vlt" / "a")
 
 
 def test_a_reader_beside_a_writer_sees_whole_commits(tmp_path, eager):

@@ -126,8 +126,7 @@ def test_those_who_write_together_are_told_before_anything_waits(tmp_path):
 def test_what_can_be_is_taken(tmp_path, spec, name, index, value):
     transition, finals = make(spec)
     given = with_value(transition, name, index, value)
-    with vault.create(tmp_path / "a.vlt", spec, rows=2) as writer:
-        writer.append(given, finals)
+    written(tmp_path / "a.vlt", (given, finals), spec=spec)
     found = getattr(vault.open_vault(tmp_path / "a.vlt")[:], name)
     np.testing.assert_array_equal(found, getattr(given, name).astype(found.dtype))
 
@@ -315,8 +314,7 @@ def test_impossible_values_are_no_damage(tmp_path, monkeypatch):
     transition.view.alive[0, 1, 0] = True
     with monkeypatch.context() as before:
         before.setattr("offmarl.vault.format.values.find", lambda *_: iter(()))
-        with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-            writer.append(transition, finals)
+        written(tmp_path / "a.vlt", (transition, finals))
     found = vault.verify(tmp_path / "a.vlt", deep=True)
     assert found.sound and "mask of legal actions of agent 0 in row 0, step 1" in found.notes[0]
 
