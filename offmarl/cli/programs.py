@@ -1,7 +1,7 @@
 """``offmarl record``, ``train`` and ``evaluate``: run programs, and play what they trained."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -122,7 +122,8 @@ def _divided_recording(recording: "Recording", block_steps: int | None) -> Divid
 
 def _names_recorder(arguments: list[str]) -> bool:
     """Whether arguments, or the file that they give, name a recorder."""
-    return not arguments[0].startswith("-") or "config" in given_among(arguments, config=str)
+    given = given_among(arguments, config=str, policy=_SEVERAL)
+    return not arguments[0].startswith("-") or ("config" in given and "policy" not in given)
 
 
 def _named_policies(arguments: list[str]) -> "PolicyArgs | None":
@@ -137,9 +138,11 @@ def _named_policies(arguments: list[str]) -> "PolicyArgs | None":
     if not (named or policies[0] == "random" or {*policies[0]} & {*"@:=+"}):
         return None
     from offmarl.programs.recording.fixed import PolicyArgs
+    from offmarl.programs.recording.sides import environment_of
 
     about = "Record policies that do not learn, one for all agents or one for each side."
-    return parse_program(PolicyArgs, "record", about, arguments, TaskOptions)
+    args = parse_program(PolicyArgs, "record", about, arguments, TaskOptions)
+    return args if args.env else replace(args, env=environment_of(args.policies)[0].spec.name)
 
 
 def _recorded(recorded: Any) -> Report:

@@ -422,7 +422,11 @@ def commit_files(
         with _bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
             # An empty .gitignore in place of the repository's, which would leave files out.
             api.preupload_lfs_files(
-                repository, operations, repo_type=kind, gitignore_content="# empty"
+                repository,
+                operations,
+                repo_type=kind,
+                free_memory=False,
+                gitignore_content="# empty",
             )
             done = api.create_commit(
                 repository,
@@ -438,7 +442,7 @@ def commit_files(
             f"someone else pushed to {repository} meanwhile, so nothing was committed: look at "
             "the change, and repeat the command."
         ) from error
-    except ValueError as error:  # the hub checks the metadata of the README first
+    except ValueError as error:  # the hub checks the metadata of the README
         raise CardError(f"the hub does not accept the card of {repository}: {error}") from error
     except RuntimeError as error:  # the client raises this for any failure in its threads
         raise HubError(

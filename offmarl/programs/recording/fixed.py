@@ -51,12 +51,15 @@ class FixedArgs(RecordingArgs):
 class PolicyArgs(FixedArgs):
     """Arguments of the recording of policies by their names."""
 
+    env: str = ""
+    """Environment to record in: a name that `offmarl envs` lists, or code of your own as
+    path/to/file.py:FACTORY or package.module:FACTORY; by default that of the first run."""
     policy: tuple[str, ...] = ("scripted",)
     """One policy for all agents, or SIDE=POLICY for each team or agent: the name of a scripted
     policy of the environment; random; path/to/file.py:FUNCTION, where FUNCTION(env) returns an
     offmarl.types.Policy of all agents without parameters; or RUN, RUN@SEED/STEP or RUN@* with the
-    directory of a run. Each episode draws one of several that are joined by +, with weights as in
-    RUN@*+random:2."""
+    directory of a run, whose policy acts as in its training. Each episode draws one of several that
+    are joined by +, with weights as in RUN@*+random:2."""
 
     @property
     def policies(self) -> Sequence[str]:

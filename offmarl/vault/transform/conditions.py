@@ -220,7 +220,7 @@ def step_columns(
     here = {x: y[steps.episode] for x, y in columns.items() if x.removesuffix(POLICY_NAME) in names}
     here |= {"reward": steps["reward"].astype(float), "step": steps.time}
     here |= {x: steps[x].astype(float) for x in names if x.startswith(EXTRA)}
-    if "policy_id" in steps:
+    if "policy_id" in steps and policy_columns(source.vault.spec).keys() & names:
         ids = steps["policy_id"].reshape(len(steps.time), -1)
         ids = np.broadcast_to(ids, (len(ids), source.vault.spec.num_agents))
         here |= _policies(source, ids, named, names)
@@ -236,7 +236,8 @@ def _steps_meeting(
 ) -> Pieces:
     """Take the intervals of steps that meet a condition, within whole episodes, row by row."""
     vault, found = source.vault, source.vault.episodes
-    leaves = [name for name in ("rewards", POLICY_IDS, *parsed.names) if name in vault.leaves]
+    ids = [POLICY_IDS] if policy_columns(vault.spec).keys() & parsed.names else []
+    leaves = [name for name in ("rewards", *ids, *parsed.names) if name in vault.leaves]
     of_rows = [whole_episodes(vault, np.zeros(0, np.int64))]
     searched = found.row[within.episode]
     for row in np.unique(searched).tolist():
