@@ -56,3 +56,23 @@ def test_a_checkpoint_that_was_not_kept_is_refused(offmarl, run):
         refused = offmarl(*command, run, *PROGRAM, "--checkpoint", 5)
         assert refused.code == 1 and "no checkpoint of step 5, but of [1, 2" in refused.err
     assert offmarl("evaluate", run, "--checkpoint", "first").code == 2
+
+
+@pytest.mark.slow
+def test_a_policy_of_a_run_by_its_seed_plays_in_the_environment_of_the_run(offmarl, tmp_path):
+    record = "record", "--steps", 40, "--num-envs", 2, "--out", tmp_path
+    short = "classic/xor:time_limit=4"
+    assert not offmarl(*record, "--policy", "random", "--env", short).code
+    vault, run = tmp_path / f"{short}.vlt/random-0", tmp_path / "run"
+    assert not offmarl("train", "bc", "--vault", vault, "--updates", 1, "--out", run).code
+    made = offmarl(*record, "--policy", f"{run}@0", "--json")
+    assert made.json["vaults"][0]["path"].endswith(f"{short}.vlt/run-0-0")
+    refused = offmarl("record", "--policy", "random")
+    assert refused.code == 2 and "give --env" in refused.err
+
+
+def test_a_recording_of_named_policies_takes_a_file_of_options(offmarl, tmp_path):
+    file = tmp_path / "few.toml"
+    file.write_text('steps = 8\nnum_envs = 2\nenv = "classic/xor"\n')
+    made = offmarl("record", "--policy", "random", "--config", file, "--out", tmp_path, "--json")
+    assert made.json["vaults"][0]["steps"] == 8, made.err
