@@ -8,7 +8,7 @@ from typing import Any
 
 @cache
 def templates(package: str, **options: Any) -> Any:
-    """Return the templates of a package, to which every name must be given that they use."""
+    """Return the templates of a package; a name that they use and do not get is an error."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # few commands need it
 
     options |= {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}

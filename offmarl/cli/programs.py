@@ -1,7 +1,7 @@
 """``offmarl record``, ``train`` and ``evaluate``: run programs, and play what they trained."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -138,11 +138,9 @@ def _named_policies(arguments: list[str]) -> "PolicyArgs | None":
     if not (named or policies[0] == "random" or {*policies[0]} & {*"@:=+"}):
         return None
     from offmarl.programs.recording.fixed import PolicyArgs
-    from offmarl.programs.recording.sides import environment_of
 
     about = "Record policies that do not learn, one for all agents or one for each side."
-    args = parse_program(PolicyArgs, "record", about, arguments, TaskOptions)
-    return args if args.env else replace(args, env=environment_of(args.policies)[0].spec.name)
+    return parse_program(PolicyArgs, "record", about, arguments, TaskOptions)
 
 
 def _recorded(recorded: Any) -> Report:

@@ -23,7 +23,6 @@ from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError, VaultError
 from offmarl.launch import Share, Work, join_work, run_share
 from offmarl.paths import shown
-from offmarl.report.contents import facts_of
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.tracking import progress
@@ -161,8 +160,13 @@ def report(made: Iterable[vault.Dataset]) -> Report:
 
 
 def _facts(made: vault.Dataset) -> dict[str, Any]:
-    counts = ("path", "steps", "episodes", "incomplete", "return")
-    return {name: fact for name, fact in facts_of(made).items() if name in counts} | {
+    returns = {team: spread(one) for team, one in made.episodes.complete_team_returns.items()}
+    return {
+        "path": made.path,
+        "steps": made.num_steps,
+        "episodes": len(made.episodes.row),
+        "incomplete": made.episodes.incomplete,
+        "return": only_or_all(returns),
         "length": spread(made.episodes.length),
         "lineage": made.provenance["lineage"],
     }

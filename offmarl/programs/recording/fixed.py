@@ -16,7 +16,12 @@ from offmarl.paths import below
 from offmarl.programs.cluster import is_first, join
 from offmarl.programs.recording.online import Recorded, describe, elsewhere, summarise
 from offmarl.programs.recording.record import Recording
-from offmarl.programs.recording.sides import described, joint_policy, policies_by_side
+from offmarl.programs.recording.sides import (
+    described,
+    environment_of,
+    joint_policy,
+    policies_by_side,
+)
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.teams import find_side, teams_of
 from offmarl.vault import open_vault
@@ -93,7 +98,8 @@ def fixed_recording(args: FixedArgs) -> Recording:
 
     Takes the parameters of `record_fixed`, and raises the same errors of policies.
     """
-    env = envs.make(args.env)
+    env = envs.make(args.env) if args.env else environment_of(args.policies)[0]
+    place = envs.short_name(args.env or env.spec.name)
     env = envs.record_states(env) if args.env_states else env
     players = policies_by_side(args.policies, env, range(env.spec.num_agents))
     policy, params = joint_policy(env, players)
@@ -110,7 +116,7 @@ def fixed_recording(args: FixedArgs) -> Recording:
         env,
         policy,
         params,
-        args.out / f"{envs.short_name(args.env)}.vlt" / name,
+        args.out / f"{place}.vlt" / name,
         args.steps,
         args.num_envs,
         args.seed,

@@ -241,7 +241,7 @@ def record_from_run(
     if not issubclass(module.Args, OnlineArgs):
         raise RunError(
             f"{directory} has no versions to choose tiers from: record its policies with "
-            f"`offmarl record --policy {directory}@SEED/STEP --env ENV`."
+            f"`offmarl record --policy {directory}@SEED/STEP`."
         )
     args = from_json(module.Args, record["args"])
     args = replace(

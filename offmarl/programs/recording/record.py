@@ -186,9 +186,8 @@ class Recording:
     """How many policies it is; their ids are their numbers."""
 
     def __post_init__(self) -> None:
-        require_positive(num_envs=self.num_envs)
+        require_positive(num_envs=self.num_envs, steps=self.steps)
         check_seed(self.seed)
-        require_positive(steps=self.steps)
 
     @pinned()
     def record(self) -> bool:

@@ -381,8 +381,8 @@ class _Journal:
             seeds = training.seeds[place]
             found |= finite.faults(done, seeds, own, tree, axes, self._by_design)
         if found:
-            kept = self._run.directory, self.checkpoints.latest(), training.data
-            raise finite.error(found, *kept)
+            last = self.checkpoints.latest()
+            raise finite.error(found, self._run.directory, last, training.data)
 
     def _log(
         self, done: int, metrics: Mapping[str, NDArray[Any]], count: int, clock: "_Clock"
