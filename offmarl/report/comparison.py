@@ -183,6 +183,8 @@ def _pairs(
     for entry, own in results.items():
         alike = [other for other in results if other.acting == entry.acting]
         named = [other for other in alike if _is_named(other, baseline)]
+        # A plan's run "bc" is the baseline, and not its run "bc-top" of the same program.
+        named = [other for other in named if baseline == (other.run or other.algorithm)] or named
         if not named or entry in named:
             continue
         others = results[named[0]]

@@ -436,6 +436,18 @@ def test_runs_that_are_no_pairs_are_named(tmp_path, record, value, note):
     assert note is None or note in text
 
 
+def test_a_plans_run_bc_is_the_baseline_of_its_other_runs_of_bc():
+    top = Entry("bc", "greedy", "bc-top")
+    found = compared({"a": {top: HIGH, BC: LOW, MAICQ: HIGH}}, seeds=tuple(range(len(LOW))))
+    differences = {row.entry: row.difference for row in found.datasets["a"]}
+    assert differences.pop(BC) is None
+    assert {one.value for one in differences.values()} == {np.mean(HIGH - LOW)}
+    # Where none has just this name, no one is the baseline.
+    named = {top: HIGH, BC._replace(run="bc-all"): LOW, MAICQ: HIGH}
+    found = compared({"a": named}, seeds=tuple(range(len(LOW))))
+    assert all(row.difference is None for row in found.datasets["a"])
+
+
 def test_a_baseline_that_there_is_not_is_named(tmp_path):
     with pytest.raises(OptionError, match=r"no run is named bcc: .* of bc \(greedy\), maicq"):
         paired(paired_runs(tmp_path), baseline="bcc")
