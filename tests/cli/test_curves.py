@@ -98,6 +98,7 @@ def test_a_run_has_a_page(offmarl, tmp_path):
     found = offmarl("report", run, "--json").json
     assert found["curves"][tracking.RETURN]["step"] == [10, 20, 30, 40]
     assert found["record"]["program"] == "bc"
+    assert "episode return" in out  # what the evaluations measure heads their table
 
 
 def test_the_first_and_the_last_value_of_a_metric(tmp_path):

@@ -116,8 +116,7 @@ class Pursuit(GrowingArena):
     def _acting_sides(self) -> list[tuple[slice, slice]]:
         """The drones of each side that acts, in order, and those of its opponents."""
         sides = [(self._pursuers, self._evaders), (self._evaders, self._pursuers)]
-        acting = [pair for pair in sides if pair[0].start < self._num_acting]
-        return sorted(acting, key=lambda pair: int(pair[0].start))
+        return [pair for pair in sides if pair[0].start < self._num_acting]
 
     @property
     def _reward(self) -> Literal["team", "individual"]:

@@ -66,6 +66,15 @@ def pursuit():
     return env, reset(env)[0]
 
 
+def test_each_side_sees_the_nearest_of_the_other(pursuit):
+    env, state = pursuit
+    after, step = take_step(env, place(state, [1, 1], [7, 7], [3, 1], [7, 5.5]), jnp.zeros(4, int))
+    nearest = env.read(step.view.observation)["opponents"][:, 0]
+    offset = nearest[:, :2] * after.params.sight[:, None]
+    np.testing.assert_allclose(offset, [[2, 0], [0, -1.5], [-2, 0], [0, 1.5]], atol=1e-5)
+    assert nearest[:, -1].tolist() == [1] * 4
+
+
 @pytest.mark.slow
 def test_a_caught_evader_is_dead_and_the_pursuers_paid(pursuit):
     env, state = pursuit
