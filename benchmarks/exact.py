@@ -150,7 +150,7 @@ METHODS = {
         "than right, if noise does not hide it, and the best way 0.8 more than the worst.",
     ),
     "cfcql": Method(
-        {},
+        {"cql_weight": 5.0},
         predicted((0.0,), (-1.2904, -1.2355), (0.0,)),
         "The counterfactual penalty, of weight 5, decreases the value of (1, 1) more than the "
         "rewards increase it, so action 0 ranks first. On the bridge a monotonic Q_tot can only "

@@ -55,6 +55,24 @@ def test_statistics_are_those_of_numpy(tmp_path, spec):
     assert {leaf.quantile_error for leaf in found.values()} == {0.0}
 
 
+@pytest.mark.parametrize("axis", [None, 0, (0, 1)])
+def test_pooled_columns_are_those_of_numpy(axis):
+    rng = np.random.default_rng(0)
+    values = rng.normal(3.0, 2.0, (50, 4, 3)) * np.arange(1, 5)[:, None]
+    values[rng.random(values.shape) < 0.2] = np.nan
+    values[:, 1, 1] = np.inf  # a column without a number
+    accumulator = RangesAccumulator(4, 3)
+    accumulator.add(values)
+    found = accumulator.ranges.pooled(axis)
+    every = (0, 1, 2) if axis is None else (0, *(x + 1 for x in np.atleast_1d(axis)))
+    known = np.where(np.isfinite(values), values, np.nan)
+    np.testing.assert_allclose(found.low, np.nanmin(known, axis=every))
+    np.testing.assert_allclose(found.high, np.nanmax(known, axis=every))
+    np.testing.assert_allclose(found.mean, np.nanmean(known, axis=every))
+    np.testing.assert_allclose(found.std, np.nanstd(known, axis=every))
+    np.testing.assert_array_equal(found.finite, np.isfinite(known).sum(axis=every))
+
+
 def test_padding_is_left_out(tmp_path):
     spec = replace(SPEC, observation_sizes=(3, 1), action_sizes=(4, 2))
     steps, finals = make(spec)
