@@ -10,7 +10,8 @@ node is drawn. A smaller ``--mutations`` takes the first nodes of the same order
 type annotations, decorators, blocks under ``TYPE_CHECKING``, strings (including docstrings and the
 texts of errors) and the arguments of raised errors. A mutant is killed if the tests that are not
 slow fail, or take more than four times as long as without it: first the tests that name the module,
-and then those of its directory. The tests run in copies of the tracked files, so the checkout is
+and then those of its directory. What survives these is killed by slow tests that name the module,
+if they pass without it. The tests run in copies of the tracked files, so the checkout is
 not changed. Mutants that are in the results file are not run again.
 
 ``--fix`` writes the mutants to a file, by function, node and change, and runs nothing. ``--fixed``
@@ -33,23 +34,25 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 SOURCES = ("offmarl", "baselines", "recorders")
 """Directories whose files are changed."""
 
-_LEFT_OUT = ("slow", "nightly")
-"""Marks of tests that do not run, if the marks exist."""
+_FAST, _SLOW = "not slow and not nightly", "slow and not nightly"
+"""Tests that run for every mutant, and for what survives them."""
 _QUIETLY = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
 _PATIENCE = 4.0
 _LEAST_SECONDS = 120.0
+_MOST_SECONDS = 1800.0
 
 # ---------------------------------------------------------------------------------- rules
 
@@ -334,8 +337,8 @@ def fixed(path: Path) -> list[Mutant]:
 
 
 @cache
-def stages(file: str) -> tuple[tuple[str, ...], ...]:
-    """Return the tests to run for a file, in stages: those that name it, and its directory's."""
+def stages(file: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the tests to run for a file: those that name it, and its directory."""
     package, *parts = file.removesuffix(".py").split("/")
     name = ".".join(parts) if package == "offmarl" else parts[-1]
     room = parts[0] if package == "offmarl" and len(parts) > 1 else package
@@ -350,8 +353,8 @@ def stages(file: str) -> tuple[tuple[str, ...], ...]:
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
         if path.stem == f"test_{parts[-1].lstrip('_')}" or named.search(path.read_text())
     ]
-    whole = () if tests == ROOT / "tests" else ((str(tests.relative_to(ROOT)),),)
-    return (*([tuple(near)] if near else []), *whole)
+    whole = () if tests == ROOT / "tests" else (str(tests.relative_to(ROOT)),)
+    return tuple(near), whole
 
 
 class Bench:
@@ -361,9 +364,6 @@ class Bench:
         self._free: queue.Queue[Path] = queue.Queue()
         self._cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(directory / "programs"))
         self._seconds: dict[tuple[str, ...], float] = {}
-        options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
-        marks = {mark.partition(":")[0] for mark in options["ini_options"]["markers"]}
-        self._chosen = " and ".join(f"not {mark}" for mark in _LEFT_OUT if mark in marks)
         names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
         for job in range(jobs):
             tree = directory / str(job) / "project"
@@ -377,11 +377,11 @@ class Bench:
 
     def time(self, tests: tuple[str, ...]) -> None:
         """Run tests without a mutant, which must pass."""
-        if tests in self._seconds:
+        if not tests or tests in self._seconds:
             return
         begin = time.monotonic()
         tree = self._free.get()
-        failed = self._run(tree, tests, 3600.0)
+        failed = self._run(tree, tests, _FAST, 2 * _MOST_SECONDS)
         self._free.put(tree)
         if failed:
             sys.exit(f"tests fail without a mutant: {failed}")
@@ -395,23 +395,28 @@ class Bench:
         original = file.read_text()
         try:
             _write(file, mutant.source)
-            for tests in stages(mutant.file):
+            near, whole = stages(mutant.file)
+            for tests in filter(None, (near, whole)):
                 limit = max(_LEAST_SECONDS, _PATIENCE * self._seconds[tests])
-                if killer := self._run(tree, tests, limit):
+                if killer := self._run(tree, tests, _FAST, limit):
+                    return killer
+            if near and (killer := self._run(tree, near, _SLOW, _MOST_SECONDS)):
+                _write(file, original)
+                if not self._run(tree, near, _SLOW, _MOST_SECONDS):
                     return killer
             return ""
         finally:
             _write(file, original)
             self._free.put(tree)
 
-    def _run(self, tree: Path, tests: tuple[str, ...], limit: float) -> str:
+    def _run(self, tree: Path, tests: tuple[str, ...], marks: str, limit: float) -> str:
         environment = os.environ | {
             "PYTHONPATH": str(tree),
             "JAX_COMPILATION_CACHE_DIR": self._cache,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         }
-        command = [sys.executable, "-m", "pytest", *_QUIETLY, "-m", self._chosen, *tests]
+        command = [sys.executable, "-m", "pytest", *_QUIETLY, "-m", marks, *tests]
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 command,
@@ -429,7 +434,7 @@ class Bench:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-            if status == 0:
+            if status in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
                 return ""
             output.seek(0)
             return _failure(output.read().splitlines()) or f"pytest ended with {status}"
