@@ -15,7 +15,7 @@ choose one of several good ways to act together, and independent imitation mixes
 the bridge 25,000 steps beside 4,000.
 
 A prediction says which returns the best actions may have, by the arguments in `METHODS`, which were
-written down before the runs, for the defaults of each method beside `SHARED`. They are stated in
+written down before the runs, for the options in `METHODS` beside `SHARED`. They are stated in
 the unit of rewards that methods learn from: a reward of 1 is 0.476 in both versions of XOR (largest
 return 42); a return of 1 is 15.5 on the bridge (largest 1.2904), 0.82 with random play (24.4). A
 seed is right if its return is within 0.02 of one of them; on the bridge all returns below -12 count

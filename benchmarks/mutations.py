@@ -10,9 +10,10 @@ node is drawn. A smaller ``--mutations`` takes the first nodes of the same order
 type annotations, decorators, blocks under ``TYPE_CHECKING``, strings (including docstrings and the
 texts of errors) and the arguments of raised errors. A mutant is killed if the tests that are not
 slow fail, or take more than four times as long as without it: first the tests that name the module,
-and then those of its directory. What survives these is killed by slow tests that name the module,
-if they pass without it. The tests run in copies of the tracked files, so the checkout is
-not changed. Mutants that are in the results file are not run again.
+and then those of its directory. What survives these meets the slow tests that name the module, for
+at most half an hour, and is killed if they fail with it and pass without it. The tests run in
+copies of the tracked files, so the checkout is not changed. Mutants that are in the results file
+are not run again.
 
 ``--fix`` writes the mutants to a file, by function, node and change, and runs nothing. ``--fixed``
 runs those of a file, wherever their functions stand now, and names those that are gone.
@@ -364,6 +365,7 @@ class Bench:
         self._free: queue.Queue[Path] = queue.Queue()
         self._cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(directory / "programs"))
         self._seconds: dict[tuple[str, ...], float] = {}
+        self._slow_pass: dict[tuple[str, ...], bool] = {}
         names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
         for job in range(jobs):
             tree = directory / str(job) / "project"
@@ -402,8 +404,9 @@ class Bench:
                     return killer
             if near and (killer := self._run(tree, near, _SLOW, _MOST_SECONDS)):
                 _write(file, original)
-                if not self._run(tree, near, _SLOW, _MOST_SECONDS):
-                    return killer
+                if near not in self._slow_pass:
+                    self._slow_pass[near] = not self._run(tree, near, _SLOW, _MOST_SECONDS)
+                return killer if self._slow_pass[near] else ""
             return ""
         finally:
             _write(file, original)

@@ -142,9 +142,12 @@ def compare(
     pooled = normalised or len(results) == 1 or metric != RETURN
     scores = scores_in(results)
     common = _common(scores, known if normalised else {})
+    named = {entry for found in results.values() for entry in found if _is_named(entry, baseline)}
+    # A plan's run "bc" is the baseline, and not its run "bc-top" of the same program.
+    named = {entry for entry in named if baseline == (entry.run or entry.algorithm)} or named
     datasets, apart, unpaired = {}, {}, {}
     for dataset, found in results.items():
-        apart[dataset], unpaired[dataset] = _pairs(found, baseline)
+        apart[dataset], unpaired[dataset] = _pairs(found, baseline, named)
         rows = _dataset_rows(found, known.get(dataset))
         rows = [row._replace(bold=_may_be_best(row, rows)) for row in rows]
         datasets[dataset] = [_with_difference(row, [apart[dataset].get(row.entry)]) for row in rows]
@@ -173,18 +176,16 @@ def compare(
 
 
 def _pairs(
-    results: Mapping[Entry, Result], baseline: str
+    results: Mapping[Entry, Result], baseline: str, baselines: Container[Entry]
 ) -> tuple[dict[Entry, RunScores], dict[str, str]]:
     """Return the differences between runs of one seed and the baseline's, and what to know of them.
 
-    Entries are compared with the baseline that acted in the same way.
+    Entries are compared with the one of the ``baselines`` that acted in the same way.
     """
     differences, reasons = {}, {}
     for entry, own in results.items():
         alike = [other for other in results if other.acting == entry.acting]
-        named = [other for other in alike if _is_named(other, baseline)]
-        # A plan's run "bc" is the baseline, and not its run "bc-top" of the same program.
-        named = [other for other in named if baseline == (other.run or other.algorithm)] or named
+        named = [other for other in alike if other in baselines]
         if not named or entry in named:
             continue
         others = results[named[0]]

@@ -1,7 +1,9 @@
 """Commands that are divided into tasks."""
 
+import chex
 import pytest
 
+import offmarl as library
 from offmarl import vault
 from offmarl.cli import tasks
 
@@ -70,6 +72,27 @@ def test_a_recording_by_tasks_of_another_scheduler(offmarl, tmp_path):
     found = vault.open_vault(tmp_path / "vaults" / "classic" / "xor.vlt" / "random-0")
     assert joined["vaults"][0]["steps"] == found.num_steps == 64
     assert "complete already" in offmarl(*RECORD, *BLOCKS, "--join").out
+
+
+@pytest.mark.slow
+@pytest.mark.bits
+def test_a_training_by_tasks_is_that_of_one_process(offmarl, random_data):
+    train = ["train", "bc", "--vault", random_data("probe/observation"), "--updates", 4]
+    train += ["--eval-every", 2, "--eval-episodes", 2, "--final-episodes", 4, "--hidden", 8]
+    two = [*train, "--seeds", 2, "--batching", "map", "--out"]
+    assert offmarl(*two, "one").code == 0
+    assert offmarl(*two, "shared", "--task", "1/2", "--json").json["missing"] == 1
+    assert "1 of the 2 blocks" in offmarl(*two, "shared", "--join").err
+    assert offmarl(*two, "shared", "--task", "0/2").code == 0
+    assert "episode return" in offmarl(*two, "shared", "--join").out
+    for seed in range(2):
+        policies = [library.load_policy(run, seed=seed).params for run in ("one", "shared")]
+        chex.assert_trees_all_equal(*policies)
+
+    # One seed is one block, which is the command itself.
+    for _ in range(2):
+        assert offmarl(*train, "--out", "alone", "--task", "0/1", "--json").json["blocks"] == 1
+    assert offmarl("show", "alone", "--json").json["complete"] is True
 
 
 def test_a_plan_is_printed_and_nothing_is_run(offmarl, tmp_path):

@@ -123,7 +123,7 @@ def test_values_are_scaled_and_bootstrap_from_the_true_next_view():
 def test_values_in_an_episode_that_goes_on_are_those_of_the_next_steps():
     taken = steps(views(~NOBODY, [[0.5], [1.0], [2.0], [3.0]]), REWARD, NOBODY, ~LAST & LAST)
     networks = networks_of(lambda view: jnp.broadcast_to(view.state, view.alive.shape))
-    after = views(~NOBODY, [[1.0], [2.0], [3.0], [5.0]])
+    after = views(~NOBODY, [[9.0], [9.0], [9.0], [5.0]])  # of which only the last is valued
     hyper = hyperparameters(mappo.Args(gamma=0.5, gae_lambda=0.0))
     found = ppo.estimate(networks, hyper, SPEC, state_of(), taken, REWARD, after)
     change = 0.5 * np.array([1.0, 2, 3, 5]) - np.array([0.5, 1, 2, 3])

@@ -442,7 +442,10 @@ def test_a_plans_run_bc_is_the_baseline_of_its_other_runs_of_bc():
     differences = {row.entry: row.difference for row in found.datasets["a"]}
     assert differences.pop(BC) is None
     assert {one.value for one in differences.values()} == {np.mean(HIGH - LOW)}
-    # Where none has just this name, no one is the baseline.
+    # Where a dataset lacks it, no other takes its place.
+    found = compared({"a": {BC: LOW}, "b": {top: HIGH, MAICQ: HIGH}}, seeds=tuple(range(len(LOW))))
+    assert all(row.difference is None for row in found.datasets["b"])
+    # Of several, none of which has just this name, none is the baseline.
     named = {top: HIGH, BC._replace(run="bc-all"): LOW, MAICQ: HIGH}
     found = compared({"a": named}, seeds=tuple(range(len(LOW))))
     assert all(row.difference is None for row in found.datasets["a"])

@@ -1,6 +1,6 @@
 """One run from runs of single seeds, which tasks trained: their checkpoints, metrics and scores.
 
-The run has the bits of one process that trains the seeds one after the other.
+The run has the bits of one process that trains the seeds one after the other with as many threads.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -102,7 +102,6 @@ def test_a_wall_stops_only_the_motion_into_it():
     assert drones.velocity[0].tolist() == pytest.approx([0.0, 0.9])
 
 
-@pytest.mark.slow
 def test_the_way_around_an_obstacle_by_hand():
     """Against the velocity into it, and by 0.1 over the gap, which counts as at least 0.1."""
     radius = motion.OBSTACLE_RADIUS
@@ -113,6 +112,7 @@ def test_the_way_around_an_obstacle_by_hand():
     np.testing.assert_allclose(found, [[-2.2, 0], [0, -1], [0, 0], [0, 0]], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_obstacle_pushes_out_and_takes_the_velocity_into_it():
     obstacles = jnp.asarray([[4.0, 4.0], [7.0, 7.0]])
     drones = swarm([[3.5, 4.0], [2.0, 4.0]], [[1.0, 0.5], [1.0, 0.0]])
