@@ -8,9 +8,6 @@ added.
 With continuous actions an agent chooses the share (1 + a) / 2 of action 1, and the reward is the
 expected reward of agents that choose action 1 with this probability. So the optimal return is the
 same, and a reward is linear in each agent's action.
-
-``uniform_return`` is the mean return of independent uniform play, ``wrong_return`` that of a
-learner without the ability that the probe tests.
 """
 
 from abc import ABC, abstractmethod
@@ -52,8 +49,6 @@ class _Probe(ABC):
     length: ClassVar[int] = 1
     """Steps until the episode terminates."""
     optimal_return: ClassVar[float] = 1.0
-    uniform_return: ClassVar[float]
-    wrong_return: ClassVar[float]
 
     @property
     def spec(self) -> EnvSpec:
@@ -106,9 +101,6 @@ class OneStep(_Probe):
     sign. The value of the best policy is 1.
     """
 
-    uniform_return = 0.5
-    wrong_return = 0.0
-
     def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
         return jnp.zeros((2, 3))
 
@@ -126,8 +118,6 @@ class TwoStep(_Probe):
     """
 
     length = 2
-    uniform_return = 0.75
-    wrong_return = 0.5
 
     def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
         start = jnp.stack([jnp.ones(2), jnp.zeros(2), jnp.zeros(2)], -1)
@@ -145,9 +135,6 @@ class Observation(_Probe):
     A learner that ignores the observations, or mixes up those of the agents, gets 0.5.
     """
 
-    uniform_return = 0.5
-    wrong_return = 0.5
-
     def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
         return jax.nn.one_hot(state.cue, 3)
 
@@ -161,9 +148,6 @@ class Match(_Probe):
     Different actions give 0, so independent uniform play gets 0.375. A learner that converges to
     the worse of the two agreements gets 0.5.
     """
-
-    uniform_return = 0.375
-    wrong_return = 0.5
 
     def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
         return jnp.zeros((2, 3))
@@ -181,8 +165,6 @@ class Memory(_Probe):
     """
 
     length = 3
-    uniform_return = 0.5
-    wrong_return = 0.5
 
     def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
         cue = jax.nn.one_hot(state.cue, 2) * (state.time == 0)

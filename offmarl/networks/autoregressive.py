@@ -206,12 +206,7 @@ class AgentSequence(nn.Module):
     def observe(
         self, memory: SequenceMemory, observation: ArrayTree
     ) -> tuple[Float[Array, "*b N hidden"], SequenceMemory]:
-        """Begin a step: encode what all agents observe.
-
-        Returns
-        -------
-        The encoded observations, and the memory before the first action.
-        """
+        """Begin a step: return the encoded observations, and the memory before the first action."""
         faded = SequenceMemory(*(self.encoder_blocks[0].retention.decayed(x) for x in memory))
         encoded, of_encoder = self._encode(self._embedded(observation), faded.encoder, None)
         return encoded, faded._replace(encoder=of_encoder)
@@ -222,16 +217,10 @@ class AgentSequence(nn.Module):
         encoded: Float[Array, "*b hidden"],
         token: Float[Array, "*b hidden"],
     ) -> tuple[Decoded, SequenceMemory]:
-        """Return the outputs for the next agent.
+        """Return the outputs for the next agent, and the memory after it.
 
-        Parameters
-        ----------
-        memory
-            Memory after the agent before it.
-        encoded
-            The agent's encoded observation.
-        token
-            The action of the agent before it, from `token`; for the first agent from `first_token`.
+        ``encoded`` is its observation, and ``token`` the action of the agent before it, from
+        `token`; for the first agent from `first_token`.
         """
         x, encoded = token[..., None, :], encoded[..., None, :]
         decoded, memories = self._decode(x, encoded, memory[1:], None)

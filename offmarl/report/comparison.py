@@ -142,10 +142,7 @@ def compare(
     pooled = normalised or len(results) == 1 or metric != RETURN
     scores = scores_in(results)
     common = _common(scores, known if normalised else {})
-    named = {entry for found in results.values() for entry in found if _is_named(entry, baseline)}
-    # A plan's run "bc" is the baseline, and not its run "bc-top" of the same program.
-    named = {entry for entry in named if baseline == (entry.run or entry.algorithm)} or named
-    datasets, apart, unpaired = {}, {}, {}
+    datasets, apart, unpaired, named = {}, {}, {}, _named(results, baseline)
     for dataset, found in results.items():
         apart[dataset], unpaired[dataset] = _pairs(found, baseline, named)
         rows = _dataset_rows(found, known.get(dataset))
@@ -208,8 +205,14 @@ def _pairs(
     return differences, reasons
 
 
-def _is_named(entry: Entry, name: str) -> bool:
-    return name in (entry.algorithm, entry.run, entry.label)
+def _named(results: Results, name: str) -> set[Entry]:
+    """Return the entries of a name: those that it is the whole name of, if there are some.
+
+    So a plan's run "bc" is the baseline, and not its run "bc-top" of the same program.
+    """
+    every = {entry for found in results.values() for entry in found}
+    whole = {entry for entry in every if name == (entry.run or entry.algorithm)}
+    return whole or {x for x in every if name in (x.algorithm, x.run, x.label)}
 
 
 def _with_difference(row: Row, differences: Sequence[RunScores | None]) -> Row:
@@ -645,8 +648,8 @@ def compare_runs(
         scale = given if name in found.outside else {**known, **given}
         if data.environment in scale:
             scales[name] = scale[data.environment]
-    entries = dict.fromkeys(entry for one in found.results.values() for entry in one)
-    if baseline is not None and not any(_is_named(entry, baseline) for entry in entries):
+    if baseline is not None and not _named(found.results, baseline):
+        entries = dict.fromkeys(entry for one in found.results.values() for entry in one)
         labels = ", ".join(entry.label for entry in entries)
         raise OptionError(f"no run is named {baseline}: name the program of one of {labels}.")
     comparison = compare(found.results, scales, metric, baseline or BASELINE)
