@@ -39,7 +39,7 @@ LEARNERS: list[tuple[str, Any, dict[str, Any]]] = [
     ("omar", Continuous(1), CRITICS | {"cql_samples": 2, "search_samples": 2}),
 ]
 SHORT = {"updates": 400, "learning_rate": 0.02}
-LONG = dict.fromkeys(("cfcql", "maddpg_cql"), {"updates": 800, "learning_rate": 0.005})
+LONG = {name: {"updates": 800, "learning_rate": 0.005} for name in ("cfcql", "maddpg_cql")}
 """Learners whose values come down to the largest more slowly than they rose."""
 MARKS: dict[str, Any] = {"iql_cql": ()} | dict.fromkeys(("qmix_cql", "cfcql"), pytest.mark.slow)
 CASES = [
