@@ -238,14 +238,14 @@ def _next_values(
     next_views: View,
 ) -> Float[Array, "T E N"]:
     """Return the values after each step, which are those of the next step unless episodes end."""
-    after, view = jax.tree.map(lambda leaf: leaf[-1:], (carries, next_views))
-    following = jnp.concatenate([value[1:], networks.next_value(params, after, view)])
 
-    def value_ends() -> Float[Array, "T E N"]:
-        ends = networks.next_value(params, carries, next_views)
-        return jnp.where(last[..., None], ends, following)
+    def following() -> Float[Array, "T E N"]:
+        after, view = jax.tree.map(lambda leaf: leaf[-1:], (carries, next_views))
+        return jnp.concatenate([value[1:], networks.next_value(params, after, view)])
 
-    return jax.lax.cond(last[:-1].any(), value_ends, lambda: following)
+    return jax.lax.cond(
+        last[:-1].any(), lambda: networks.next_value(params, carries, next_views), following
+    )
 
 
 def normalise_targets(
