@@ -36,7 +36,7 @@ from offmarl.envs.base import Wrapper
 from offmarl.programs import hyperparameters, registry
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.runs.loop import Schedule
-from offmarl.types import EnvSpec, Timestep
+from offmarl.types import ArraySpec, EnvSpec, Timestep
 
 SPREAD = "jaxmarl/mpe/simple_spread_v3"
 SPEAKER = "jaxmarl/mpe/simple_speaker_listener_v4"
@@ -323,15 +323,17 @@ def their_speed(pair: Pair, checkout: Path, steps: int) -> Callable[[], float]:
 class Flat(Wrapper):
     """An environment of grids as vectors, which are what JaxMARL's feed-forward networks see.
 
-    They are floats, four times as large as the bytes that JaxMARL's script stores.
+    JaxMARL's script stores the bytes of a grid. Networks here would see the logarithms of whole
+    numbers, so the bytes become the smallest floats that hold them, which are twice as large.
     """
 
     @property
     def spec(self) -> EnvSpec:
         """The spec, whose observations are vectors."""
         _, timestep = jax.eval_shape(self.reset, jax.random.key(0))
-        size = timestep.view.observation.shape[-1]
-        return dataclasses.replace(self.env.spec, observation=None, observation_size=size)
+        rows = timestep.view.observation
+        observation = ArraySpec(rows.shape[1:], str(rows.dtype))
+        return dataclasses.replace(self.env.spec, observation=observation, observation_size=0)
 
     def reset(self, key: PRNGKeyArray) -> tuple[Any, Timestep]:
         """Start an episode."""
@@ -345,7 +347,8 @@ class Flat(Wrapper):
 def flattened(state: Any, timestep: Timestep) -> tuple[Any, Timestep]:
     """Return the timestep with observations of vectors."""
     view = timestep.next_view
-    rows = view.observation.reshape(len(view.alive), -1).astype(jnp.float32)
+    rows = view.observation.reshape(len(view.alive), -1)
+    rows = rows.astype(jnp.float16 if rows.dtype == jnp.uint8 else jnp.float32)
     view = view._replace(observation=rows)
     return state, timestep._replace(view=view, next_view=view)
 

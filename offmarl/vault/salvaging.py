@@ -183,7 +183,8 @@ def _runs(vault: Reader, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pi
     for fault in faults:
         damaged[slice(*(fault.rows or (0, vault.rows)))] = True
     row = vault.episodes.row[pieces.episode]
-    near = damaged[row[1:]] | damaged[row[:-1]]
+    before = np.concatenate([[0], np.cumsum(damaged)])  # damaged rows before each
+    near = before[row[1:] + 1] > before[row[:-1]]
     apart = (np.diff(row) > 0) | (pieces.start[1:] != pieces.stop[:-1])
     edges = np.flatnonzero(near & apart) + 1
     columns = (np.split(column, edges) for column in pieces)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tensorstore as ts
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultLockedError
@@ -266,6 +267,25 @@ def test_killed_at_any_instant(victims, tmp_path, program, count):
         live = commit.live_files(Directory(path))
         assert {f"d/{file.name}" for file in (path / "d").iterdir()} == live
         assert not (path / compaction.REBUILT).exists()
+
+
+def test_nothing_is_deleted_where_a_part_of_the_tree_cannot_be_read(path, monkeypatch):
+    vault.compact(path)  # and no earlier commit has the same files
+    before, files = damage.content(path), {*(path / "d").iterdir()}
+    (path / compaction.REBUILT).mkdir()
+    read, locations = ts.ocdbt.dump, []
+
+    def fail_once(store, *location):
+        locations.extend(location)
+        if location and len(locations) == 1:
+            raise OSError(errno.EMFILE, "too many open files")
+        return read(store, *location)
+
+    monkeypatch.setattr(ts.ocdbt, "dump", fail_once)
+    vault.resume(path).close()
+    assert locations
+    assert {*(path / "d").iterdir()} >= files
+    assert damage.content(path) == before
 
 
 @pytest.mark.slow

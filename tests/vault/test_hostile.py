@@ -6,8 +6,12 @@ import resource
 import shutil
 import time
 import zipfile
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import tensorstore as ts
+from numcodecs import Zstd
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
@@ -42,6 +46,15 @@ NONSENSE = (
     {"": {"": {"": ""}}},
     ["(2, 8, 2)"] * 9,
 )
+
+
+class _Known(NamedTuple):
+    """A future that has its value."""
+
+    value: Any
+
+    def result(self):
+        return self.value
 
 
 def foreign(path):
@@ -254,10 +267,80 @@ def test_an_index_that_speaks_of_billions(path):
     foreign(path)
     store_of(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
     found = vault.verify(path, deep=True)
-    assert 0 < len(found.faults) < 100
-    assert found.length == 2**31 - 1
+    assert "2,147,483,647 steps" in str(found.faults[0])
     store_of(path).commit({"vault_index/0": b"\xff\xff\xff\xff"}, {}).result()
     assert "length -1" in str(vault.verify(path).faults[0])
+
+
+@pytest.mark.parametrize("value", [b"", b"\1\0\0"])
+def test_an_index_that_is_no_number_is_listed_with_its_error(path, value):
+    store_of(path).commit({"vault_index/0": value}, {}).result()
+    with pytest.raises(VaultFormatError, match="bytes instead of 4"):
+        vault.open_vault(path)
+    assert not vault.verify(path).sound
+    ((_, summary),) = vault.list_vaults(path.parent)
+    assert "bytes instead of 4" in summary.error
+
+
+def test_an_end_of_an_unknown_cause(path):
+    store, key = store_of(path), layout.episodes_key(0)
+    records = np.frombuffer(store.get(key), vault.open_vault(path).manifest.schema.record).copy()
+    records["cause"][0] = 200
+    store.commit({key: records.tobytes()}, {}).result()
+    assert not vault.verify(path, deep=True).sound
+    ((_, summary),) = vault.list_vaults(path.parent)
+    assert "unknown cause 200" in summary.error
+
+
+def test_rows_and_a_length_that_chunks_left_out_stand_for(path):
+    """Both descriptions agree on a million rows, and their missing chunks are zeros."""
+    foreign(path)
+    store, rows = store_of(path), 2**20
+    for key in store.keys(""):
+        if key.endswith(".zarray") and not key.startswith("vault_index"):
+            document = store.get_json(key)
+            document |= {"shape": [rows, *document["shape"][1:]], "fill_value": 0}
+            document["chunks"][0] = 1
+            store.commit({key: layout.dump_json(document)}, {}).result()
+    store.commit({"vault_index/0": (4096).to_bytes(4, "little")}, {}).result()
+    metadata = json.loads((path / METADATA).read_text())
+    content = json.dumps(metadata).replace("(2, 8", f"({rows}, 8")
+    (path / METADATA).write_text(content)
+    found, begin = vault.open_vault(path), time.monotonic()
+    assert found.rows == rows
+    for read in (lambda: found.episodes, found.read):
+        with pytest.raises(VaultFormatError, match="1,048,576 rows of 4,096 steps"):
+            read()
+    assert "1,048,576 rows" in str(vault.verify(path, deep=True).faults[0])
+    assert time.monotonic() - begin < 5
+
+
+def test_an_unfinished_chunk_that_unpacks_to_gigabytes(tmp_path):
+    written(tmp_path / "v.vlt", make(steps=10), chunk_steps=8, codec="zstd")
+    path = tmp_path / "v.vlt" / "main"
+    bomb = bytes(Zstd(level=1).encode(bytes(2**27)))
+    store_of(path).commit({"rewards./0.1.0": bomb}, {}).result()
+    with pytest.raises(VaultFormatError, match="its header gives 134217728 bytes"):
+        vault.resume(path)
+
+
+def test_a_tree_that_names_one_node_many_times(path, monkeypatch):
+    """Each of 60 levels names the next one twice: 2**60 ways lead to the last."""
+    reads = []
+
+    def dump(_, *location):
+        if not location:
+            root = {"location": "btree:d/:x:60:1", "statistics": {}}
+            return _Known({"versions": [{"root": root}]})
+        reads.append(location)
+        height = int(location[0].split(":")[3])
+        below = {"key": b"", "location": f"btree:d/:x:{height - 1}:1", "subtree_common_prefix": b""}
+        twice = [below, below | {"key": b"1"}] if height else []
+        return _Known({"height": height, "entries": twice})
+
+    monkeypatch.setattr(ts.ocdbt, "dump", dump)
+    assert not vault.verify(path).sound
+    assert len(reads) == 61
 
 
 def test_the_episodes_of_an_index_that_speaks_of_billions(path):
@@ -266,7 +349,7 @@ def test_the_episodes_of_an_index_that_speaks_of_billions(path):
     found = vault.open_vault(path)
     begin = time.monotonic()
     for read in (lambda: found.episodes, found.digest, found.read, lambda: found.quirks):
-        with pytest.raises(VaultFormatError, match=r"2,147,483,647 steps, .* data for 56 at most"):
+        with pytest.raises(VaultFormatError, match=r"rows of 2,147,483,647 steps, .* data for 112"):
             read()
     assert time.monotonic() - begin < 2
     assert found.read(0, 3)["rewards"].shape[1] == 3

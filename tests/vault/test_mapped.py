@@ -1,8 +1,10 @@
 """Memory maps: changes to the files meanwhile, low memory use, and checked reads."""
 
+import resource
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import google_crc32c
@@ -20,7 +22,7 @@ from offmarl.vault.storage.commit import Region
 from offmarl.vault.storage.store import store_of
 from tests.children import python
 
-from .experience import assert_same, concatenate, make, steps, written
+from .experience import SPEC, assert_same, concatenate, make, steps, written
 
 
 def record(path: Path, count: int = 40, chunk_steps: int = 32) -> Path:
@@ -47,6 +49,25 @@ def test_a_vault_is_as_it_was_when_it_was_opened(tmp_path: Path) -> None:
         assert_same(found[:], first)
         assert found.length == 40
     assert_same(vault.open_vault(path)[:], concatenate([first, more[0]]))
+
+
+def test_more_data_files_than_a_process_may_open(tmp_path: Path) -> None:
+    spec = replace(SPEC, observation_size=40)  # short values are in the tree, and not in the files
+    path, (taken, _) = tmp_path / "data.vlt", make(spec, rows=2, steps=60)
+    with vault.create(path, spec, rows=2, chunk_steps=1) as writer:
+        for step in range(60):
+            writer.append(steps(taken, step, step + 1))
+            writer.flush()
+    assert len([*(path / "main" / "d").iterdir()]) > 60
+    found = vault.open_vault(path)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 20 + len([*Path("/dev/fd").iterdir()])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    try:
+        found.prepare_fork()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    np.testing.assert_array_equal(found[:].reward, taken.reward)
 
 
 def test_steps_of_large_windows_go_where_they_are_asked_for(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultError, VaultExistsError, VaultFormatError
 from offmarl.vault.format import layout
+from offmarl.vault.storage.store import store_of
 
 from . import damage
 from .experience import SPEC, make
@@ -60,6 +61,19 @@ def test_damage_at_the_beginning_and_in_the_middle(path, tmp_path):
     assert told["operation"] == "salvage"
     assert told["arguments"]["lost"] == [list(episode) for episode in done.lost]
     assert not vault.verify(path, deep=True).sound  # and left as it was
+
+
+def test_rows_on_both_sides_of_a_damaged_one(tmp_path):
+    transition, finals = make(rows=3, steps=40)
+    path = tmp_path / "v.vlt" / "a"
+    with vault.create(path, SPEC, rows=3, chunk_steps=2048) as writer:
+        writer.append(transition, finals)
+    kept = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
+    store_of(path)._kv.write("rewards./1.0.0", None).result()
+    done = vault.salvage(path, tmp_path / "out.vlt")
+    assert {row for row, *_ in done.lost} == {1}
+    assert done.steps == 80
+    check(done, kept)
 
 
 def test_a_lost_data_file_takes_tables_and_views_with_it(path, tmp_path):

@@ -232,6 +232,19 @@ def test_what_stock_lacks_is_filled_in(tmp_path):
     assert (read.policy_id == -1).all()
 
 
+def test_one_end_of_all_agents(tmp_path):
+    transition, _ = make(rows=2, steps=30)
+    tree = to_stock(transition)
+    ends = {"terminals": transition.terminated.all(-1), "truncations": transition.truncated.all(-1)}
+    found = write_stock(
+        tmp_path / "s.vlt" / "One", tree | {x: jnp.float32(y) for x, y in ends.items()}
+    )
+    read = found.transitions()
+    for name, flag in (("terminals", read.terminated), ("truncations", read.truncated)):
+        np.testing.assert_array_equal(flag, np.repeat(ends[name][..., None], 2, -1))
+    assert len(found.episodes.row) == len(found.episodes.terminated) > 2
+
+
 def test_arrays_of_other_data_are_read_one_by_one(tmp_path):
     tree = {"obs": jnp.ones((1, 10, 4)), "reward": jnp.arange(10.0)[None]}
     found = write_stock(tmp_path / "cartpole.vlt" / "a", tree)

@@ -69,6 +69,12 @@ def test_the_types_of_a_stock_vault_are_kept(tmp_path, observation, expected):
         ("observations.image", np.zeros((1, 10, 3, 4), np.uint8), "observations.image is of 3"),
         ("observations.my image", np.zeros((1, 10, 2, 4), np.uint8), "cannot name a leaf"),
         ("observations.none", np.zeros((1, 10), np.uint8), "with an axis of agents"),
+        (
+            "rewards",
+            np.zeros((1, 10, 3), np.float32),
+            r"rewards has the shape \(3,\), and not \(2,\)",
+        ),
+        ("infos.alive", np.zeros((1, 10, 2, 2), np.float32), "infos.alive has the shape"),
     ],
 )
 def test_leaves_of_another_layout_are_named(tmp_path, name, array, message):

@@ -47,8 +47,10 @@ from offmarl.vault.format.metadata import (
     to_metadata,
     zarrays,
 )
+from offmarl.vault.read.arrays import check_foreign_length
 from offmarl.vault.read.chunks import agrees
 from offmarl.vault.read.manifest import (
+    Description,
     Parts,
     foreign_grids,
     read_metadata,
@@ -261,7 +263,10 @@ def _describe_foreign(store: Store, contents: Contents, found: _Found) -> None:
         except VaultLayoutError as error:  # the arrays are not multi-agent experience
             found.other_layout = str(error)
     with noting(found.faults, layout.INDEX_KEY):
-        found.length = stock_length(store)
+        length, grids = stock_length(store), {grid.name: grid for grid in found.grids}
+        rows = max((grid.shape[0] for grid in found.grids), default=0)
+        check_foreign_length(Description(store, None, {}, rows, length, {}, grids=grids))
+        found.length = length
     found.unchecked.append(f"{METADATA}: programs other than offmarl keep no digest of it.")
     found.unchecked += [
         f"{grid.name}: {grid.compressor or 'no'} compression keeps no checksum of its content."

@@ -301,7 +301,7 @@ def _records(
 
 def _finals(arrays: Mapping[str, Any], numbers: NumpyArray, spec: EnvSpec) -> View:
     """Return the final views of these numbers, in the types of a vault."""
-    first, stop = numbers.min(initial=0), numbers.max(initial=-1) + 1
+    first, stop = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
 
     def read(name: str, leaf: ArraySpec) -> NumpyArray:
         found = np.asarray(arrays[_FINALS + name][first:stop])[numbers - first]

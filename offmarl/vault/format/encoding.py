@@ -67,7 +67,7 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
         if name not in arrays:
             return np.full((*lead, *shape), missing, dtype)
         array = arrays[name]
-        if name == POLICY_IDS and array.ndim == len(lead):  # of all agents, as older vaults have it
+        if array.ndim == len(lead) and len(shape) == 1:  # one number for all agents
             array = np.broadcast_to(array[..., None], (*lead, *shape))
         return array.reshape(*lead, *shape).astype(dtype, copy=False)
 
@@ -106,7 +106,8 @@ def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
         reward = reward.astype(np.float32)
     reward = reward.reshape(*reward.shape[:2], -1)
     ends = [arrays.get(name, np.zeros_like(reward)) for name in ("terminals", "truncations")]
-    terminated, truncated = (end.reshape(reward.shape) != 0 for end in ends)
+    one, each = (*reward.shape[:2], -1), reward.shape  # an end may be one number for all agents
+    terminated, truncated = (np.broadcast_to(end.reshape(one) != 0, each) for end in ends)
     ids = np.asarray(arrays.get(POLICY_IDS, -1))
     ids = ids[..., None] if ids.ndim == 2 else ids  # of all agents, as older vaults have it
     shape = np.broadcast_shapes(ids.shape, reward.shape)
@@ -130,7 +131,7 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
     num_agents = next(iter(observation.values())).shape[0]
     state = {name: leaf for name, leaf in found.items() if is_of(STATE, name)}
     actions, legals = found["actions"], found.get("infos.legals")
-    action: Discrete | Continuous = Discrete(legals.shape[-1] if legals else 0)
+    action: Discrete | Continuous = Discrete(legals.shape[-1] if legals and legals.shape else 0)
     if actions.dtype.kind not in "biu":
         action = Continuous(math.prod(actions.shape[1:]))
     try:
@@ -147,6 +148,7 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
             extras=_extras_of(found),
         )
         layout.check_leaves(spec)
+        _check_shapes(found, leaves(spec))
     except ShapeError as error:
         raise VaultLayoutError(
             f"{error} The vault's arrays can still be read one by one with read()."
@@ -154,6 +156,15 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
     if state or not spec.is_vector:
         return spec
     return dataclasses.replace(spec, state_size=num_agents * spec.observation_size)
+
+
+def _check_shapes(found: Mapping[str, Leaf], wanted: Mapping[str, Leaf]) -> None:
+    """Raise `ShapeError` if an array cannot be brought to the shape that it has in a vault."""
+    for name, leaf in found.items():
+        shape = wanted[name].shape if name in wanted else leaf.shape
+        is_of_all = not leaf.shape and len(shape) == 1
+        if not is_of_all and math.prod(leaf.shape) != math.prod(shape):
+            raise ShapeError(f"{name} has the shape {leaf.shape}, and not {shape}.")
 
 
 def is_of(group: str, name: str) -> bool:

@@ -390,7 +390,9 @@ def encode_index(length: int) -> bytes:
 
 def decode_index(data: bytes) -> int:
     """Read the valid length that stock programs see."""
-    return int(np.frombuffer(data, "<i4")[0])
+    if len(data) != 4:
+        raise VaultFormatError(f"{INDEX_KEY} has {len(data)} bytes instead of 4.")
+    return int.from_bytes(data, "little", signed=True)
 
 
 load_json = partial(records.parse, error=VaultFormatError)

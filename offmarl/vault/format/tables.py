@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 
 from offmarl._imports import import_optional
 from offmarl.config import check_seed
-from offmarl.errors import OptionError, ShapeError
+from offmarl.errors import OptionError, ShapeError, VaultFormatError
 from offmarl.teams import Team, by_team, names_by_team, policy_columns
 from offmarl.types import EnvSpec
 
@@ -339,6 +339,13 @@ def attach_finals(
             )
         ended["final"][episode_of.pop(end)] = number
     return ended
+
+
+def with_known_causes(table: Table) -> Table:
+    """Return a table that was read; `VaultFormatError` if an episode ends for an unknown reason."""
+    if (worst := table["cause"].max(initial=0)) >= len(CAUSES):
+        raise VaultFormatError(f"the episode table has the unknown cause {worst} of an end.")
+    return table
 
 
 def to_episodes(

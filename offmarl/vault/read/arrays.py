@@ -6,6 +6,7 @@ decoded. Uncompressed chunks of mapped files are used where they are, and a boun
 is kept in memory.
 """
 
+import math
 import os
 import re
 import resource
@@ -46,7 +47,7 @@ _KEYS_A_CHUNK = 64
 """Reading one chunk without a map takes about as long as mapping this many chunks."""
 
 UNBACKED_STEPS = 2**20
-"""Steps that may be read before a vault's length is compared with its chunks.
+"""Steps over all rows that may be read before a vault's length is compared with its chunks.
 
 A vault of another program may have so many steps of zeros without a chunk.
 """
@@ -113,7 +114,7 @@ class Arrays:
         if not self._has_length and self._vault.manifest:
             _check_own_length(self._vault, self._vault.manifest.schema)
         elif not self._has_length:
-            _check_foreign_length(self._vault)
+            check_foreign_length(self._vault)
         self._has_length = True
 
     def blocks(
@@ -428,22 +429,22 @@ def _usage() -> tuple[int, int]:
     return usage.ru_inblock, usage.ru_majflt
 
 
-def _check_foreign_length(vault: Description) -> None:
-    """Raise `VaultFormatError` if there are far fewer chunks than the length needs.
+def check_foreign_length(vault: Description) -> None:
+    """Raise `VaultFormatError` if there are far fewer chunks than the rows and the length need.
 
     Chunks that other programs left out are read as zeros, so a forged index of a few bytes could
-    stand for billions of steps. The chunks that exist bound the work.
+    stand for billions of steps, and forged rows likewise. The chunks that exist bound the work.
     """
     backed = 0
-    for name in vault.leaves:
-        numbers = (match[1] for match in _chunks_of(vault, name))
-        backed = max(backed, len(set(numbers)) * vault.grids[name].chunks[1])
-        if vault.length <= 2 * backed + UNBACKED_STEPS:
+    for name, grid in vault.grids.items():
+        places = {match[0] for match in _chunks_of(vault, name)}
+        backed = max(backed, len(places) * math.prod(grid.chunks[:2]))
+        if vault.rows * vault.length <= 2 * backed + UNBACKED_STEPS:
             return
     raise VaultFormatError(
-        f"{vault.path} says that each row has {vault.length:,} steps, and there is data for "
-        f"{backed:,} at most: its index is damaged or forged. Copy the vault again from its "
-        "source."
+        f"{vault.path} says that it has {vault.rows:,} rows of {vault.length:,} steps, and there "
+        f"is data for {backed:,} steps over all rows at most: its index is damaged or forged. Copy "
+        "the vault again from its source."
     )
 
 

@@ -119,7 +119,7 @@ def _decode(field: str, schema: Schema, data: bytes) -> Any:
             return load_json(data, layout.PROVENANCE_KEY)
     if len(data) != schema.rows * schema.record.itemsize:
         raise VaultFormatError(f"{field} has {len(data)} bytes for {schema.rows} rows.")
-    return np.frombuffer(data, schema.record)
+    return tables.with_known_causes(np.frombuffer(data, schema.record))
 
 
 def _first_of(key: str, prefix: str) -> int:
@@ -153,7 +153,7 @@ def read_episodes(store: Store, own: Manifest) -> tables.Table:
     """Return the episodes that offmarl wrote: those that ended, and the unfinished ones."""
     ended = read_table(store, layout.EPISODES_PREFIX, own.head.episodes, own.schema.record)
     running = own.running[own.running["length"] > 0]
-    return np.concatenate([ended, running]) if len(running) else ended
+    return tables.with_known_causes(np.concatenate([ended, running]) if len(running) else ended)
 
 
 def map_contents(store: Store, own: Manifest | None) -> Contents | None:
@@ -242,7 +242,7 @@ def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts
     for key in contents.keys(layout.EPISODES_PREFIX):
         with noting(faults, key):
             first = _first_of(key, layout.EPISODES_PREFIX)
-            ended[first] = _records(contents.get(key), schema.record)
+            ended[first] = tables.with_known_causes(_records(contents.get(key), schema.record))
     for key in contents.keys(layout.FINALS_PREFIX):
         with noting(faults, key):
             first = _first_of(key, layout.FINALS_PREFIX)
@@ -369,7 +369,7 @@ def read_pull_record(store: Store) -> PullRecord:
     try:
         content = Directory(store.path.parent).read(RECORD)
         found = load_json(content, RECORD) if content else {}
-    except (OSError, VaultFormatError):
+    except (OSError, ValueError, VaultFormatError):
         return PullRecord()
     limit, published = found.get(TIME_LIMIT), found.get(PUBLISHED)
     return PullRecord(

@@ -11,6 +11,7 @@ from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotF
 from offmarl.paths import named
 from offmarl.teams import only_or_all, teams_of
 from offmarl.vault.format import encoding, tables
+from offmarl.vault.format.faults import ERRORS, reason
 from offmarl.vault.format.layout import OBSERVATIONS
 from offmarl.vault.read.manifest import describe, read_episodes
 from offmarl.vault.read.reader import Reader
@@ -151,8 +152,8 @@ def _summarise(path: PurePath, root: PurePath) -> Summary:
         if path != root and isinstance(path, Path) and path.is_symlink():
             raise refused_link(path)
         return _described(summary, store_of(path))
-    except OffmarlError as error:
-        return summary._replace(error=str(error))
+    except ERRORS as error:
+        return summary._replace(error=reason(error))
 
 
 def _described(summary: Summary, store: Store) -> Summary:

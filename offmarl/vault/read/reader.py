@@ -267,10 +267,10 @@ class Reader:
         """
         stop = self.length if stop is None else stop
         bounds.check_steps(self._described, start, stop)
-        if stop - start > UNBACKED_STEPS:
-            self._arrays.check_length()
         names = list(self.leaves if leaves is None else leaves)
         span = bounds.indices(rows, self.rows, "rows")
+        if len(span) * (stop - start) > UNBACKED_STEPS:
+            self._arrays.check_length()
         some = {} if agents == _ALL else bounds.agents(self.leaves, self.spec, agents)
         return self._arrays.read(names, span, range(start, stop), some)
 

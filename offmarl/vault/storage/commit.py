@@ -12,7 +12,6 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,10 +73,26 @@ def live_bytes(store: OcdbtStore) -> int:
 
 
 def live_files(store: OcdbtStore) -> frozenset[str]:
-    """Return the data files that anything in the store refers to, its earlier commits included."""
+    """Return the data files that anything in the store refers to, its earlier commits included.
+
+    `ValueError` or `OSError` if a part cannot be read, since any file may then be needed.
+    """
     found: set[str] = set()
-    for kind, node in _history(store, _manifest(store)):
-        found |= {_place(node).file} if kind == "versions" else _read(store, node).files
+    seen: set[str] = set()
+    waiting: list[Any] = [_manifest(store)]
+    while waiting:
+        node = waiting.pop()
+        for commit in node.get("versions") or node.get("entries", []):
+            tree = _read(store, commit.get("root", {}).get("location"), seen)
+            if tree.lost:
+                raise ValueError(tree.lost[0])
+            found |= tree.files
+        for child in node.get("version_tree_nodes") or node.get("entries", []):
+            place = child.get("location")
+            if place is not None and place not in seen:
+                seen.add(place)
+                found.add(_place(place).file)
+                waiting.append(ts.ocdbt.dump(store.files, place).result())
     return frozenset(found)
 
 
@@ -87,27 +102,21 @@ def _manifest(store: OcdbtStore) -> Any:
     return ts.ocdbt.dump(store.files).result()
 
 
-def _history(store: OcdbtStore, node: Any) -> Iterator[tuple[str, str]]:
-    """Yield where the roots of all commits are, the latest first, and the nodes that list them."""
-    for version in reversed(node.get("versions") or node.get("entries", [])):
-        if "location" in version.get("root", {}):
-            yield "root", version["root"]["location"]
-    for child in reversed(node.get("version_tree_nodes") or node.get("entries", [])):
-        if "location" in child:
-            yield "versions", child["location"]
-            with suppress(ValueError, OSError):
-                found = ts.ocdbt.dump(store.files, child["location"]).result()
-                yield from _history(store, found)
+def _read(store: OcdbtStore, root: str | None, seen: set[str] | None = None) -> Tree:
+    """Read the nodes of a tree that were not ``seen``, where they are added.
 
-
-def _read(store: OcdbtStore, root: str | None) -> Tree:
+    A forged tree could name one node many times, or itself.
+    """
     values: dict[str, ValueLocation | bytes] = {}
     live_bytes: Counter[str] = Counter()
     lost: list[str] = []
-    # Each node must be lower than its parent; otherwise a forged tree could be endless.
+    seen = set() if seen is None else seen
     waiting: list[tuple[str, bytes, int | None]] = [(root, b"", None)] if root else []
     while waiting:
         node, prefix, above = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
         try:
             place = _place(node)
             live_bytes[place.file] += place.length
@@ -287,31 +296,34 @@ class Region:
     the next page."""
 
     def __init__(self, directory: Path, names: Sequence[str]):
-        opened = {name: files.open_file(directory, name) for name in names}
-        try:
-            self.sizes = {name: os.fstat(file).st_size for name, file in opened.items()}
-            """Bytes of each file."""
-            self.starts: dict[str, int] = {}
-            """The index in ``bytes`` at which each file begins."""
-            total = 0
-            for name, size in self.sizes.items():
-                self.starts[name] = total
-                total += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-            total = max(total, mmap.PAGESIZE)
-            anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANON
-            self._base = _map(None, total, _PROT_NONE, anonymous, -1)
-            memory = (ctypes.c_ubyte * total).from_address(self._base)
-            weakref.finalize(memory, _libc().munmap, self._base, total)
-            shared = mmap.MAP_SHARED | _MAP_FIXED
-            for name, size in self.sizes.items():
-                if size:
-                    start = self._base + self.starts[name]
-                    _map(start, size, mmap.PROT_READ, shared, opened[name])
-        finally:
-            for file in opened.values():
-                os.close(file)
+        self.sizes = {name: Path(directory, name).stat().st_size for name in names}
+        """Bytes of each file."""
+        self.starts: dict[str, int] = {}
+        """The index in ``bytes`` at which each file begins."""
+        total = 0
+        for name, size in self.sizes.items():
+            self.starts[name] = total
+            total += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        total = max(total, mmap.PAGESIZE)
+        anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANON
+        self._base = _map(None, total, _PROT_NONE, anonymous, -1)
+        memory = (ctypes.c_ubyte * total).from_address(self._base)
+        weakref.finalize(memory, _libc().munmap, self._base, total)
+        for name in names:  # one at a time: there may be more files than a process may open
+            self._map_file(directory, name)
         self.bytes = np.frombuffer(memoryview(memory), np.uint8)
         self.bytes.flags.writeable = False
+
+    def _map_file(self, directory: Path, name: str) -> None:
+        file = files.open_file(directory, name)
+        try:
+            if os.fstat(file).st_size < self.sizes[name]:
+                raise ValueError(f"{name} was cut short")
+            start, shared = self._base + self.starts[name], mmap.MAP_SHARED | _MAP_FIXED
+            if self.sizes[name]:
+                _map(start, self.sizes[name], mmap.PROT_READ, shared, file)
+        finally:
+            os.close(file)
 
     def items(self, size: int) -> NDArray[Any]:
         """Return a view whose item i is the ``size`` bytes from index i on; items overlap.

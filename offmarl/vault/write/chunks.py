@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from offmarl.errors import VaultFormatError
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import NumpyArray, damaged
+from offmarl.vault.format.metadata import own_grids
 from offmarl.vault.storage.bulk import Block, allocate
 from offmarl.vault.storage.store import Store
 
@@ -100,24 +102,18 @@ class ChunkBuffer:
             return
         keys = self._schema.chunk_keys(self._number)
         stored = store.get_all(keys)
-        for key, value, (*_, array) in zip(keys, stored, self._chunk.arrays, strict=True):
-            array[:, : self._filled] = self._decode(store, key, value, array)[:, : self._filled]
+        grids = own_grids(self._schema)
+        for key, value, (name, _, array) in zip(keys, stored, self._chunk.arrays, strict=True):
+            try:
+                whole = grids[name].decode(value, key)
+            except VaultFormatError as error:
+                raise damaged(store.path, str(error).removesuffix(".")) from error
+            array[:, : self._filled] = whole[:, : self._filled]
         if self._schema.codec == "raw":
             (expected,) = store.get_all([layout.checksums_key(self._number)])
             sound = _agree(stored, expected) | _agree(self._chunk.values(), expected)
             if not sound.all():
                 raise damaged(store.path, f"its checksum is wrong, of {keys[sound.argmin()]}")
-
-    def _decode(self, store: Store, key: str, value: bytes, like: NumpyArray) -> NumpyArray:
-        if self._schema.codec == "zstd":
-            try:
-                value = _zstd().decode(value)
-            except (RuntimeError, ValueError) as error:
-                raise damaged(store.path, f"{error}, of {key}") from error
-        if len(value) != like.nbytes:
-            wrong = f"it has {len(value)} bytes instead of {like.nbytes}"
-            raise damaged(store.path, f"{wrong}, of {key}")
-        return np.frombuffer(value, like.dtype).reshape(like.shape)
 
     def put(self, arrays: Mapping[str, NumpyArray]) -> None:
         """Copy ``(rows, T, ...)`` steps in, and stage each chunk that is full."""

@@ -220,7 +220,7 @@ def destination(path: str | os.PathLike[str], may_exist: bool = False) -> Store:
     if not given.parent.name.endswith(SUFFIX):
         raise VaultError(
             f"{given} cannot be the path of a vault: it must be <name>{SUFFIX} or "
-            f"<name>{SUFFIX}/<uid>, as in {given.with_suffix(SUFFIX)}."
+            f"<name>{SUFFIX}/<uid>, as in {given.parent / (given.stem + SUFFIX)}."
         )
     return store_of(given)
 
