@@ -138,6 +138,8 @@ def errors_of(repository: str, revision: str = "main", path: str = "") -> Iterat
     except (HfHubHTTPError, TransportError, OSError, ValueError) as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         first = str(error).strip().partition("\n")[0]
+        if getattr(error, "filename", None) is not None:  # of a file here
+            raise HubError(f"{repository}: {first}") from error
         if status is None or status >= 500:
             text = f"the hub did not answer about {repository}: {first}"
             raise HubUnreachableError(text) from error

@@ -246,7 +246,7 @@ def _locked(work: Work, name: str, doing: str, wait_seconds: float) -> Iterator[
     path = work.directory / "locks" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        held = FileLock(path, timeout=wait_seconds, is_singleton=False).acquire()
+        held = FileLock(path, timeout=wait_seconds).acquire()
     except Timeout:
         raise RunError(
             f"another process has {doing} for longer than {wait_seconds:.0f} s: wait for it to "

@@ -76,9 +76,15 @@ class Stream:
         most = max(1, _MOST_AHEAD // together)
         most = parts_ahead(memory, together * reader.batch_bytes, "a batch", most)
         self.seed, self.step = check_seed(seed), start
-        stop = order.num_batches
-        firsts = count(start, together) if stop is None else range(start, stop, together)
-        self._parts = ahead(partial(self._gather, together), firsts, most)
+        self._together, self._most = together, most
+        self._begin()
+
+    def _begin(self) -> None:
+        """Gather from the next batch on, once one is asked for."""
+        stop = self._order.num_batches
+        numbers = count(self.step, self._together)
+        firsts = numbers if stop is None else range(self.step, stop, self._together)
+        self._parts = ahead(partial(self._gather, self._together), firsts, self._most)
         self._batches = chain.from_iterable(self._parts)
 
     def _gather(self, together: int, first: int) -> list[Sequence]:
@@ -92,8 +98,14 @@ class Stream:
         return self
 
     def __next__(self) -> Sequence:
-        """Return the next batch; fields are ``(B, T, ...)``."""
-        batch = next(self._batches)
+        """Return the next batch; fields are ``(B, T, ...)``. After an error, it is read again."""
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._begin()  # a generator that raised would seem to be at its end
+            raise
         self.step += 1
         return batch
 

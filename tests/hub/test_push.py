@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -336,6 +337,12 @@ def test_what_cannot_be_pushed(hub, vaults, tmp_path, monkeypatch):
         library.push([tmp_path / "none.vlt"], "org/made-up", "CC-BY-4.0")
     with pytest.raises(CardError, match="name must be source/environment/scenario"):
         library.push(vaults, "org/made-up", "CC-BY-4.0", name="short")
+    with monkeypatch.context() as patch:
+        lost = FileNotFoundError(2, "No such file or directory", "d/1234")
+        patch.setattr(pushing, "episode_tables", Mock(side_effect=lost))
+        with pytest.raises(HubError, match="d/1234") as caught:
+            library.push(vaults, "org/made-up", "CC-BY-4.0")
+        assert not isinstance(caught.value, HubUnreachableError)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(HubUnreachableError):
         library.push(vaults, "org/made-up", "CC-BY-4.0")

@@ -243,6 +243,8 @@ def test_equal_weights_change_nothing_but_the_draws(vaults) -> None:
     shares = vaults["short"].step_probabilities(5, weights=np.full(12, 3.0))
     np.testing.assert_allclose(shares.drawn, 1 / 96, rtol=1e-9)
     np.testing.assert_allclose(shares.counted, 1 / 96, rtol=1e-9)
+    for numbers in ([3.0] * 12, jnp.full(12, 3.0)):  # arrays of any kind
+        chex.assert_trees_all_equal(vaults["short"].step_probabilities(5, weights=numbers), shares)
 
 
 @pytest.mark.slow

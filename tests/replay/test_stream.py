@@ -4,7 +4,9 @@ import json
 import pickle
 import threading
 import warnings
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
@@ -14,7 +16,7 @@ import pytest
 
 import offmarl
 from offmarl import vault
-from offmarl.errors import OptionError, ShapeError
+from offmarl.errors import OptionError, ShapeError, VaultError
 from offmarl.replay import Batches, Replay, Windows, device, open_batches, split_key
 from offmarl.replay.host import ahead
 from offmarl.replay.starts import Uniform, draw_on_host
@@ -102,6 +104,25 @@ def test_what_goes_wrong_in_a_thread_is_raised(dataset: Dataset) -> None:
     stream.close()
     stream.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("offmarl-stream")]
+
+
+def test_after_an_error_a_stream_reads_the_batch_again(dataset: Dataset, monkeypatch) -> None:
+    whole = [*dataset.stream(300, 5, seed=3, epochs=1, to="numpy")]
+    gather, calls = Dataset.window_fields, count()
+
+    def fail_second(*args: Any) -> Any:
+        if next(calls) == 1:
+            raise VaultError("a file is missing")
+        return gather(*args)
+
+    monkeypatch.setattr(Dataset, "window_fields", fail_second)
+    batches = []
+    with dataset.stream(300, 5, seed=3, epochs=1, to="numpy") as stream:
+        with pytest.raises(VaultError, match="a file is missing"):
+            batches.extend(stream)
+        assert len(stream) == len(whole) - len(batches) > 0
+        batches.extend(stream)
+    chex.assert_trees_all_equal(batches, whole)
 
 
 @pytest.mark.slow

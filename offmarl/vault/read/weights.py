@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from offmarl import records
 from offmarl.errors import OptionError, ShapeError
@@ -48,7 +48,7 @@ class Weights:
         The temperature is not above 0 and finite.
     """
 
-    of: str | Callable[[Any], Any] | NDArray[Any]
+    of: str | Callable[[Any], Any] | ArrayLike
     temperature: float | None = None
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Weights:
         return getattr(self.of, "__name__", "the given numbers")
 
 
-WeightsLike = Weights | str | Callable[[Any], Any] | NDArray[Any] | None
+WeightsLike = Weights | str | Callable[[Any], Any] | ArrayLike | None
 
 
 class _Values(NamedTuple):
@@ -140,7 +140,8 @@ def _numbers(
 ) -> list[Any]:
     """Return the numbers of each dataset."""
     of, count = weights.of, sum(map(len, datasets))
-    if isinstance(of, np.ndarray):
+    if not (isinstance(of, str) or callable(of)):
+        of = np.asarray(of)
         if chosen is not None and of.shape == (len(chosen),):
             spread = np.zeros(count, of.dtype)
             spread[chosen] = of
