@@ -44,6 +44,7 @@ def test_every_command_names_the_next_one():
         ("record mappo --dry-run", {"path": "r", "blocks": 3}, ""),  # a plan
         ("train --help", {"baselines": {"bc": "clones"}}, ""),
         ("compare r --latex -", {"datasets": {"a": 1}}, ""),  # a table for a file
+        ("compare r --csv=-", {"datasets": {"a": 1}}, ""),
         ("", {"commands": {}}, ""),
     ],
 )
