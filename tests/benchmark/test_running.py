@@ -491,7 +491,7 @@ def test_a_whole_benchmark_is_compared_and_a_cell_described(offmarl, read, tmp_p
 def test_compare_names_the_runs_of_a_plan_as_the_plan_does(read, tmp_path):
     cells(read(), tmp_path, SCORES)
     found = report.read_runs((tmp_path / "out" / "cells").iterdir())
-    for scores in found.scores.values():  # one name on both datasets, so that they are pooled
+    for scores in found.results.values():  # one name on both datasets, so that they are pooled
         assert {entry.label for entry in scores} == {"bc (greedy)", "iql_cql (deep & wide, greedy)"}
 
 
