@@ -305,7 +305,7 @@ class _Patience:
 
 def tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
     """Return what trackers are told of a run, from its ``run.json``."""
-    found = _part.get()
+    found: Mapping[str, Any] = _part.get()
     with suppress(RunError):  # there is no such file, or it is damaged
         found = found or {"id": tracking.read_json(directory, FILE).get("id")}
     if not isinstance(found.get("id"), str):

@@ -132,6 +132,12 @@ def test_a_run_of_several_teams_has_curves_and_no_single_score(offmarl, tmp_path
     assert outcome.code == 1 and "a return for each team" in outcome.err
 
 
+def test_a_metric_may_have_any_name(tmp_path):
+    run = learned(tmp_path / "run", "bc", 1)
+    tracking.append(run / tracking.METRICS_FILE, {"seed": 0, "step": 10, r"loss_$\foo$": 1.0})
+    assert r"loss_$\foo$" in pages.run_page(pages.describe_run(run))
+
+
 def test_several_runs_are_for_compare(offmarl, tmp_path):
     runs = [learned(tmp_path / name, name, 1) for name in ("bc", "maicq")]
     outcome = offmarl("report", *runs)
