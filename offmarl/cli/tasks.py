@@ -37,7 +37,8 @@ class TaskOptions(Validated):
 
     tasks: PositiveInt | None = None
     """Divide the work into this many tasks, which --launcher runs side by side; by default as many
-    as the work suggests. What they make does not depend on their number."""
+    as the work suggests. What they make does not depend on their number. A benchmark has a task for
+    each dataset and cell, whatever the number."""
     launcher: str | None = None
     """What runs the tasks: local (the default), processes of this machine; slurm, a job array; ray,
     a Ray cluster; MODULE:CLASS, one of your own."""
