@@ -56,11 +56,17 @@ def load(
     else:
         try:
             environment = envs.make(spec.name if env is None else env)
-        except UnknownNameError:  # of Python's, whose own name says nothing of its code
-            if env is None and ":" in (own := str(record["args"].get("env"))):
-                own = RecordedName(own, str(local(run) / RUN_FILE))
+        except UnknownNameError as error:
+            if env is not None:
+                raise
+            if ":" in (own := str(record["args"].get("env"))):  # of Python's: its own name says
+                own = RecordedName(own, str(local(run) / RUN_FILE))  # nothing of its code
                 refuse_recorded(own, "with --env path/to/file.py:FACTORY")
-            raise
+            raise UnknownNameError(
+                f"{run} is of the environment {str(spec.name)!r}, which is not installed: give one "
+                "of the same sizes with --env (code of your own as path/to/file.py:FACTORY or "
+                "package.module:FACTORY)."
+            ) from error
         if opponents and not side:
             raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
         if side:
