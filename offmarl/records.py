@@ -236,10 +236,9 @@ def refuse_recorded(name: str, how: str) -> None:
 
 def refuse_large(name: str, numbers: Iterable[object]) -> None:
     """Raise `OptionError` if a name from a record has a number that asks for too much memory."""
-    large = [x for x in numbers if isinstance(x, int) and abs(x) > _MOST_OF_A_NAME]
+    large = any(isinstance(x, int) and abs(x) > _MOST_OF_A_NAME for x in numbers)
     if large and isinstance(name, RecordedName):
         raise OptionError(
-            f"{name.where} names {str(name)!r:.200}: a number in it is more than "
-            f"{_MOST_OF_A_NAME:,}, and could ask for all memory. If you trust it, give it with "
-            "--env."
+            f"{name.where} names {str(name)!r:.200}, with a number over {_MOST_OF_A_NAME:,}, which "
+            "could ask for all memory: if you trust it, give it with --env."
         )

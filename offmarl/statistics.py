@@ -214,9 +214,7 @@ def bootstrap_interval(
             )
     generator = np.random.default_rng(check_seed(seed))
     drawn = [_resample(generator, array, resamples) for array in scores]
-    tail = _TAIL
-    if method == "expanded":
-        tail = expanded_tail(tail, min(map(len, scores)))
+    tail = expanded_tail(_TAIL, min(map(len, scores))) if method == "expanded" else _TAIL
     low, high = np.quantile(estimate(*drawn), [tail, 1 - tail], axis=0)
     return np.asarray(low), np.asarray(high)
 

@@ -55,8 +55,6 @@ _LIMITS = {
 """Environment variables of trackers, whose defaults are minutes."""
 _MOST_PARAMS, _MOST_LETTERS = 100, 6000
 """Arguments of a batch, and letters of a value, that MLflow takes."""
-_ID = re.compile(r"[0-9a-f]{32}(-\d+)?")
-"""An id of a tracked run, or of a part of it."""
 
 
 class Tracked(NamedTuple):
@@ -255,11 +253,8 @@ def give(
 
 
 def _begun(text: str, run: Tracked) -> Tracker:
-    """Return the tracker of a run; `RunError` for an id that offmarl did not make.
-
-    Directories that are written again are named by it, and it is a part of queries.
-    """
-    if not _ID.fullmatch(run.id):
+    """Return the tracker of a run; `RunError` for a strange id, because it names directories."""
+    if not re.fullmatch(r"[0-9a-f]{32}(-\d+)?", run.id):
         raise RunError(
             f"the tracked run of {run.directory} has the id {run.id!r:.80}, which offmarl did not "
             f"make: delete {FILE} there if you do not know it, or leave out --track."

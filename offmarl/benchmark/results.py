@@ -188,8 +188,7 @@ def _remove_others(out: Path, written: Sequence[Path]) -> None:
 def _listed(out: Path) -> set[Path]:
     """Return the files below ``out`` that the list names, which others may have written."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        names = json.loads((out / _WRITTEN).read_text())
-        paths = {out / name for name in names if isinstance(name, str)}
+        paths = {out / x for x in json.loads((out / _WRITTEN).read_text()) if isinstance(x, str)}
         return {x for x in paths if out.resolve() in x.resolve().parents and x.is_file()}
     return set()
 

@@ -56,8 +56,7 @@ def pull(
         NAME is a policy that `offmarl push` published; --out is then the directory of its run.
     """
     if policy:
-        unused = {"dry_run": dry_run, "time_limit": time_limit is not None}
-        refuse_unused("a policy is pulled as it is", **unused)
+        refuse_unused("--policy pulls all", dry_run=dry_run, time_limit=time_limit is not None)
         return _pulled_policy(name, out)
     if dry_run:
         return _planned(hub.plan(name, out))

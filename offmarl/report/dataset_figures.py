@@ -62,10 +62,7 @@ def figure_order(surveys: Surveys) -> Figure:
 
 
 def training_of(found: Survey) -> dict[str, list[tuple[float, float]]]:
-    """Return the steps and returns of the policies in a dataset that a recorder trained.
-
-    They are by team, or those of all agents under "".
-    """
+    """Return steps and returns of a recorder's policies in a dataset: by team, "" for all."""
     policies = found.vault.provenance.get("policies")
     points: dict[str, list[tuple[float, float]]] = {}
     for one in policies if isinstance(policies, list) else ():

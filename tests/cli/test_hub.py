@@ -44,7 +44,7 @@ def test_pull_look_verify_remove(offmarl):
         (["cache", "rm"], 2, "give names of datasets or --all"),
         (["cache", "rm", "lab", "--all"], 2, "give names (lab) or --all, not both"),
         (["cache", "verify", "lab", "--all"], 2, "give names (lab) or --all, not both"),
-        (["pull", "a/b", "--policy", "--dry-run"], 2, "pulled as it is: leave out --dry-run."),
+        (["pull", "a/b", "--policy", "--dry-run"], 2, "--policy pulls all: leave out --dry-run."),
         (["pull", "a/b", "--policy", "--time-limit", "9"], 2, "leave out --time-limit."),
         (["cache", "rm", "lab", "--all", "--streamed"], 2, "leave out names and --all."),
         (["pull", NAME, "--time-limit", "0"], 2, "a positive number of steps: got 0"),
