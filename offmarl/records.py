@@ -9,7 +9,7 @@ Python.
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 MOST_STEP_BYTES = 2**30
 """Maximum bytes of one step of all arrays of an environment."""
+
+_MOST_OF_A_NAME = 2**20
+"""Maximum number of agents, steps and the like that a name in a record may ask for."""
 
 _MOST_DOTS = 200
 """Maximum dots in a key or a line of a card: the parser takes quadratic time for dotted keys."""
@@ -228,4 +231,14 @@ def refuse_recorded(name: str, how: str) -> None:
         raise UnknownNameError(
             f"{name.where} names {str(name)!r:.200}, which is code and not an installed name. "
             f"offmarl does not run code that data names: if you trust it, name it yourself, {how}."
+        )
+
+
+def refuse_large(name: str, numbers: Iterable[object]) -> None:
+    """Raise `OptionError` if a name from a record has a number that asks for too much memory."""
+    large = any(isinstance(x, int) and abs(x) > _MOST_OF_A_NAME for x in numbers)
+    if large and isinstance(name, RecordedName):
+        raise OptionError(
+            f"{name.where} names {str(name)!r:.200}, with a number over {_MOST_OF_A_NAME:,}, which "
+            "could ask for all memory: if you trust it, give it with --env."
         )

@@ -29,10 +29,13 @@ MIN_RUNS = 3
 ENOUGH_RUNS = 5
 """Number of runs from which intervals cover as often as they claim; see `IntervalMethod`."""
 
+_TAIL = 0.025
+"""Probability of each tail that an interval leaves out."""
+
 IntervalMethod = Literal["expanded", "percentile"]
 """How an interval is cut from the estimates of resamples.
 
-"percentile": at the percentiles of the confidence, as rliable does. Of few runs it covers too
+"percentile": at the 2.5th and the 97.5th percentile, as rliable does. Of few runs it covers too
 seldom, because the spread of n runs is itself uncertain. "expanded": at percentiles that are moved
 outwards for that, to the tail probability Φ(-t), with the quantile t of Student's distribution with
 n - 1 degrees of freedom. This is the expanded percentile interval of Hesterberg (2015, arXiv
@@ -88,7 +91,7 @@ class Estimate(NamedTuple):
         return all(x is None or np.isfinite(x) for x in self)
 
 
-def mean_interval(values: Num[np.ndarray, "count"], confidence: float = 0.95) -> Estimate:
+def mean_interval(values: Num[np.ndarray, "count"]) -> Estimate:
     """Return the mean of independent values, with Student's t interval.
 
     For many values of one policy, such as the returns of its episodes; for few runs, which may be
@@ -106,7 +109,7 @@ def mean_interval(values: Num[np.ndarray, "count"], confidence: float = 0.95) ->
         return Estimate(centre)
     from scipy.special import stdtrit  # slow to import, and not needed for --help
 
-    quantile = stdtrit(len(values) - 1, (1 + confidence) / 2)
+    quantile = stdtrit(len(values) - 1, 1 - _TAIL)
     half = float(quantile * np.std(values, ddof=1) / np.sqrt(len(values)))
     return Estimate(centre, centre - half, centre + half)
 
@@ -173,11 +176,10 @@ def bootstrap_interval(
     estimate: Estimator,
     *scores: Float[np.ndarray, "_ tasks"],
     seed: int,
-    confidence: float = 0.95,
     resamples: int = 10_000,
     method: IntervalMethod = "expanded",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the stratified bootstrap interval of an estimate.
+    """Return the stratified bootstrap interval of an estimate, which covers 95%.
 
     Runs are drawn with replacement within each task, independently for each array of scores, and
     the interval is cut from the estimates of these resamples.
@@ -190,8 +192,6 @@ def bootstrap_interval(
         Its arguments, each ``(runs, tasks)``.
     seed
         Seed of the draws: the same seed gives the same interval.
-    confidence
-        The interval's coverage, between 0 and 1.
     resamples
         Number of draws.
     method
@@ -214,9 +214,7 @@ def bootstrap_interval(
             )
     generator = np.random.default_rng(check_seed(seed))
     drawn = [_resample(generator, array, resamples) for array in scores]
-    tail = (1 - confidence) / 2
-    if method == "expanded":
-        tail = expanded_tail(tail, min(map(len, scores)))
+    tail = expanded_tail(_TAIL, min(map(len, scores))) if method == "expanded" else _TAIL
     low, high = np.quantile(estimate(*drawn), [tail, 1 - tail], axis=0)
     return np.asarray(low), np.asarray(high)
 

@@ -215,6 +215,12 @@ def interval(value: float, low: float | None, high: float | None) -> str:
     return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"
 
 
+def spread_line(values: Mapping[str, float]) -> str:
+    """Format what `offmarl.statistics.spread` returns."""
+    text = "mean {mean:.4g}, std {std:.4g}, from {min:.4g} to {max:.4g}"
+    return text.format(**values) if values else ""
+
+
 Advance = Callable[[int], object]
 """Called with the number of steps done since the last call."""
 

@@ -14,6 +14,7 @@ A tracker of another kind is a subclass of `Tracker` in `KINDS`.
 import io
 import json
 import logging
+import re
 import shutil
 import time
 import uuid
@@ -132,10 +133,9 @@ class Trackers:
         self.sync()
 
     def _make(self, text: str, run: Tracked) -> None:
-        name, _, target = text.partition("=")
-        import_module(KINDS[name].module)  # takes a while
+        import_module(KINDS[text.partition("=")[0]].module)  # takes a while
         seconds = _SECONDS if _server(text).scheme in _SCHEMES else _SECONDS_HERE
-        self._open[text] = _Patience(3 * seconds).wait(lambda: KINDS[name](run, target))
+        self._open[text] = _Patience(3 * seconds).wait(partial(_begun, text, run))
         self._patience[text] = _Patience(seconds)
 
     def sync(self) -> None:
@@ -233,8 +233,7 @@ def give(
     """
 
     def fill(text: str) -> None:
-        name, _, target = text.partition("=")
-        tracker = KINDS[name](run, target)
+        tracker = _begun(text, run)
         _fill(tracker, steps)
         for file in files:
             tracker.keep(file)
@@ -251,6 +250,17 @@ def give(
             if is_required:
                 raise
             tracking.notice(f"warning: {error}")
+
+
+def _begun(text: str, run: Tracked) -> Tracker:
+    """Return the tracker of a run; `RunError` for a strange id, because it names directories."""
+    if not re.fullmatch(r"[0-9a-f]{32}(-\d+)?", run.id):
+        raise RunError(
+            f"the tracked run of {run.directory} has the id {run.id!r:.80}, which offmarl did not "
+            f"make: delete {FILE} there if you do not know it, or leave out --track."
+        )
+    name, _, target = text.partition("=")
+    return KINDS[name](run, target)
 
 
 def _fill(tracker: Tracker, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
@@ -290,9 +300,9 @@ class _Patience:
 
 def tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
     """Return what trackers are told of a run, from its ``run.json``."""
-    found = dict(_part.get())
+    found: Mapping[str, Any] = _part.get()
     with suppress(RunError):  # there is no such file, or it is damaged
-        found = found or tracking.read_json(directory, FILE)
+        found = found or {"id": tracking.read_json(directory, FILE).get("id")}
     if not isinstance(found.get("id"), str):
         tracking.write_json(directory / FILE, found := {"id": uuid.uuid4().hex})
     origin = {key: record[key] for key in ("program", "vault", "vault_digest") if key in record}

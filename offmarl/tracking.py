@@ -371,7 +371,7 @@ class Advance(Protocol):
         ...
 
 
-_console = Console(stderr=True)
+_console = Console(stderr=True, emoji=False)
 _SECONDS_BETWEEN_LINES = 10.0
 
 

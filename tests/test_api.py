@@ -88,7 +88,7 @@ def test_comparisons_are_shown_and_their_names_are_text(tmp_path):
 
 
 def test_a_comparison_needs_runs():
-    with pytest.raises(errors.RunError, match="no runs to compare"):
+    with pytest.raises(errors.OptionError, match="no runs to compare"):
         offmarl.compare()
 
 

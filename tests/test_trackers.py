@@ -195,6 +195,16 @@ def test_names_of_a_single_seed_have_no_prefix(place):
     assert points_of_tensorboard(target) == [("loss", 5, 2.0), ("back", 5, 4.0)]
 
 
+@pytest.mark.parametrize("identity", ["{}/kept", "../kept", "*", "", "a' or '1'='1"])
+def test_an_id_that_offmarl_did_not_make_names_nothing(place, monkeypatch, identity):
+    monkeypatch.setitem(KINDS, "tensorboard", _Broken)
+    (place / "kept").mkdir()
+    tracking.write_json(place / trackers.FILE, {"id": identity.format(place)})
+    with pytest.raises(RunError, match=r"which offmarl did not make: delete tracking\.json there"):
+        opened(place, f"tensorboard={place}/boards")
+    assert (place / "kept").is_dir()
+
+
 def test_trackers_that_do_not_exist_or_are_not_installed_are_named(place, monkeypatch):
     with pytest.raises(UnknownNameError, match="no tracker named 'tensorbord': did you mean tens"):
         opened(place, "tensorbord")

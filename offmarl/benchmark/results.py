@@ -179,12 +179,18 @@ def _remove_others(out: Path, written: Sequence[Path]) -> None:
 
     A list of what was written is kept, so that the user's own files beside them are not removed.
     """
-    listed = out / _WRITTEN
-    with suppress(FileNotFoundError, ValueError):
-        for path in {out / name for name in json.loads(listed.read_text())} - {*written}:
-            path.unlink(missing_ok=True)
+    for path in _listed(out) - {*written}:
+        path.unlink()
     names = [path.relative_to(out).as_posix() for path in written]
-    tracking.replace_file(listed, json.dumps(names, indent=1) + "\n")
+    tracking.replace_file(out / _WRITTEN, json.dumps(names, indent=1) + "\n")
+
+
+def _listed(out: Path) -> set[Path]:
+    """Return the files below ``out`` that the list names, which others may have written."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        paths = {out / x for x in json.loads((out / _WRITTEN).read_text()) if isinstance(x, str)}
+        return {x for x in paths if out.resolve() in x.resolve().parents and x.is_file()}
+    return set()
 
 
 def _marl_eval(results: Results) -> str:

@@ -1,7 +1,7 @@
 """``offmarl ls``, ``show``, ``verify``, ``salvage`` and ``compact``: vaults, and their files."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from offmarl.paths import may_be_name, shown
 from offmarl.report.contents import facts_of
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
-from offmarl.terminal import bars, number
+from offmarl.terminal import bars, number, spread_line
 from offmarl.tracking import as_dicts, progress
 from offmarl.types import Discrete
 from offmarl.vault.check.leaf_statistics import QUANTILES, Statistics
@@ -198,7 +198,7 @@ def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
         + ("size unknown" if size is None else f"{number(size / 1e6)} MB"),
         "episodes": f"{number(facts['episodes'])}: {ends}",
-        "length": f"{_spread_line(facts['length'])} {_left_out(facts, 'incomplete')}".strip(),
+        "length": f"{spread_line(facts['length'])} {_left_out(facts, 'incomplete')}".strip(),
         **_described_returns(data.episodes, _left_out(facts)),
         "policies": number(len(facts["policies"])) if facts["policies"] else "unknown",
         **({"recorded": recording} if (recording := recorded_as(data.provenance)) else {}),
@@ -213,7 +213,7 @@ def _described_returns(episodes: vault.Episodes, left_out: str) -> dict[str, str
     texts: dict[str, str] = {}
     for team, returns in episodes.complete_team_returns.items():
         of = f" of {team}" if len(episodes.teams) > 1 else ""
-        texts[f"return{of}"] = f"{_spread_line(spread(returns))} {left_out}".strip()
+        texts[f"return{of}"] = f"{spread_line(spread(returns))} {left_out}".strip()
         if len(returns):
             stretches = np.array_split(returns, min(_BINS, len(returns)))
             texts[f"  in order{of}"] = bars([float(one.mean()) for one in stretches])
@@ -227,14 +227,6 @@ _NOT_STOCK = "cannot use this vault: leaves of observations belong to some agent
 
 def _stock_readable(data: vault.Dataset) -> bool:
     return data.manifest is None or data.manifest.schema.stock_readable
-
-
-def _spread_line(values: Mapping[str, float]) -> str:
-    return (
-        "mean {mean:.4g}, std {std:.4g}, from {min:.4g} to {max:.4g}".format(**values)
-        if values
-        else ""
-    )
 
 
 _REASONS = {
@@ -263,14 +255,24 @@ def _made(provenance: Mapping[str, Any], whole: bool) -> dict[str, Any]:
 
 
 def _lineage(provenance: Mapping[str, Any]) -> RenderableType:
-    """Return the tree of sources, and the recordings that the policies come from."""
-    lineage, origins = (provenance.get(key) for key in _SHOWN)
-    parts: list[RenderableType] = []
-    if isinstance(lineage, Mapping):
-        tree = Tree(_operation(lineage), guide_style="dim")
-        _grow(tree, lineage)
-        parts.append(tree)
-    if origins and isinstance(lineage, Mapping):
+    """Return the tree of sources, and the recordings that the policies come from.
+
+    What another program wrote under these names is returned as it is.
+    """
+    lineage, origins = found = [provenance.get(key) for key in _SHOWN]
+    try:
+        return Group(*_origin(lineage, origins))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return grid({key: x for key, x in zip(_SHOWN, found, strict=True) if x is not None})
+
+
+def _origin(lineage: Any, origins: Any) -> Iterator[RenderableType]:
+    if lineage is None:
+        return
+    tree = Tree(_operation(lineage), guide_style="dim")
+    _grow(tree, lineage)
+    yield tree
+    if origins:
         columns = ["recording", "tier", "program", "seed", "policies here", "digest"]
         rows = [
             [
@@ -281,8 +283,7 @@ def _lineage(provenance: Mapping[str, Any]) -> RenderableType:
             ]
             for one in origins
         ]
-        parts.append(table(columns, rows))
-    return Group(*parts)
+        yield table(columns, rows)
 
 
 def _grow(tree: Tree, lineage: Mapping[str, Any]) -> None:

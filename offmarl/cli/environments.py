@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 
 from offmarl import envs as registry
 from offmarl.cli.output import Report, check_file, grid, table
+from offmarl.cli.parse import refuse_unused
 from offmarl.envs.catalogue import EnvInfo
 from offmarl.envs.registry import options_of
 from offmarl.terminal import number
@@ -36,7 +37,7 @@ _HINT = """\
 sees, acts: vectors, grids (images of integers or booleans) or trees (named arrays); discrete or \
 continuous actions. P: partial observability, A: adversarial, H: heterogeneous agents, C: \
 communication, M: action mask. state: the environment's own, or all observations jointly. ?: \
-unknown. needs: pip install 'offmarl[envs]' or [mabrax].
+unknown. needs: pip install 'offmarl[envs]', [games] or [mabrax].
 A capital letter in a name stands for a number of your choice, a word in capitals for one of the \
 values that `offmarl envs NAME` lists. Options follow a colon, as in \
 swarm/coverage-8:time_limit=20, and `offmarl envs swarm/coverage-8` lists them.
@@ -66,6 +67,7 @@ def envs(
     known = registry.describe()
     listed = {family: about for family, about in known.items() if family.startswith(name)}
     if listed and (name not in known or known[name].choices):
+        refuse_unused(f"{name or 'all'} lists several environments", picture=picture)
         return _list(listed)
     from offmarl.report.render import KINDS  # imports JAX, which the list does without
 

@@ -1,5 +1,6 @@
 """What each command names at its end: the command that a user runs next."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
@@ -90,7 +91,7 @@ def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
     Nothing follows help, plans, parts of divided work, and tables that are printed for a file.
     """
     verb, *rest = arguments or [""]
-    if "blocks" in data or "-" in rest:
+    if "blocks" in data or any(re.fullmatch("(--.*=)?-", one) for one in rest):
         return ""
     with suppress(Exception):  # the command has succeeded, and must not fail for a hint
         maps = {key: x for key, x in data.items() if isinstance(x, Mapping) and x}

@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 
 from offmarl import hub
 from offmarl.cli.output import Report, as_is, ask, grid, table
+from offmarl.cli.parse import refuse_unused
 from offmarl.errors import OptionError, UnknownNameError, unknown_name
 from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
@@ -55,6 +56,7 @@ def pull(
         NAME is a policy that `offmarl push` published; --out is then the directory of its run.
     """
     if policy:
+        refuse_unused("--policy pulls all", dry_run=dry_run, time_limit=time_limit is not None)
         return _pulled_policy(name, out)
     if dry_run:
         return _planned(hub.plan(name, out))
@@ -195,6 +197,8 @@ def cache(
         if action != "rm":
             text = "--streamed is for `offmarl cache rm`: `offmarl cache ls` gives the size."
             raise OptionError(text)
+        if names or everything:
+            raise OptionError("--streamed removes all pages: leave out names and --all.")
         bytes_freed = page_cache().clear()
         return Report({"freed": bytes_freed}, f"{decimal(bytes_freed)} of streamed pages removed.")
     found = {one.name: one for one in pulled_datasets.entries()}

@@ -10,7 +10,8 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report, records
-from offmarl.errors import OptionError, RunError
+from offmarl.cli.parse import refuse_unused
+from offmarl.errors import OptionError
 from offmarl.ope.options import Options
 from offmarl.paths import distinct
 from offmarl.terminal import interval
@@ -71,7 +72,9 @@ def ope(
         files' code is run.
     """
     if not runs:
-        raise RunError("no runs to evaluate: give the directory of at least one run.")
+        raise OptionError("no runs to evaluate: give the directory of at least one run.")
+    if env is None:
+        refuse_unused("without --env no policy is played", eval_episodes=eval_episodes is not None)
     if eval_episodes is not None and eval_episodes < 1:
         raise OptionError(f"--eval-episodes must be at least 1: got {eval_episodes}.")
     from offmarl.hub.policies import run_named  # takes a while to import, as the others do

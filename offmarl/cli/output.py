@@ -27,8 +27,8 @@ class _Console(Console):
 
 
 table = terminal.table
-_out = _Console(highlight=False)
-_err = _Console(stderr=True, highlight=False)
+_out = _Console(highlight=False, emoji=False)  # ":car:" is in a name, and no picture
+_err = _Console(stderr=True, highlight=False, emoji=False)
 _credentials: list[str] = []
 """User names and passwords in URLs among the arguments, which are never printed."""
 

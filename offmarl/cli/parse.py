@@ -104,6 +104,12 @@ def take(kind: type[T], given: dict[str, Any]) -> T:
     return kind(**{name: given.pop(name) for name in own})
 
 
+def refuse_unused(why: str, **given: Any) -> None:
+    """Raise `OptionError` for options that a command would not use, if they are given."""
+    if names := [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
+        raise OptionError(f"{why}: leave out {', '.join(names)}.")
+
+
 def parse_script(target: type[T], description: str | None) -> T:
     """Return a program's arguments from `sys.argv`, for a program that is run as a script.
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from offmarl import envs, evaluation
+from offmarl.cli.parse import refuse_unused
 from offmarl.envs import Environment
 from offmarl.errors import OptionError, UnknownNameError
 from offmarl.paths import local
@@ -48,22 +49,24 @@ def load(
     if env is not None and is_parallel(env):
         if jobs is None:
             raise OptionError(f"{env} is a PettingZoo environment: use offmarl.record_episodes.")
-        if opponents or drawn:
-            raise OptionError(
-                f"{env} is a PettingZoo environment: leave out --render, --opponents."
-            )
+        refuse_unused(f"{env} is a PettingZoo environment", render=drawn, opponents=opponents)
         environment, acts_in = ParallelEnvironment(env, spec, str(run), jobs), None
     else:
         try:
             environment = envs.make(spec.name if env is None else env)
-        except UnknownNameError:  # of Python's, whose own name says nothing of its code
-            if env is None and ":" in (own := str(record["args"].get("env"))):
-                own = RecordedName(own, str(local(run) / RUN_FILE))
+        except UnknownNameError as error:
+            if env is not None:
+                raise
+            if ":" in (own := str(record["args"].get("env"))):  # of Python's: its own name says
+                own = RecordedName(own, str(local(run) / RUN_FILE))  # nothing of its code
                 refuse_recorded(own, "with --env path/to/file.py:FACTORY")
-            raise
-        if opponents and not side:
-            raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
-        if side:
+            raise UnknownNameError(
+                f"{run} is of the environment {str(spec.name)!r}, which is not installed: give one "
+                "of the same sizes with --env (code of your own as path/to/file.py:FACTORY)."
+            ) from error
+        if not side:
+            refuse_unused(f"{run} learned no side that has opponents", opponents=opponents)
+        else:
             environment = side_of(environment, side, opponents, None if opponents else local(run))
         acts_in = environment
     first, *others = [options.load(run, seed, acts_in) for seed in seeds]

@@ -10,7 +10,8 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report, as_is, check_file
-from offmarl.errors import OptionError, ShapeError, VaultError
+from offmarl.cli.parse import refuse_unused
+from offmarl.errors import OptionError, ShapeError
 from offmarl.report import pages, tables
 from offmarl.report.contents import Survey, Surveys, survey, warnings_by_dataset
 from offmarl.tracking import is_run, progress, refuse_benchmark, replace_file
@@ -47,12 +48,13 @@ def report(
     if env and not html:
         raise OptionError("--env plays episodes again for a page: give --html, too.")
     if runs := [Path(path) for path in vaults if is_run(Path(path))]:
+        refuse_unused("a run plays no episodes again", env=env, time_limit=time_limit is not None)
         return _run_report(runs, vaults, html)
     for vault in vaults:
         refuse_benchmark(Path(vault))
     found = [open_vault(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
     if not found:
-        raise VaultError("no vaults to report on: give the path of at least one vault.")
+        raise OptionError("no vaults to report on: give the path of at least one vault.")
     played_in = _environment(env, found) if env else None
     surveys = {name: survey(one, progress) for name, one in _named(found).items()}
     if len(vaults) == 1:  # one path may stand for several vaults: sort them by return

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from rich.console import Group
 
 from offmarl.cli.output import Report, as_is, grid
-from offmarl.cli.parse import HELP, given_among, parse
+from offmarl.cli.parse import HELP, given_among, parse, refuse_unused
 from offmarl.cli.parse import split as split_options
 from offmarl.cli.verbs import VERBS, function_of
 from offmarl.config import REPEATED, PositiveInt, Validated
@@ -37,7 +37,8 @@ class TaskOptions(Validated):
 
     tasks: PositiveInt | None = None
     """Divide the work into this many tasks, which --launcher runs side by side; by default as many
-    as the work suggests. What they make does not depend on their number."""
+    as the work suggests. What they make does not depend on their number. A benchmark has a task for
+    each dataset and cell, whatever the number."""
     launcher: str | None = None
     """What runs the tasks: local (the default), processes of this machine; slurm, a job array; ray,
     a Ray cluster; MODULE:CLASS, one of your own."""
@@ -62,14 +63,9 @@ class TaskOptions(Validated):
         alone = {"--task": self.task is not None, "--join": self.join}
         if sum((*alone.values(), self.tasks is not None)) > 1:
             raise OptionError("give only one of --tasks, --task and --join.")
-        launching = [
-            name for name in ("launcher", "jobs", "launcher_option") if getattr(self, name)
-        ]
-        for other in (option for option, given in alone.items() if given and launching):
-            name = launching[0].replace("_", "-")
-            raise OptionError(
-                f"{other} launches no tasks: give --{name} with --tasks, or leave it out."
-            )
+        for other in (option for option, given in alone.items() if given):
+            names = ("launcher", "jobs", "launcher_option")
+            refuse_unused(f"{other} launches no tasks", **{x: getattr(self, x) for x in names})
 
     @property
     def share(self) -> Share | None:

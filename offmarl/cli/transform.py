@@ -18,7 +18,7 @@ from tyro.conf import Positional, arg
 from offmarl import envs, vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, table
-from offmarl.cli.parse import finite, parse, read_as
+from offmarl.cli.parse import finite, parse, read_as, refuse_unused
 from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError, VaultError
 from offmarl.launch import Share, Work, join_work, run_share
@@ -269,11 +269,9 @@ def convert(
     """
     terms = _terms(licence, citation)
     if to is not None:
-        if layout or env or terms:
-            raise OptionError(
-                "--to writes a vault in another layout and cannot be combined with --from, --env, "
-                "--licence and --citation."
-            )
+        unused: dict[str, Any] = {"from": layout, "env": env, "on_invalid": on_invalid != "cut"}
+        unused |= {"licence": licence, "citation": citation}
+        refuse_unused("--to writes a vault in another layout", **unused)
         return _export(source, out, to, time_limit)
     _check_source(source)
     made = import_dataset(

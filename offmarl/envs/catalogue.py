@@ -79,7 +79,7 @@ class Family:
         if self.about.choices:
             stem, _, choice = name.rpartition("/")
             return (choice,) if stem == self.stem and choice in self.about.choices else None
-        pattern = re.sub(r"\\-[A-Z]\b", lambda _: r"-(\d+)", re.escape(self.name))
+        pattern = re.sub(r"\\-[A-Z]\b", lambda _: r"-(\d{1,18})", re.escape(self.name))
         numbers = re.fullmatch(pattern, name, re.ASCII)
         return numbers and tuple(map(int, numbers.groups()))
 

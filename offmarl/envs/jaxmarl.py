@@ -478,7 +478,7 @@ def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:
     env, compat = wrapped.env, wrapped.compat
     observation, joined = _observe(wrapped, observations)
     state = compat.state and compat.state(env, observations, inner)
-    legal = compat.legal and compat.legal(env, inner)
+    legal = compat.legal(env, inner) if compat.legal and wrapped.actions.discrete else None
     return View(
         observation=observation,
         state=joined if state is None else state.astype(jnp.float32),

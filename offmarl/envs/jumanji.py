@@ -49,6 +49,8 @@ class Wrapped(NamedTuple):
     """The global state; None if Jumanji has none: then the observations are vectors."""
     reward: Literal["team", "individual"] = "team"
     package: str = "jumanji"
+    illegal_ends: bool = False
+    """Whether an episode also terminates if an action is not in the mask of the state before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +83,11 @@ class Jumanji:
     def step(self, key: PRNGKeyArray, state: State, action: Array) -> tuple[State, Timestep]:
         """Take one step; its randomness comes from the key in the state."""
         wrapped = _wrap(self)
+        before, everyone = state, jnp.ones(action.shape[0], bool)
         state, timestep = wrapped.env.step(state, action.astype(wrapped.env.action_spec.dtype))
-        everyone = jnp.ones(action.shape[0], bool)
         over, terminal = everyone & timestep.last(), wrapped.terminal(state)
+        if wrapped.illegal_ends:
+            terminal |= ~before.action_mask[np.arange(len(action)), action].all()
         reward = jnp.broadcast_to(timestep.reward, everyone.shape).astype(jnp.float32)
         view = _view(wrapped, timestep.observation)
         return strongly_typed(state), transition(view, reward, over & terminal, over & ~terminal)
@@ -387,11 +391,10 @@ class Cleaner(Jumanji):
         return Wrapped(
             env,
             self.time_limit,
-            lambda state: (
-                ~(state.grid == constants.DIRTY).any() | (state.step_count < self.time_limit)
-            ),
+            lambda state: ~(state.grid == constants.DIRTY).any(),
             observe,
             state=lambda observation: _image(jnp.concatenate(channels(observation))),
+            illegal_ends=True,
         )
 
 
@@ -400,8 +403,8 @@ class MultiCvrp(Jumanji):
     """Vehicles of limited capacity serve customers within time windows.
 
     Observation: own position, clock and load, those of the others, and all customers. An action is
-    the next customer; 0 is the depot. An episode is truncated, with Jumanji's penalty, after more
-    than twice as many steps as there are customers.
+    the next customer; 0 is the depot. An episode is truncated, with Jumanji's penalty, after twice
+    as many steps as there are customers.
     """
 
     num_customers: int = 20
@@ -430,7 +433,7 @@ class MultiCvrp(Jumanji):
 
         return Wrapped(
             env,
-            2 * self.num_customers + 1,
+            2 * self.num_customers,
             served,
             observe,
             state=lambda observation: flatten((vehicles(observation), customers(observation))),

@@ -202,7 +202,9 @@ def _made(name: str, options: Mapping[str, Option]) -> "tuple[_Found, str, Any]"
     found = _resolve(name)
     factory = found.load()
     sizes, defaults = _arguments(found, factory)
-    given = _check(found.family.name, defaults, _parse(name, found.suffix) | {**options})
+    parsed = _parse(name, found.suffix)
+    records.refuse_large(name, [*found.numbers, *parsed.values()])
+    given = _check(found.family.name, defaults, parsed | {**options})
     if missing := [key for key in defaults if defaults[key] is _REQUIRED and key not in given]:
         raise OptionError(
             f"{found.base} needs {missing[0]}: write {found.base}:{missing[0]}=VALUE."
@@ -487,7 +489,7 @@ def _parse(name: str, suffix: str) -> dict[str, Option]:
 def _read(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # a ValueError also for a number of too many digits
         return text
 
 

@@ -152,9 +152,7 @@ def bootstrap(
     return np.concatenate(found)
 
 
-def with_interval(
-    value: float, resampled: Float[np.ndarray, "resamples"], confidence: float = 0.95
-) -> Estimate:
+def with_interval(value: float, resampled: Float[np.ndarray, "resamples"]) -> Estimate:
     """Return a value with the interval that the values of resamples give.
 
     From 100 resamples on, its ends are their percentiles. Of fewer, such as those of a few critics,
@@ -164,10 +162,9 @@ def with_interval(
         return Estimate(value)
     if len(resampled) < _ENOUGH_RESAMPLES:
         # The interval of one resample, and not of their mean.
-        centre, _, high = mean_interval(resampled, confidence)
+        centre, _, high = mean_interval(resampled)
         half = (high or centre) - centre
         half *= len(resampled) ** 0.5
         return Estimate(value, value - half, value + half)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(resampled, [tail, 1 - tail])
+    low, high = np.quantile(resampled, [0.025, 0.975])
     return Estimate(value, float(low), float(high))

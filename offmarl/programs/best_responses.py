@@ -32,6 +32,7 @@ from offmarl.programs.recording.sides import (
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.programs.runs.policy import load_policy
 from offmarl.programs.runs.training import COMPILING
+from offmarl.statistics import mean_interval
 from offmarl.teams import Team, teams_of
 from offmarl.tracking import Acting
 
@@ -107,13 +108,12 @@ def learn(
     for number, team in enumerate(teams_of(env.spec)):
         rest = ((side, source) for side, source in given if not {*side.agents} <= {*team.agents})
         others = tuple(f"{side.name}={source}" for side, source in rest)
-        where = {"env": env.spec.name, "side": team.name, "opponents": others, "out": place}
-        args = program.Args(tiers="", **where, **limits)
+        where = {"side": team.name, "opponents": others, "out": place}
+        args = program.Args.for_env(env.spec.name, tiers="", **where, **limits)
         program.main(args)
         run, file = run_directory(args, name), None if is_own else oracle
         best, against = load_policy(run, program=file), side_of(env, team.name, others)
         with tracking.progress(f"returns of {team.name}", 1, note=COMPILING):
             played = play_policy(against, best.policy, episodes, None, best.params, key)
         gains[:, number] = returns_by_team(against.spec, played)[:, 0] - fixed[:, number]
-    error = gains.sum(1).std(ddof=1) / episodes**0.5
-    return Solution(fixed.mean(0), gains.mean(0), error)
+    return Solution(fixed.mean(0), gains.mean(0), mean_interval(gains.sum(1))[1:])

@@ -468,7 +468,8 @@ def dataset_tables(comparison: Comparison) -> Iterator[Section]:
     if any(row.partners for rows in comparison.datasets.values() for row in rows):
         title = f"Beside the partners of each dataset, {comparison.unit}"
         yield _by_dataset(title, comparison.datasets.items(), _COLUMNS["with partners"])
-    every = [*comparison.datasets.items(), ("all", comparison.overall)]  # one may be named all
+    overall = "all, normalised" if comparison.normalised else "all"  # a dataset may be named so
+    every = [*comparison.datasets.items(), (overall, comparison.overall)]
     if datasets := [one for one in every if any(row.difference for row in one[1])]:
         title = f"Minus {comparison.baseline}, in pairs of runs of one seed [95% interval]"
         yield _by_dataset(title, datasets, _difference)
@@ -622,13 +623,13 @@ def compare_runs(
     Raises
     ------
     OptionError
-        No run has the name of ``baseline``.
+        There are no paths, or no run has the name of ``baseline``.
     RunError
         A path is no run, or the runs have no metric in common.
     """
     every = distinct(one for path in paths for one in _each(path))
     if not every:
-        raise RunError("no runs to compare: give the directory of at least one run.")
+        raise OptionError("no runs to compare: give the directory of at least one run.")
     foreign = [path for path in every if is_foreign(path)]
     begun = [path for path in every if path not in foreign]
     unfinished = [

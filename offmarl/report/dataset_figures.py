@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,20 +61,27 @@ def figure_order(surveys: Surveys) -> Figure:
     return _line_chart(lines, title, "fraction of the recording", "mean return")
 
 
-def training_of(found: Survey) -> tuple[list[float], list[float]]:
-    """Return the steps and the returns of the policies in a dataset that a recorder trained."""
-    policies = found.vault.provenance.get("policies") or []
-    points = [
-        (one["training_steps"], one["return"])
-        for one in policies
-        if isinstance(one, dict) and {"training_steps", "return"} <= one.keys()
-    ]
-    return [float(step) for step, _ in points], [float(value) for _, value in points]
+def training_of(found: Survey) -> dict[str, list[tuple[float, float]]]:
+    """Return steps and returns of a recorder's policies in a dataset: by team, "" for all."""
+    policies = found.vault.provenance.get("policies")
+    points: dict[str, list[tuple[float, float]]] = {}
+    for one in policies if isinstance(policies, list) else ():
+        about = one if isinstance(one, dict) else {}
+        step, value = about.get("training_steps"), about.get("return")
+        returns = value if isinstance(value, dict) else {str(about.get("team", "")): value}
+        for team, own in returns.items():
+            if isinstance(step, int | float) and isinstance(own, int | float):
+                points.setdefault(team, []).append((step, own))
+    return points
 
 
 def figure_training(surveys: Surveys) -> Figure:
-    """Draw the learning curves of the policies that recorded the data."""
-    lines = {label: training_of(found) for label, found in surveys.items()}
+    """Draw the learning curves of the policies that recorded the data, of each team."""
+    lines = {
+        f"{label}, {team}" if team else label: zip(*points, strict=True)
+        for label, found in surveys.items()
+        for team, points in training_of(found).items()
+    }
     unit = "environment steps of training"
     return _line_chart(lines, "Learning curve of the recorder", unit, "return of the policy")
 
@@ -166,7 +173,7 @@ def figure_features(ranges: Ranges, title: str) -> Figure:
     return chart(lambda axes: _draw_ranges(axes, ranges), title, "feature")
 
 
-def _line_chart(lines: Mapping[str, tuple[Any, Any]], title: str, x: str, y: str) -> Figure:
+def _line_chart(lines: Mapping[str, Iterable[Any]], title: str, x: str, y: str) -> Figure:
     def draw(axes: Axes) -> None:
         for number, (label, (places, values)) in enumerate(lines.items()):
             marker = "o" if len(places) < 3 else ""

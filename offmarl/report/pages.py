@@ -31,6 +31,7 @@ from offmarl.report.figures import (
     draw_curve,
     figure_comparison,
     figure_curves,
+    plain,
     to_bytes,
 )
 from offmarl.report.run_scores import UNITS, Entry
@@ -201,7 +202,7 @@ def _figure(name: str, curve: Curve, small: bool = False) -> Figure:
         draw_curve(axes, curve, COLOURS[0])
 
     size = (4.4, 3.0) if small else (8.0, 4.0)
-    return chart(draw, "", "steps", unit_of(name) or name, size=size)
+    return chart(draw, "", "steps", plain(unit_of(name) or name), size=size)
 
 
 # ----------------------------------------------------------------------------- comparisons
@@ -295,7 +296,7 @@ def dataset_page(surveys: Surveys, env: Environment | None = None) -> str:
         warnings=warnings_by_dataset(surveys),
         discrete=discrete,
         informations=informations,
-        trained={k: v for k, v in filled.items() if dataset_figures.training_of(v)[0]},
+        trained={k: v for k, v in filled.items() if dataset_figures.training_of(v)},
         alike=all(one.rewards.alike for one in filled.values()),
         repeated=any(len(one.coverage.repeats) > 1 for one in filled.values()),
         provenances={

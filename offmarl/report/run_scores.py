@@ -109,11 +109,6 @@ class Runs(NamedTuple):
     outside: frozenset[str] = frozenset()
     """The datasets with results of other projects: see `with_foreign`."""
 
-    @property
-    def scores(self) -> Scores:
-        """The scores of the last policies."""
-        return scores_in(self.results)
-
 
 def scores_in(results: Results) -> Scores:
     """Return the scores of results alone."""

@@ -14,7 +14,7 @@ from offmarl.report.accumulators import ContinuousActions, DiscreteActions
 from offmarl.report.contents import LENGTHS, Survey, Surveys
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
-from offmarl.terminal import interval, number, one_line, table
+from offmarl.terminal import interval, number, one_line, spread_line, table
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.format.column_statistics import Ranges
 
@@ -214,17 +214,13 @@ def describe_agents(spec: EnvSpec) -> str:
 
 def returns_line(found: Survey) -> str:
     """Return the mean and range of the returns, of each team if there are several, as text."""
-    return number(only_or_all({team: _spread_line(x) for team, x in found.team_returns.items()}))
+    texts = {team: spread_line(spread(x)) for team, x in found.team_returns.items()}
+    return number(only_or_all(texts))
 
 
 def lengths_line(found: Survey) -> str:
     """Return the mean and range of the lengths of episodes, as text."""
-    return _spread_line(found.lengths)
-
-
-def _spread_line(values: Any) -> str:
-    known = spread(values)
-    return "mean {mean:.4g}, from {min:.4g} to {max:.4g}".format(**known) if known else "none"
+    return spread_line(spread(found.lengths))
 
 
 def agents_line(found: Survey) -> str:

@@ -456,6 +456,22 @@ def test_tables_and_figures_of_other_data_are_removed(read, tmp_path):
     assert [*(tmp_path / "out" / "curves").glob("*")] == own[:1] and own[1].exists()
 
 
+def test_a_list_of_results_names_no_file_outside_to_remove(read, tmp_path):
+    found = cells(read(), tmp_path, {})
+    out, kept = tmp_path / "out", tmp_path / "kept.txt"
+    kept.touch()
+    (out / "cells").mkdir(parents=True)
+    (out / "link").symlink_to(tmp_path)
+    (out / "old.svg").touch()
+    names = ["../kept.txt", str(kept), "link/kept.txt", "cells", "..", "", 3, None]
+    for listed in (3, {"a": 1}, ["\0"], ["x" * 5000], [*names, "old.svg"]):
+        assert (out / "old.svg").exists()
+        (out / "written.json").write_text(json.dumps(listed))
+        benchmark.write_results(found)
+        assert kept.exists() and (out / "cells").is_dir()
+    assert not (out / "old.svg").exists()
+
+
 def test_a_whole_benchmark_is_compared_and_a_cell_described(offmarl, read, tmp_path):
     one = {key: values for key, values in SCORES.items() if key[0] == "one"}
     cells(read(), tmp_path, one)
@@ -475,7 +491,7 @@ def test_a_whole_benchmark_is_compared_and_a_cell_described(offmarl, read, tmp_p
 def test_compare_names_the_runs_of_a_plan_as_the_plan_does(read, tmp_path):
     cells(read(), tmp_path, SCORES)
     found = report.read_runs((tmp_path / "out" / "cells").iterdir())
-    for scores in found.scores.values():  # one name on both datasets, so that they are pooled
+    for scores in found.results.values():  # one name on both datasets, so that they are pooled
         assert {entry.label for entry in scores} == {"bc (greedy)", "iql_cql (deep & wide, greedy)"}
 
 

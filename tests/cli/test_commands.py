@@ -252,11 +252,46 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("runs", "message"), [([], "no runs to compare"), (["missing"], "missing is not the directory")]
+    ("runs", "code", "message"),
+    [([], 2, "no runs to compare"), (["missing"], 1, "missing is not the directory")],
 )
-def test_compare_says_what_is_wrong(offmarl, runs, message):
+def test_compare_says_what_is_wrong(offmarl, runs, code, message):
     outcome = offmarl("compare", *runs)
-    assert outcome.code == 1 and message in outcome.err
+    assert outcome.code == code and message in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ope", "run", "--vault", "x", "--eval-episodes", 3], "leave out --eval-episodes."),
+        (["envs", "swarm", "--picture", "x.gif"], "swarm lists several environments: leave out"),
+        (["envs", "--picture", "x.gif"], "all lists several environments: leave out --picture."),
+        (
+            ["convert", "a.vlt", "b", "--to", "pymarl", "--on-invalid", "keep", "--citation", "x"],
+            "--to writes a vault in another layout: leave out --on-invalid, --citation.",
+        ),
+        (["report", "run", "--time-limit", 3], "leave out --time-limit."),
+        (["report", "run", "--env", "x", "--html", "x.html"], "leave out --env."),
+    ],
+)
+def test_an_option_without_a_use_is_refused(offmarl, tmp_path, arguments, message):
+    write_run(tmp_path / "run", "bc", "a/b", [[1, 2]])
+    refused = offmarl(*arguments)
+    assert refused.code == 2 and message in refused.err and refused.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["ope", "--vault", "x"], ["compare"], ["report"]])
+def test_a_command_without_its_paths_has_wrong_arguments(offmarl, command):
+    refused = offmarl(*command)
+    assert refused.code == 2 and "give the" in refused.err and refused.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("env", ["", "another/place"])
+def test_a_run_of_no_installed_environment_is_played_with_env(offmarl, tmp_path, env):
+    write_run(tmp_path / "run", "bc", "a/b", [[1, 2]], env=env)
+    refused = offmarl("evaluate", "run")
+    assert refused.code == 2 and f"is of the environment {env!r}, which is not" in refused.err
+    assert "--env" in refused.err and refused.err.count("\n") == 1
 
 
 def of_marl_eval(*algorithms, environment="smax", task="3m", metric="mean_episode_return"):

@@ -8,8 +8,10 @@ from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import record_policy
 from offmarl.report import Entry, pages
 from offmarl.report.curves import Curve, learning_curves
+from offmarl.report.dataset_figures import figure_training
 from offmarl.terminal import bars
 from tests.runs import write_run
+from tests.vault.experience import recorded
 
 RISING = [0.0, 1.0, 2.0, 4.0]
 
@@ -130,6 +132,12 @@ def test_a_run_of_several_teams_has_curves_and_no_single_score(offmarl, tmp_path
     assert outcome.code == 1 and "a return for each team" in outcome.err
 
 
+def test_a_metric_may_have_any_name(tmp_path):
+    run = learned(tmp_path / "run", "bc", 1)
+    tracking.append(run / tracking.METRICS_FILE, {"seed": 0, "step": 10, r"loss_$\foo$": 1.0})
+    assert r"loss_$\foo$" in pages.run_page(pages.describe_run(run))
+
+
 def test_several_runs_are_for_compare(offmarl, tmp_path):
     runs = [learned(tmp_path / name, name, 1) for name in ("bc", "maicq")]
     outcome = offmarl("report", *runs)
@@ -147,3 +155,15 @@ def test_a_dataset_shows_the_training_that_it_came_from(offmarl, tmp_path):
         assert offmarl("report", path, "--html", tmp_path / f"{name}.html").code == 0
     assert "Learning curve: a/trained: 3 policies." in (tmp_path / "trained.html").read_text()
     assert "Learning curve" not in (tmp_path / "given.html").read_text()
+
+
+def test_each_team_of_a_recorder_has_a_line_and_what_is_no_number_has_none(tmp_path):
+    known = [({"cats": 1.0, "mice": None}, 0), ({"cats": 2, "mice": 3.0}, 10), (None, 20), (7, "x")]
+    about = {"policies": [{"training_steps": step, "return": value} for value, step in known]}
+    about["policies"] += ["another", {"training_steps": 5, "return": 4.0, "team": "mice"}]
+    found = report.survey(recorded(tmp_path / "a.vlt" / "x", provenance=about))
+    (axes,) = figure_training({"a": found, "b": found}).axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    cats, mice = [[0, 1], [10, 2]], [[10, 3], [5, 4]]
+    assert lines == {f"{one}, {x}": y for one in "ab" for x, y in (("cats", cats), ("mice", mice))}
+    assert "Learning curve: a: 2 policies." in pages.dataset_page({"a": found})

@@ -1,5 +1,6 @@
 """``ls``, ``show`` and ``convert``."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from offmarl import vault
 from offmarl.cli.transform import convert
 from offmarl.vault.storage import files
 from offmarl.vault.write import creation
+from tests.vault.experience import recorded
 
 
 def test_the_licence_of_a_source_is_kept(offmarl, xor_file):
@@ -71,6 +73,37 @@ def test_convert_then_show_then_list(offmarl, xor_file, tmp_path):
     assert listed["path"] == str(tmp_path / "data/xor.vlt/mixed")
     assert (listed["num_agents"], listed["episodes"], listed["mean_return"]) == (2, 3, 25.0)
     assert "data/xor.vlt/mixed" in offmarl("ls").out
+
+
+SOURCE = {"taken": {"episodes": 1}, "episodes": 2, "native": True, "vault": "v", "digest": "0" * 64}
+WHOLE = {"operation": "filter", "arguments": {"where": "x"}, "sources": []}
+
+
+@pytest.mark.parametrize(
+    ("lineage", "origins"),
+    [
+        ({"step": 1}, None),
+        ("word", None),
+        ([1], {"a": 1}),
+        ({**WHOLE, "sources": [SOURCE]}, None),
+        ({**WHOLE, "sources": [{**SOURCE, "provenance": {}, "episodes": "many"}]}, None),
+        ({**WHOLE, "arguments": "x"}, None),
+        ({**WHOLE, "operation": 3}, None),
+        (WHOLE, [{"vault": "v"}]),
+        (WHOLE, 3),
+    ],
+)
+def test_a_lineage_that_another_program_wrote_is_shown_as_it_is(
+    offmarl, tmp_path, lineage, origins
+):
+    about = {"lineage": lineage} | ({} if origins is None else {"origins": origins})
+    recorded(tmp_path / "a.vlt" / "x", provenance=about)
+    shown = offmarl("show", "a.vlt")
+    assert shown.code == 0
+    for name, value in about.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        assert f"{name} {text}" in " ".join(shown.out.split())
+    assert offmarl("show", "a.vlt", "--json").json["provenance"] == about
 
 
 def test_time_limit_tells_truncation_from_termination(offmarl, xor_file):

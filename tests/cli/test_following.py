@@ -43,7 +43,8 @@ def test_every_command_names_the_next_one():
         ("ls", {"vaults": []}, ""),
         ("record mappo --dry-run", {"path": "r", "blocks": 3}, ""),  # a plan
         ("train --help", {"baselines": {"bc": "clones"}}, ""),
-        ("compare r --latex -", {"datasets": {"a": 1}}, ""),  # a table for a file
+        ("compare r --latex -", {"run": "r"}, ""),  # a table for a file
+        ("compare r --csv=-", {"run": "r"}, ""),
         ("", {"commands": {}}, ""),
     ],
 )

@@ -30,8 +30,10 @@ class TestEnvironment(EnvironmentConformance):
 
 
 @pytest.fixture
-def file(offmarl):
+def file(offmarl, tmp_path, monkeypatch):
     """Name an environment in a file beside the working directory."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     assert offmarl("new", "env", "line_game", "--out", "../code").code == 0
     return "../code/line_game.py:LineGame"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, Group
 
-from offmarl import terminal
+from offmarl import terminal, tracking
 from offmarl.cli import output
 from offmarl.launch.launching import Task, _summary, rows_of
 from offmarl.launch.task import Call, Status
@@ -48,6 +48,17 @@ def test_numbers_and_names_are_never_cut(name, cells, width):
     rows = [line.split() for line in below.splitlines()]
     assert any(row[-len(texts) :] == texts for row in rows)
     assert all(len(line) <= width for line in out.splitlines() if line != name)
+
+
+def test_no_part_of_a_name_becomes_a_picture(offmarl, capsys, monkeypatch):
+    monkeypatch.setenv("OFFMARL_QUIET", "0")
+    name = "car.py:car:smile=1"
+    output.show(output.Report({}, Group(output.table([name], [[name]]), name)), as_json=False)
+    output.show_interrupt(KeyboardInterrupt(name))
+    with tracking.progress(name, 1) as advance:
+        advance(1, name)
+    out, err = capsys.readouterr()
+    assert (out.count(name), err.count(name)) == (3, 3)
 
 
 LONG = Path("a directory/with spaces", *["and-a-name-of-many-letters"] * 3, "x.vlt")

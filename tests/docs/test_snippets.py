@@ -176,7 +176,8 @@ def test_the_snippets_of_a_page_run(page, prepared, tmp_path, monkeypatch):
     where = shutil.copytree(prepared, tmp_path / "here")
     monkeypatch.chdir(where)
     # What the page makes itself must not be there yet.
-    for command, folder in (("offmarl train bc", "runs"), ("offmarl record mappo", "vaults")):
+    recording = "offmarl record mappo --env swarm/coverage-3 --tiers"
+    for command, folder in (("offmarl train bc", "runs"), (recording, "vaults")):
         if any(command in snippet.code for snippet in PAGES[page]):
             shutil.rmtree(folder)
     monkeypatch.setenv("OFFMARL_QUIET", "1")

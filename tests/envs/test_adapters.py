@@ -76,6 +76,28 @@ def test_the_end_of_a_task_is_told_from_the_end_of_its_time(tells, time, termina
     assert step.truncated.tolist() == [truncated] * 3
 
 
+@pytest.mark.slow
+def test_vehicles_that_stay_are_stopped_after_twice_as_many_steps_as_customers():
+    env = envs.make("jumanji/multi_cvrp:num_customers=6")
+    state, _ = env.reset(jax.random.key(0))
+    step, stay, ends = jax.jit(env.step), jnp.zeros(2, jnp.int32), []
+    while not any(ends):
+        state, timestep = step(jax.random.key(0), state, stay)
+        ends.append(bool(timestep.truncated.all()))
+    assert len(ends) == env.spec.time_limit == 12
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.slow
+def test_an_illegal_move_of_a_cleaner_is_a_termination_also_in_the_last_step(limit):
+    env = envs.make(f"jumanji/cleaner:num_rows=5,num_cols=5,num_agents=2,time_limit={limit}")
+    state, begun = env.reset(jax.random.key(0))
+    legal = begun.view.legal_actions
+    for action, ends in ((legal.argmax(1), (False, limit == 1)), (legal.argmin(1), (True, False))):
+        _, timestep = jax.jit(env.step)(jax.random.key(0), state, action)
+        assert (bool(timestep.terminated.all()), bool(timestep.truncated.all())) == ends
+
+
 def test_actions_of_both_kinds_are_refused():
     from offmarl.envs.spaces import Actions, Box
 

@@ -63,6 +63,7 @@ SELF_PLAY = ("3m", "3s5z_vs_3s6z", "smacv2_5_units")
 
 VARIANTS = [
     "jaxmarl/mpe/simple_spread_v3:action_type=Continuous",
+    "jaxmarl/smax/3m:action_type=continuous",
     "jaxmarl/overcooked_v2/cramped_room:max_steps=50,agent_view_size=1",
     "jaxmarl/jaxnav:act_type=Discrete,evaporating=true,num_agents=3,max_steps=60",
     "jaxmarl/coin_game:cnn=true,num_inner_steps=40",

@@ -4,6 +4,7 @@ import pytest
 
 from offmarl import envs
 from offmarl.errors import OptionError, UnknownNameError
+from offmarl.records import RecordedName
 from tests.children import python
 
 
@@ -75,6 +76,24 @@ def test_keywords_win_over_the_name():
 def test_what_cannot_be_made_is_explained(name, error, message):
     with pytest.raises(error, match=message):
         envs.make(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("swarm/coverage-400000000", OptionError, "a number over 1,048,576.*--env"),
+        ("swarm/coverage-3:time_limit=1e9", OptionError, "must be of type int"),
+        ("swarm/coverage-3:time_limit=1000000000", OptionError, "over 1,048,576"),
+        (f"swarm/coverage-{'9' * 5000}", UnknownNameError, "a whole number in place"),
+        (f"swarm/coverage-3:time_limit={'9' * 5000}", OptionError, "must be of type int"),
+        (f"swarm/coverage-3:time_limit={'[' * 5000}", OptionError, "must be of type int"),
+    ],
+)
+def test_a_name_in_data_asks_for_no_memory_without_bounds(name, error, message):
+    with pytest.raises(error, match=message):
+        envs.make(RecordedName(name))
+    assert envs.make(RecordedName("swarm/coverage-3:time_limit=100000")).spec.time_limit == 100_000
+    assert envs.make("swarm/coverage-3:time_limit=10000000").spec.time_limit == 10_000_000
 
 
 def test_the_facade_has_nothing_else():

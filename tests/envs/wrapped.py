@@ -78,6 +78,8 @@ def observations_of_jaxmarl(raw, seen):
 
 
 def legal_in_jaxmarl(name, raw, state):
+    if not hasattr(raw.action_space(raw.agents[0]), "n"):
+        return None  # continuous actions have no mask
     if "smax" in name:
         legal = raw.get_avail_actions(state)
     elif "hanabi" in name:

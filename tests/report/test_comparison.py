@@ -11,6 +11,7 @@ from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
 from offmarl.report import Entry
 from offmarl.report.comparison import comparison_tables, notes, score_list
+from offmarl.report.run_scores import scores_in
 from offmarl.report.tables import Section, to_csv, to_latex, to_markdown
 from offmarl.statistics import Reference, mean_interval
 from offmarl.terminal import interval, number
@@ -26,9 +27,9 @@ def test_runs_are_read_by_dataset_and_entry(tmp_path):
     maicq = write_run(tmp_path / "maicq", "maicq", "coverage-3/medium", [[1, 2], [3, 4]])
     online = write_run(tmp_path / "mappo", "mappo", None, [[5, 7]], greedy=False)
     found = report.read_runs([maicq, online, maicq])
-    assert list(found.scores) == ["coverage-3/medium", "swarm/coverage-3"]
-    np.testing.assert_array_equal(found.scores["coverage-3/medium"][MAICQ], [1.5, 3.5])
-    (entry,) = found.scores["swarm/coverage-3"]
+    assert list(found.results) == ["coverage-3/medium", "swarm/coverage-3"]
+    np.testing.assert_array_equal(scores_in(found.results)["coverage-3/medium"][MAICQ], [1.5, 3.5])
+    (entry,) = scores_in(found.results)["swarm/coverage-3"]
     assert entry == Entry("mappo", "sampled") and entry.label == "mappo (sampled)"
 
 
@@ -48,7 +49,7 @@ def test_the_numbers_of_the_table():
 def test_a_policy_that_draws_its_actions_has_two_entries(tmp_path):
     bc = write_run(tmp_path / "bc", "bc", "a/b", [[1, 2], [3, 4]], [[5, 6], [7, 8]])
     maicq = write_run(tmp_path / "maicq", "maicq", "a/b", [[0, 0], [9, 9]])
-    scores = report.read_runs([bc, maicq]).scores["a/b"]
+    scores = scores_in(report.read_runs([bc, maicq]).results)["a/b"]
     assert list(scores) == [BC, MAICQ, SAMPLED]  # like with like, the sampled ones last
     np.testing.assert_array_equal(scores[SAMPLED], [1.5, 3.5])
     np.testing.assert_array_equal(scores[BC], [5.5, 7.5])
@@ -59,8 +60,8 @@ def test_a_policy_that_can_draw_its_actions_has_two_entries_too(tmp_path):
     maicq = write_run(tmp_path / "maicq", "maicq", "a/b", [[1, 2], [3, 4]], **other)
     found = report.read_runs([maicq])
     sampled = Entry("maicq", "sampled")
-    assert list(found.scores["a/b"]) == [MAICQ, sampled]
-    np.testing.assert_array_equal(found.scores["a/b"][sampled], [0.5, 2.5])
+    assert list(scores_in(found.results)["a/b"]) == [MAICQ, sampled]
+    np.testing.assert_array_equal(scores_in(found.results)["a/b"][sampled], [0.5, 2.5])
     rows = report.compare(found.results).datasets["a/b"]
     assert [row.headline for row in rows] == [True, False]
     alone = compared({"a/b": {sampled: HIGH}}).datasets["a/b"]
@@ -97,7 +98,7 @@ def settings_runs(tmp_path, *, code=(None, None), **changed):
 
 def test_other_settings_on_another_dataset_are_not_pooled(tmp_path):
     found = report.read_runs(settings_runs(tmp_path, learning_rate=1e-3, seeds=2))
-    assert [entry.label for one in found.scores.values() for entry in one] == [
+    assert [entry.label for one in found.results.values() for entry in one] == [
         "bc (learning_rate=0.0003, greedy)",
         "bc (learning_rate=0.001, greedy)",
     ]
@@ -121,7 +122,7 @@ def test_notes_tell_of_datasets_of_one_name(tmp_path):
 def test_many_other_settings_are_named_by_a_checksum(tmp_path):
     changed = {"learning_rate": 1e-3, "updates": 7}
     runs = settings_runs(tmp_path, code=("1" * 64, "2" * 64), **changed)
-    labels = [entry.label for one in report.read_runs(runs).scores.values() for entry in one]
+    labels = [entry.label for one in report.read_runs(runs).results.values() for entry in one]
     assert labels[1] == "bc (learning_rate=0.001, updates=7, code=22222222, greedy)"
     changed |= {"gamma": 0.9, "tau": 0.1}
     same = write_run(tmp_path / "three", "bc", "e/f", [[1]], args={"learning_rate": 3e-4})
@@ -136,12 +137,12 @@ def test_equal_settings_are_pooled(tmp_path):
 def test_runs_of_one_program_on_one_dataset_are_told_apart(tmp_path):
     places = ("lr1/bc", "lr2/bc", "bc")
     runs = [write_run(tmp_path / place, "bc", "a/b", [[i]]) for i, place in enumerate(places)]
-    scores = report.read_runs(runs[:2]).scores["a/b"]
+    scores = scores_in(report.read_runs(runs[:2]).results)["a/b"]
     assert [(entry.label, score) for entry, (score,) in scores.items()] == [
         ("bc (lr1/bc, greedy)", 0.0),
         ("bc (lr2/bc, greedy)", 1.0),
     ]
-    assert len(report.read_runs(runs).scores["a/b"]) == 3
+    assert len(scores_in(report.read_runs(runs).results)["a/b"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_runs_are_grouped_by_the_content_that_they_learnt_from(tmp_path, first, 
         write_run(tmp_path / program, program, name, [[1]], vault_digest=digest)
         for program, (name, digest) in (("bc", first), ("maicq", second))
     ]
-    assert list(report.read_runs(runs).scores) == labels
+    assert list(report.read_runs(runs).results) == labels
 
 
 def test_runs_evaluated_in_different_environments_are_kept_apart(tmp_path):
@@ -172,7 +173,7 @@ def test_runs_evaluated_in_different_environments_are_kept_apart(tmp_path):
         write_run(tmp_path / "bc", "bc", "a/b", [[1]], vault_digest="1" * 64),
         write_run(tmp_path / "maicq", "maicq", "a/b", [[1]], vault_digest="1" * 64, args=args),
     ]
-    assert list(report.read_runs(runs).scores) == [
+    assert list(report.read_runs(runs).results) == [
         "a/b (evaluated in swarm/coverage-3)",
         "a/b (evaluated in swarm/coverage-3:time_limit=9)",
     ]
@@ -187,7 +188,7 @@ def test_agreement_with_other_held_out_episodes_is_kept_apart(tmp_path):
             [(one, {}) for one in held_out] + [(validation, {"validation_digest": "abcdefghij"})]
         )
     ]
-    assert list(report.read_runs(runs, AGREEMENT).scores) == [
+    assert list(report.read_runs(runs, AGREEMENT).results) == [
         "a/b (evaluated in 5% of the episodes)",
         "a/b (evaluated in 30% of the episodes)",
         "a/b (evaluated in data abcdefgh)",
@@ -370,7 +371,7 @@ def test_a_dataset_that_is_named_all_keeps_its_differences():
     scales = dict.fromkeys(scores, Reference(0.0, 5.0))
     found = compared(scores, scales, seeds=(0, 1, 2, 3), played=(9, 32))
     table = [*comparison_tables(found)][3]
-    assert table.columns == ["method", "all", "b", "all"]
+    assert table.columns == ["method", "all", "b", "all, normalised"]
     assert table.rows[0][1] == table.rows[0][2] != table.rows[0][3]
 
 

@@ -48,9 +48,9 @@ class Flock(SwarmEnv):
     togetherness, minus ``12.5 / time_limit`` for a collision: one episode's return is at most 25
     for any N. Episodes are always truncated.
 
-    In addition to the common parts, an agent observes the ``beacon``: the direction to it (a unit
-    vector) and the distance over the arena's side. It broadcasts whether it is in touch with an
-    obstacle. The global state holds the beacon's position.
+    In addition to the common parts, an agent observes the ``beacon``: the way to it in cells,
+    shorter than 1, and the distance over the arena's side. It broadcasts whether it is in touch
+    with an obstacle. The global state holds the beacon's position.
 
     Metrics: ``together``, ``collided`` and ``distance``: means over the drones; the last is from
     the beacon, over the way from start to beacon.
