@@ -191,12 +191,14 @@ class _Training(Training):
         directory: Path,
     ):
         origins, self._start = settings.used(args).record(), start_of_baseline(args, dataset.spec)
-        args = replace(args, **self._start.scale)
+        asked, args = args, replace(args, **self._start.scale)
         self.data, self.evaluations = dataset, []
         self.evaluator = found = make_evaluator(args, dataset)
         args = resolved(args, dataset.spec, found.evaluations)
         args = replace(args, eval_episodes=found.episodes, final_episodes=found.final_episodes)
+        unset = [name for name, value in vars(asked).items() if value is None]
         self.args = args = replace(args, held_out=found.fraction)
+        self._resolved = [name for name in unset if getattr(args, name) is not None]
         kept = data.read(directory / data.STATISTICS_FILE) or self._start.statistics
         statistics = DatasetStatistics(dataset, kept, self.evaluator.learned_from)
         self.program = build(make, dataset.spec, args, statistics, statistics.identity)
@@ -225,6 +227,7 @@ class _Training(Training):
             "kind": "baseline",
             **made_from(origin, self.evaluator.env, sources, layout.devices),
             "args": recorded(self.args),
+            "resolved": self._resolved,
             **origins,
             "spec": self.data.spec.to_json(),
             "greedy": self.program.greedy,

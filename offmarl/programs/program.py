@@ -266,12 +266,12 @@ class OnlineArgs(_Configurable):
     fifth goes on with the networks of the best fifth, and with its hyperparameters times 0.8 or
     1.2. NAME=VALUE,VALUE for each hyperparameter that changes, such as learning_rate=1e-4,1e-3: the
     first seed starts with the first value, and so on, and again from the first."""
-    init: Path | None = option(None, Role.FREE)
+    init: Path | None = option(None, Role.TRACED)
     """Run to continue from, such as one of an offline baseline. In qmix, vdn and iql its policy
     plays half of the episodes until a learner that starts anew is better. In others the networks
     and the optimiser that the programs share start as they ended there, and the discount and the
     factor of rewards of its values stay. Give --prefill, too."""
-    prefill: Path | None = option(None, Role.FREE | Role.RARE)
+    prefill: Path | None = option(None, Role.TRACED | Role.RARE)
     """Vault from which half of each batch is drawn, for programs that learn from a replay; the rest
     are the run's own steps."""
     init_acts: ClassVar[bool] = False

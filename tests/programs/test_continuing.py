@@ -319,6 +319,7 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
     same(main("stopped"), whole)
     record = tracking.read_run(tmp_path / "whole" / "probe" / "observation.run" / "qmix-0")
     assert record["init"]["program"] == "qmix_cql"
+    assert record["args"]["init"] == str(run) and record["args"]["prefill"] == str(data)
     assert record["replay"]["digest"] == vault.open_vault(data).digest()
     path = tmp_path / "whole" / "probe" / "observation.vlt" / "qmix-0-replay"
     assert vault.open_vault(path).num_steps == 128  # its own steps alone
