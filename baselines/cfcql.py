@@ -284,7 +284,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         init,
         stages=(Stage(clone, cloning), Stage(update)),
         policy=partial(make_policy, config, spec),
-        policy_params=lambda state: greedy_params(state.params.agent, state.updates),
+        policy_params=lambda state: greedy_params(state.params.agent),
         td_errors=True,
         values=Values(lambda state: state.params, networks.values.of_joint_actions),
     )

@@ -248,7 +248,7 @@ class _Training(Training):
         fresh = self.program, self._keys, self.learners.hyper
         require_room(bytes_of(shapes := start_shapes(*fresh)), "the networks of all seeds")
         shapes = Learned(shapes, jax.eval_shape(self._priorities))
-        return self._parts(shapes, jax.eval_shape(self.program.policy_params, shapes.state))
+        return self._parts(shapes, jax.eval_shape(self.policies, shapes))
 
     def begin(self) -> Learned:
         states = start(self.program, self._keys, self.learners.hyper)
@@ -267,7 +267,7 @@ class _Training(Training):
         seeds, learned = self.args.seeds, gathered(states)
         if len(jax.tree.leaves(learned)[0]) > seeds:  # without the copies that a layout adds
             learned = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(learned))
-        return self._parts(learned, self.program.policy_params(learned.state))
+        return self._parts(learned, self.policies(learned))
 
     @staticmethod
     def _parts(learned: Learned, policy: ArrayTree) -> dict[str, ArrayTree]:
@@ -278,7 +278,8 @@ class _Training(Training):
         yield slice(None), states.state, 1
 
     def policies(self, states: Learned) -> ArrayTree:
-        return self.program.policy_params(states.state)
+        found: ArrayTree = jax.vmap(self.program.policy_params)(states.state)
+        return found
 
     def play_ahead(self, policies: ArrayTree) -> "Future[None] | None":
         layout, keys = self.learners.layout, self._evaluation_keys
