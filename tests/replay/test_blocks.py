@@ -71,7 +71,8 @@ def test_seeds_share_the_blocks() -> None:
 def test_the_batches_of_a_seed_are_those_that_it_has_alone(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BUFFER_BYTES", 2**14)  # several blocks
+    monkeypatch.setattr(Dataset, "chunk_shape", (1, 10))  # many blocks, a few in the buffer
+    monkeypatch.setattr(blocks, "BUFFER_BYTES", 2**14)
     keys, found = jax.random.split(jax.random.key(0), 2), []
     for some in (keys, keys[1:]):
         with open_batches(dataset, "blocks", Windows(4, 5), some, range(0, 4, 2), 10**8) as batches:
