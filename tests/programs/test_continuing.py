@@ -12,8 +12,9 @@ import pytest
 
 from baselines import bc, cfcql, iql_cql, qmix_bcq, qmix_cql
 from offmarl import envs, load_policy, tracking, vault
+from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, ShapeError
-from offmarl.networks import PolicyConfig, make_policy
+from offmarl.networks import PolicyConfig, QParams, make_policy
 from offmarl.programs import hyperparameters, record_policy
 from offmarl.programs.recording import online
 from offmarl.programs.runs import training
@@ -28,6 +29,7 @@ from offmarl.programs.runs.continuing import (
 from offmarl.programs.runs.dataset import DatasetStatistics, is_scale, read
 from offmarl.programs.runs.normalisation import make_program
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
+from tests.runs import least_record
 from tests.vault.experience import make, written
 
 ENV = envs.make("probe/observation")
@@ -290,6 +292,33 @@ def test_the_policy_of_a_run_is_the_guide_of_a_learner_that_starts_anew(source):
     same(begun._replace(rollout=None, guide=None), fresh._replace(rollout=None))
     same(made.policy_params(begun).network, theirs.policy_params(run).network)
     same(begun.guide.agent, theirs.policy_params(run).network)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worse", [False, True])
+def test_a_run_continues_with_its_policy_although_that_is_its_guide(worse, tmp_path):
+    made, state = trained(qmix)
+    guide = QParams(jax.tree.map(jnp.ones_like, state.params.agent), jnp.zeros(()))
+    state = made.guided(state, guide)
+    scores = jnp.array([[100.0 if worse else 1.0, 100], [50.0, 100]])
+    state = state._replace(guide=state.guide._replace(scores=scores))
+    args = {"hidden": 8, "env": "probe/observation", **SIZES[qmix]}
+    spec, init = ENV.spec.to_json(), {"run": "before"}
+    record = least_record(kind="recorder", program="qmix", args=args, spec=spec, init=init)
+    tracking.write_json(tmp_path / tracking.RUN_FILE, record)
+    checkpoints = Checkpoints(tmp_path / tracking.CHECKPOINTS)
+    policy = jax.tree.map(lambda leaf: leaf[None], made.policy_params(state))
+    checkpoints.save(1, {"state": [state], "policy": policy}, {})
+    checkpoints.close()
+    run, acts = tmp_path, load_policy(tmp_path).params.network
+    same(acts, state.params.agent if worse else guide.network)
+    start = start_of(qmix.Args(**args, init=run), ENV)
+    same(made.policy_params(start.begin(made, built(qmix)[1], 0)).network, acts)
+    offline = qmix_cql.Args("a.vlt", hidden=8, gamma=0.95, init=run)
+    begun = start_of_baseline(offline, ENV.spec).begin(*built(qmix_cql), 0)
+    same(begun.params.agent, acts)
+    same(begun.target.agent, acts)
+    same(begun.params.mixer, state.params.mixer)
 
 
 @pytest.mark.nightly

@@ -74,8 +74,9 @@ def test_the_batches_of_a_seed_are_those_that_it_has_alone(
     monkeypatch.setattr(Dataset, "chunk_shape", (1, 10))  # many blocks, a few in the buffer
     monkeypatch.setattr(blocks, "BUFFER_BYTES", 2**14)
     keys, found = jax.random.split(jax.random.key(0), 2), []
+    windows, steps = Windows(4, 5), range(0, 40, 20)
     for some in (keys, keys[1:]):
-        with open_batches(dataset, "blocks", Windows(4, 5), some, range(0, 4, 2), 10**8) as batches:
+        with open_batches(dataset, "blocks", windows, some, steps, 10**8) as batches:
             found.append([jax.tree.map(lambda x: x[-1], one.sequence()) for one in batches.data])
     assert len(found[0]) == 2
     chex.assert_trees_all_equal(*found)
