@@ -276,6 +276,8 @@ class OnlineArgs(_Configurable):
     are the run's own steps."""
     init_acts: ClassVar[bool] = False
     """Whether the policy of --init acts beside a learner that starts anew."""
+    initial: ClassVar[tuple[str, ...]] = ()
+    """Hyperparameters that only fresh states depend on, which --pbt therefore cannot change."""
 
 
 @jax.tree_util.register_pytree_with_keys_class

@@ -220,7 +220,8 @@ def q_program(
         capture = add(buffer, state.capture, transitions, next_views)
         state = state._replace(rollout=after, capture=capture)
         state, metrics = _learn(args, loss, state, learn_key, hyper)
-        return state._replace(iteration=state.iteration + 1), metrics | more
+        state = state._replace(iteration=state.iteration + 1, epsilon=hyper.epsilon)
+        return state, metrics | more
 
     return Program(
         init,
