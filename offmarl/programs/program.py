@@ -189,7 +189,8 @@ class Args(_Configurable):
     """Where batches come from. "device": the whole dataset is loaded onto the device; "stream":
     batches are read from disk; the batches are the same. "blocks": blocks of the data are read in
     a random order, and batches drawn from a few of them at a time, which are others. "auto": blocks
-    if the data is on another machine; else device if it fits into half of its free memory."""
+    if the data is one vault on another machine; else device if it fits into half of its free
+    memory."""
     memory: Positive = option(1.0, Role.FREE | Role.LOCAL | Role.RARE)
     """Largest memory for streamed batches, in GB."""
     normalise: tuple[Literal["observation", "state"], ...] = option((), Role.SHAPES)
@@ -252,8 +253,8 @@ class OnlineArgs(_Configurable):
     """Also record the environments' states, as extras, so that `offmarl.replay_episode` can play
     any episode again."""
     evaluations: PositiveInt = option(40, Role.RARE)
-    """Number of policy versions to evaluate and keep during training; tiers are chosen from
-    them."""
+    """Policy versions to evaluate and keep during training, at most, beside the first; tiers are
+    chosen from them."""
     eval_episodes: PositiveInt = 64
     """Episodes in an evaluation; the policies of tiers are evaluated on four times as many."""
     seeds: SeedCount = option(1, Role.CASE | Role.FREE | Role.UNTUNED)
