@@ -16,6 +16,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, QParams, make_policy
 from offmarl.programs import hyperparameters, record_policy
+from offmarl.programs.program import structure
 from offmarl.programs.recording import online
 from offmarl.programs.runs import training
 from offmarl.programs.runs.continuing import (
@@ -27,7 +28,7 @@ from offmarl.programs.runs.continuing import (
     start_of_baseline,
 )
 from offmarl.programs.runs.dataset import DatasetStatistics, is_scale, read
-from offmarl.programs.runs.normalisation import make_program
+from offmarl.programs.runs.normalisation import normalised_as
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
 from tests.runs import least_record
 from tests.vault.experience import make, written
@@ -54,7 +55,7 @@ def built(program, **options):
     sizes = SIZES.get(program, {"vault": "a.vlt"})
     args = program.Args(**sizes | {"hidden": 8} | options)
     data = DatasetStatistics(None, STATISTICS) if offline else ENV
-    made = make_program(program.make, ENV.spec, args, data)
+    made = normalised_as(args, program.make(ENV.spec, structure(args), data), data)
     state = jax.jit(made.init)(jax.random.key(0 if offline else 1), hyperparameters(args))
     return made, state
 

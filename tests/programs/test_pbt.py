@@ -10,9 +10,9 @@ import pytest
 
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.errors import OptionError, RunError, UnknownNameError
+from offmarl.programs.program import hyperparameters, structure
 from offmarl.programs.recording import collecting, online
 from offmarl.programs.recording.pbt import PopulationTraining
-from offmarl.programs.program import hyperparameters, structure
 from offmarl.report.pages import describe_run
 from recorders import ippo, maddpg, masac, vdn
 from tests.runs import write_run
