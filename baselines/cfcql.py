@@ -168,18 +168,17 @@ def behaviour_loss(networks: Networks, params: ArrayTree, batch: Sequence) -> Fl
 def targets(
     networks: Networks,
     args: Args,
-    q: Array,
+    q_t: Array,
     target: MixedParams,
     batch: Sequence,
     hyper: Hyperparameters,
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """Return the TD(λ) targets y, and where they are known.
 
-    ``q`` are the values by which greedy next actions are chosen.
+    ``q_t`` are the values by which greedy next actions are chosen.
     """
-    q_target, weights = networks.values.of_all_actions(target, batch)
-    weights_t = jax.tree.map(lambda x: x[:, 1:], weights)
-    v_t, next_known = next_values(args, batch, q_target[:, 1:], q[:, 1:])
+    _, (q_target_t, weights_t) = networks.values.of_all_actions(target, batch)
+    v_t, next_known = next_values(args, batch, q_target_t, q_t)
     discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
     known = batch.mask & next_known
     # The next slot holds the next step of the episode, whose own target is known.
@@ -205,12 +204,11 @@ def loss(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the loss of the values, and metrics."""
     view, legal = batch.view_tm1, batch.view_tm1.legal_actions
-    q, weights = networks.values.of_all_actions(params, batch)
-    weights_tm1 = jax.tree.map(lambda x: x[:, :-1], weights)
-    q_tm1 = q[:, :-1] * view.alive[..., None]
+    (q_tm1, weights_tm1), (q_t, _) = networks.values.of_all_actions(params, batch)
+    q_tm1 = q_tm1 * view.alive[..., None]
     q_data = select(q_tm1, batch.action)
     q_tot = mix(weights_tm1, q_data)
-    target_tot, known = targets(networks, args, q, target, batch, hyper)
+    target_tot, known = targets(networks, args, q_t, target, batch, hyper)
     error = jnp.where(known, q_tot - target_tot, 0.0)
     td_loss = masked_mean(0.5 * error**2, known, batch.weight)
 
@@ -284,7 +282,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         init,
         stages=(Stage(clone, cloning), Stage(update)),
         policy=partial(make_policy, config, spec),
-        policy_params=lambda state: greedy_params(state.params.agent, state.updates),
+        policy_params=lambda state: greedy_params(state.params.agent),
         td_errors=True,
         values=Values(lambda state: state.params, networks.values.of_joint_actions),
     )

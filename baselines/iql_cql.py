@@ -121,7 +121,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         init,
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
-        policy_params=lambda state: greedy_params(state.params, state.updates),
+        policy_params=lambda state: greedy_params(state.params),
         td_errors=True,
         values=Values(lambda state: state.params, q_taken),
     )

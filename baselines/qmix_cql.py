@@ -50,7 +50,7 @@ from offmarl.programs.learning.offline_q_learning import (
     team_errors,
 )
 from offmarl.teams import require_one_team
-from offmarl.types import ArrayTree, EnvSpec, Sequence
+from offmarl.types import EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
 
@@ -83,13 +83,11 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         key: PRNGKeyArray,
         hyper: Hyperparameters,
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        q, weights = networks.of_all_actions(params, batch)
-        q_target, weights_target = networks.of_all_actions(target, batch)
+        (q_tm1, weights_tm1), (q_t, _) = networks.of_all_actions(params, batch)
+        _, (q_target_t, weights_t) = networks.of_all_actions(target, batch)
         view_tm1 = batch.view_tm1
-        q_tm1, weights_tm1 = _before(q), _before(weights)
-
-        v_t, known = next_values(args, batch, _after(q_target), _after(q))
-        q_tot_t = mix(_after(weights_target), v_t * batch.view_t.alive)
+        v_t, known = next_values(args, batch, q_target_t, q_t)
+        q_tot_t = mix(weights_t, v_t * batch.view_t.alive)
         q_tot_tm1 = mix(weights_tm1, select(q_tm1, batch.action) * view_tm1.alive)
         batch = batch._replace(next_known=known)
         error, known = team_errors(batch, q_tot_tm1, q_tot_t, hyper.gamma)
@@ -125,20 +123,10 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         init,
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
-        policy_params=lambda state: greedy_params(state.params.agent, state.updates),
+        policy_params=lambda state: greedy_params(state.params.agent),
         td_errors=True,
         values=Values(lambda state: state.params, networks.of_joint_actions),
     )
-
-
-def _before(tree: ArrayTree) -> ArrayTree:
-    """Drop the last of the window's T+1 slots."""
-    return jax.tree.map(lambda x: x[:, :-1], tree)
-
-
-def _after(tree: ArrayTree) -> ArrayTree:
-    """Drop the first of the window's T+1 slots."""
-    return jax.tree.map(lambda x: x[:, 1:], tree)
 
 
 # ---------------------------------------------------------------------------------- main

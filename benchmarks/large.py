@@ -26,7 +26,7 @@ from offmarl import envs
 from offmarl.networks import Inputs, torsos
 from offmarl.networks.linear import id_features
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs.runs.normalisation import make_program
+from offmarl.programs.program import structure
 
 VARIANTS = ("copied", "state", "pooled")
 
@@ -75,7 +75,7 @@ def measure(args: Args) -> dict[str, float]:
     sizes = {"num_envs": args.num_envs, "num_steps": args.num_steps}
     program_args = module.Args(env=args.env, **sizes, **chosen)
     env = envs.make(args.env)
-    program = make_program(module.make, env.spec, program_args, env)
+    program = module.make(env.spec, structure(program_args), env)
     hyper, key = hyperparameters(program_args), jax.random.key(0)
     update = jax.jit(program.stages[0].update, donate_argnums=0)
     state, _ = jax.block_until_ready(update(jax.jit(program.init)(key, hyper), None, key, hyper))

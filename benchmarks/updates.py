@@ -61,11 +61,9 @@ def unroll_plain(*args: Any) -> Any:
     return gru._unroll(*args).memory
 
 
-def unroll_windows(
-    network: Any, params: Any, observation: Any, first: Any, carry: Any = None
-) -> Any:
+def unroll_windows(network: Any, params: Any, observation: Any, first: Any) -> Any:
     unroll = partial(network.apply, params, method="unroll")
-    return jax.vmap(unroll)(observation, first, carry)[0]
+    return jax.vmap(unroll)(observation, first)[0]
 
 
 @contextmanager

@@ -142,6 +142,7 @@ class Run(Struct, frozen=True):
     complete: bool = False
     settings: dict[str, Text] = {}
     given: tuple[Text, ...] = ()
+    resolved: tuple[Text, ...] = ()
     opponents: dict[str, Opponents] = {}
     environment_source: dict[str, Text] = {}
     label: Text | None = None

@@ -17,25 +17,24 @@ is recorded.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 from rich.console import Console
 
 from offmarl import cli, envs, programs
 from offmarl.distributions import select
 from offmarl.losses import has_value, masked_mean, reward_ends
-from offmarl.networks import AgentNetwork, agent_network, init_policy, unroll_batch
+from offmarl.networks import AgentNetwork, unroll_batch
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program
 from offmarl.programs.learning.q_learning import (
+    AgentParams,
     QArgs,
+    agents_program,
     bootstrap,
     next_values,
-    q_config,
-    q_program,
 )
-from offmarl.types import ArrayTree, EnvSpec, Sequence
+from offmarl.types import EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
 
@@ -45,15 +44,6 @@ class Args(QArgs):
     """Arguments of IQL."""
 
 
-# ---------------------------------------------------------------------------------- state
-
-
-class Params(NamedTuple):
-    """Parameters of the agents' networks."""
-
-    agent: ArrayTree
-
-
 # ---------------------------------------------------------------------------------- losses
 
 
@@ -61,8 +51,8 @@ def loss(
     network: AgentNetwork,
     args: Args,
     shared_reward: bool,
-    params: Params,
-    target: Params,
+    params: AgentParams,
+    target: AgentParams,
     hyper: Hyperparameters,
     batch: Sequence,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
@@ -73,7 +63,7 @@ def loss(
     observation, first = batch.view.observation, batch.first
     q = unroll_batch(network, params.agent, observation, first)
     q_target = unroll_batch(network, target.agent, observation, first)
-    v_t = next_values(q, q_target, batch, of_dead=True)
+    v_t = next_values(q[:, 1:], q_target[:, 1:], batch, of_dead=True)
     ended = reward_ends(batch.terminated, shared_reward)
     y = bootstrap(args, hyper, batch, batch.reward, ended, v_t)
 
@@ -91,14 +81,8 @@ def loss(
 
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
-    config = q_config(args)
-
-    def init_params(key: PRNGKeyArray) -> Params:
-        return Params(init_policy(config, spec, key).network)
-
-    network = agent_network(config, spec)
-    loss_of = partial(loss, network, args, spec.reward == "team")
-    return q_program(spec, args, env, init_params, loss_of)
+    shared = spec.reward == "team"
+    return agents_program(spec, args, env, lambda network: partial(loss, network, args, shared))
 
 
 # ---------------------------------------------------------------------------------- main

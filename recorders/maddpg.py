@@ -216,7 +216,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     ) -> tuple[State, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
         uniform = (state.iteration < random_rounds).astype(jnp.float32)
-        explore = NoisyParams(state.params.actor, state.noise, uniform)
+        explore = NoisyParams(state.params.actor, hyper.noise, uniform)
         after, transitions, next_views = rollout(
             env, policy, explore, state.rollout, rollout_key, args.num_steps, state.iteration
         )
@@ -238,7 +238,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             Learner(state.params, state.target, state.optimiser),
             (steps, jax.random.split(learn_key, args.updates)),
         )
-        state = State(*learner, state.noise, after, capture, state.iteration + 1)
+        state = State(*learner, hyper.noise, after, capture, state.iteration + 1)
         return state, jax.tree.map(jnp.mean, metrics)
 
     return Program(

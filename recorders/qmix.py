@@ -68,17 +68,13 @@ def loss(
     batch: Sequence,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the mean of ½ (Q_tot - y)² over the valid steps, where y is the double-Q target."""
-    q, weights = networks.of_all_actions(params, batch)
-    q_target, weights_target = networks.of_all_actions(target, batch)
-    weights_tm1 = jax.tree.map(lambda x: x[:, :-1], weights)
-    weights_t = jax.tree.map(lambda x: x[:, 1:], weights_target)
-
-    q_tot_t = mix(weights_t, next_values(q, q_target, batch))
+    (q_tm1, weights_tm1), (q_t, _) = networks.of_all_actions(params, batch)
+    _, (q_target_t, weights_t) = networks.of_all_actions(target, batch)
+    q_tot_t = mix(weights_t, next_values(q_t, q_target_t, batch))
     ended = batch.terminated.all(-1)
     y = bootstrap(args, hyper, batch, batch.reward.mean(-1), ended, q_tot_t)
 
-    q_tm1 = select(q[:, :-1], batch.action) * batch.view_tm1.alive
-    q_tot_tm1 = mix(weights_tm1, q_tm1)
+    q_tot_tm1 = mix(weights_tm1, select(q_tm1, batch.action) * batch.view_tm1.alive)
     error = q_tot_tm1 - y
     value = masked_mean(0.5 * error**2, batch.mask, batch.weight)
     metrics = {"td_loss": value, "q_tot": masked_mean(q_tot_tm1, batch.mask)}

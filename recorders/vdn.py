@@ -11,25 +11,24 @@ TD(λ) and n-step targets are options. The replay is the buffer that is recorded
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 from rich.console import Console
 
 from offmarl import cli, envs, programs
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
-from offmarl.networks import AgentNetwork, agent_network, init_policy, unroll_batch
+from offmarl.networks import AgentNetwork, unroll_batch
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program
 from offmarl.programs.learning.q_learning import (
+    AgentParams,
     QArgs,
+    agents_program,
     bootstrap,
     next_values,
-    q_config,
-    q_program,
 )
 from offmarl.teams import require_one_team
-from offmarl.types import ArrayTree, EnvSpec, Sequence
+from offmarl.types import EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
 
@@ -39,23 +38,14 @@ class Args(QArgs):
     """Arguments of VDN."""
 
 
-# ---------------------------------------------------------------------------------- state
-
-
-class Params(NamedTuple):
-    """Parameters of the agents' networks."""
-
-    agent: ArrayTree
-
-
 # ---------------------------------------------------------------------------------- losses
 
 
 def loss(
     network: AgentNetwork,
     args: Args,
-    params: Params,
-    target: Params,
+    params: AgentParams,
+    target: AgentParams,
     hyper: Hyperparameters,
     batch: Sequence,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
@@ -63,7 +53,7 @@ def loss(
     observation, first = batch.view.observation, batch.first
     q = unroll_batch(network, params.agent, observation, first)
     q_target = unroll_batch(network, target.agent, observation, first)
-    q_tot_t = next_values(q, q_target, batch).sum(-1)
+    q_tot_t = next_values(q[:, 1:], q_target[:, 1:], batch).sum(-1)
     ended = batch.terminated.all(-1)
     y = bootstrap(args, hyper, batch, batch.reward.mean(-1), ended, q_tot_t)
 
@@ -80,13 +70,7 @@ def loss(
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
     require_one_team(spec, "vdn", "recorder")
-    config = q_config(args)
-
-    def init_params(key: PRNGKeyArray) -> Params:
-        return Params(init_policy(config, spec, key).network)
-
-    network = agent_network(config, spec)
-    return q_program(spec, args, env, init_params, partial(loss, network, args))
+    return agents_program(spec, args, env, lambda network: partial(loss, network, args))
 
 
 # ---------------------------------------------------------------------------------- main

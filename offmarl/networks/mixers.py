@@ -244,6 +244,13 @@ class MixedParams(NamedTuple):
     mixer: ArrayTree
 
 
+class AllValues(NamedTuple):
+    """The agents' values of all actions, and the functions that mix them."""
+
+    q: Float[Array, "B T N A"]
+    weights: MixerWeights
+
+
 class MixedValues(NamedTuple):
     """The agents' network of action values, and the mixer that makes Q_tot of them."""
 
@@ -255,12 +262,11 @@ class MixedValues(NamedTuple):
         agent = init_network(self.agent, spec, agent_key)
         return MixedParams(agent, init_mixer(self.mixer, spec, mixer_key))
 
-    def of_all_actions(
-        self, params: MixedParams, batch: Sequence
-    ) -> tuple[Float[Array, "B slots N A"], MixerWeights]:
-        """Return Q_i of all actions, and the mixing functions, in all slots of the windows."""
+    def of_all_actions(self, params: MixedParams, batch: Sequence) -> tuple[AllValues, AllValues]:
+        """Return Q_i of all actions and the mixing functions, before the steps and after them."""
         q = unroll_batch(self.agent, params.agent, batch.view.observation, batch.first)
-        return q, mixing_weights(self.mixer, params.mixer, batch.view)
+        slots = AllValues(q, mixing_weights(self.mixer, params.mixer, batch.view))
+        return jax.tree.map(lambda x: x[:, :-1], slots), jax.tree.map(lambda x: x[:, 1:], slots)
 
     def of_joint_actions(
         self,

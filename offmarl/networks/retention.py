@@ -49,11 +49,6 @@ class Retention(nn.Module):
         self.gate, self.output = (_linear(self.hidden) for _ in range(2))
         self.norm = nn.LayerNorm(reduction_axes=-1, feature_axes=(-2, -1))
 
-    def empty(self, lead: tuple[int, ...] = ()) -> Float[Array, "*b H D D"]:
-        """Return the memory at the start of an episode: zeros."""
-        width = self.hidden // self.heads
-        return jnp.zeros((*lead, self.heads, width, width))
-
     def __call__(
         self,
         memory: Float[Array, "*b H D D"],

@@ -116,7 +116,7 @@ class FeedForward(nn.Module):
         return self((), observation)
 
     def unroll_batch(
-        self, observation: ArrayTree, _first: Bool[Array, "B T"], _carry: ArrayTree = None
+        self, observation: ArrayTree, _first: Bool[Array, "B T"]
     ) -> Float[Array, "B T N _"]:
         """Apply the network to windows."""
         return self((), observation)[0]
@@ -183,14 +183,11 @@ class Recurrent(nn.Module):
         return self._outputs(memory), memory
 
     def unroll_batch(
-        self,
-        observation: ArrayTree,
-        first: Bool[Array, "B T"],
-        carry: Float[Array, "B N hidden"] | None = None,
+        self, observation: ArrayTree, first: Bool[Array, "B T"]
     ) -> Float[Array, "B T N _"]:
         """Apply the network to windows; see `offmarl.networks.unroll_batch`."""
         embedded = self._embedded(observation).swapaxes(0, 1)
-        return self._outputs(self._memory(embedded, first.T, carry)).swapaxes(0, 1)
+        return self._outputs(self._memory(embedded, first.T, None)).swapaxes(0, 1)
 
     def _embedded(self, observation: ArrayTree) -> Float[Array, "*b N hidden"]:
         x = observation if self.encoder is None else self.encoder(observation)
@@ -264,11 +261,7 @@ class Moments(NamedTuple):
 
 
 def unroll_batch(
-    network: Any,
-    params: ArrayTree,
-    observation: ArrayTree,
-    first: Bool[Array, "B T"],
-    carry: ArrayTree = None,
+    network: Any, params: ArrayTree, observation: ArrayTree, first: Bool[Array, "B T"]
 ) -> Float[Array, "B T N _"]:
     """Apply a torso, or a network with the same methods, to windows of steps.
 
@@ -279,11 +272,10 @@ def unroll_batch(
     observation
         The observations of each slot: leaves of ``(B, T, N, ...)``.
     first
-        Slots that begin an episode, as in `offmarl.types.Sequence`: the memory is empty there.
-    carry
-        The memory at the beginning of each window, ``(B, N, ...)``; None for an empty one.
+        Slots that begin an episode, as in `offmarl.types.Sequence`: the memory is empty there, and
+        at the beginning of each window.
     """
-    unrolled: Array = network.apply(params, observation, first, carry, method="unroll_batch")
+    unrolled: Array = network.apply(params, observation, first, method="unroll_batch")
     return unrolled
 
 

@@ -191,12 +191,14 @@ class _Training(Training):
         directory: Path,
     ):
         origins, self._start = settings.used(args).record(), start_of_baseline(args, dataset.spec)
-        args = replace(args, **self._start.scale)
+        asked, args = args, replace(args, **self._start.scale)
         self.data, self.evaluations = dataset, []
         self.evaluator = found = make_evaluator(args, dataset)
         args = resolved(args, dataset.spec, found.evaluations)
         args = replace(args, eval_episodes=found.episodes, final_episodes=found.final_episodes)
+        unset = [name for name, value in vars(asked).items() if value is None]
         self.args = args = replace(args, held_out=found.fraction)
+        self._resolved = [name for name in unset if getattr(args, name) is not None]
         kept = data.read(directory / data.STATISTICS_FILE) or self._start.statistics
         statistics = DatasetStatistics(dataset, kept, self.evaluator.learned_from)
         self.program = build(make, dataset.spec, args, statistics, statistics.identity)
@@ -225,6 +227,7 @@ class _Training(Training):
             "kind": "baseline",
             **made_from(origin, self.evaluator.env, sources, layout.devices),
             "args": recorded(self.args),
+            "resolved": self._resolved,
             **origins,
             "spec": self.data.spec.to_json(),
             "greedy": self.program.greedy,
@@ -245,7 +248,7 @@ class _Training(Training):
         fresh = self.program, self._keys, self.learners.hyper
         require_room(bytes_of(shapes := start_shapes(*fresh)), "the networks of all seeds")
         shapes = Learned(shapes, jax.eval_shape(self._priorities))
-        return self._parts(shapes, jax.eval_shape(self.program.policy_params, shapes.state))
+        return self._parts(shapes, jax.eval_shape(self.policies, shapes))
 
     def begin(self) -> Learned:
         states = start(self.program, self._keys, self.learners.hyper)
@@ -264,7 +267,7 @@ class _Training(Training):
         seeds, learned = self.args.seeds, gathered(states)
         if len(jax.tree.leaves(learned)[0]) > seeds:  # without the copies that a layout adds
             learned = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(learned))
-        return self._parts(learned, self.program.policy_params(learned.state))
+        return self._parts(learned, self.policies(learned))
 
     @staticmethod
     def _parts(learned: Learned, policy: ArrayTree) -> dict[str, ArrayTree]:
@@ -275,7 +278,8 @@ class _Training(Training):
         yield slice(None), states.state, 1
 
     def policies(self, states: Learned) -> ArrayTree:
-        return self.program.policy_params(states.state)
+        found: ArrayTree = jax.vmap(self.program.policy_params)(states.state)
+        return found
 
     def play_ahead(self, policies: ArrayTree) -> "Future[None] | None":
         layout, keys = self.learners.layout, self._evaluation_keys

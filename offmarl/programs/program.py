@@ -189,7 +189,8 @@ class Args(_Configurable):
     """Where batches come from. "device": the whole dataset is loaded onto the device; "stream":
     batches are read from disk; the batches are the same. "blocks": blocks of the data are read in
     a random order, and batches drawn from a few of them at a time, which are others. "auto": blocks
-    if the data is on another machine; else device if it fits into half of its free memory."""
+    if the data is one vault on another machine; else device if it fits into half of its free
+    memory."""
     memory: Positive = option(1.0, Role.FREE | Role.LOCAL | Role.RARE)
     """Largest memory for streamed batches, in GB."""
     normalise: tuple[Literal["observation", "state"], ...] = option((), Role.SHAPES)
@@ -252,8 +253,8 @@ class OnlineArgs(_Configurable):
     """Also record the environments' states, as extras, so that `offmarl.replay_episode` can play
     any episode again."""
     evaluations: PositiveInt = option(40, Role.RARE)
-    """Number of policy versions to evaluate and keep during training; tiers are chosen from
-    them."""
+    """Policy versions to evaluate and keep during training, at most, beside the first; tiers are
+    chosen from them."""
     eval_episodes: PositiveInt = 64
     """Episodes in an evaluation; the policies of tiers are evaluated on four times as many."""
     seeds: SeedCount = option(1, Role.CASE | Role.FREE | Role.UNTUNED)
@@ -266,16 +267,18 @@ class OnlineArgs(_Configurable):
     fifth goes on with the networks of the best fifth, and with its hyperparameters times 0.8 or
     1.2. NAME=VALUE,VALUE for each hyperparameter that changes, such as learning_rate=1e-4,1e-3: the
     first seed starts with the first value, and so on, and again from the first."""
-    init: Path | None = option(None, Role.FREE)
+    init: Path | None = option(None, Role.TRACED)
     """Run to continue from, such as one of an offline baseline. In qmix, vdn and iql its policy
     plays half of the episodes until a learner that starts anew is better. In others the networks
     and the optimiser that the programs share start as they ended there, and the discount and the
     factor of rewards of its values stay. Give --prefill, too."""
-    prefill: Path | None = option(None, Role.FREE | Role.RARE)
+    prefill: Path | None = option(None, Role.TRACED | Role.RARE)
     """Vault from which half of each batch is drawn, for programs that learn from a replay; the rest
     are the run's own steps."""
     init_acts: ClassVar[bool] = False
     """Whether the policy of --init acts beside a learner that starts anew."""
+    initial: ClassVar[tuple[str, ...]] = ()
+    """Hyperparameters that only fresh states depend on, which --pbt therefore cannot change."""
 
 
 @jax.tree_util.register_pytree_with_keys_class

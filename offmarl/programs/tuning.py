@@ -230,7 +230,7 @@ class Search(Validated):
     agreement with held-out actions."""
     sampler: Literal["tpe", "gp", "random"] = "tpe"
     """What proposes values: a tree-structured Parzen estimator, a Gaussian process (which needs
-    PyTorch), both after ten random trials; or chance."""
+    PyTorch), both after nine random trials; or chance."""
     pruner: Literal["median", "hyperband", "none"] = "median"
     """What stops trials early. median: those that are worse than the median of the earlier ones at
     the same step, from the sixth trial on; hyperband: all but the best third at each rung of

@@ -243,12 +243,16 @@ def _open_blocks(
     memory: int,
     episodes: Chosen,
 ) -> Iterator[BatchSource]:
-    """Open batches that are shuffled by blocks; each seed has its own order in the buffer."""
+    """Open batches that are shuffled by blocks; each seed has its own order in the buffer.
+
+    The order of blocks is the same whatever the seeds are: those that run side by side read the
+    same blocks, and each of them has the batches that it has alone.
+    """
     blocked, table = plan_blocks(source, windows, episodes, None)
     words = np.asarray(jax.random.key_data(keys), np.uint32)
     seeds = words.reshape(len(keys), -1)[:, -1].tolist()
-    blocks = {"block_seed": seeds[0], "per_buffer": table.per_buffer}
-    orders = [BlockOrder(table.sizes, windows.batch_size, seed, **blocks) for seed in seeds]
+    order_of = partial(BlockOrder, block_seed=0, per_buffer=table.per_buffer)
+    orders = [order_of(table.sizes, windows.batch_size, seed) for seed in seeds]
     drawn = BlockWindowSource(blocked, windows, orders[0], table)
 
     def gather(numbers: range) -> Batches:

@@ -98,7 +98,7 @@ def test_an_update_by_hand() -> None:
 # Agents value their actions at the number of a slot times their parameters; Q_tot is the sum.
 NETWORKS = cfcql.Networks(
     MixedValues(
-        SimpleNamespace(apply=lambda params, seen, first, carry, method: seen * params),
+        SimpleNamespace(apply=lambda params, seen, first, method: seen * params),
         SimpleNamespace(
             apply=lambda params, state: MixerWeights(
                 jnp.ones((*state.shape[:-1], 2, 1)),
@@ -108,7 +108,7 @@ NETWORKS = cfcql.Networks(
             )
         ),
     ),
-    SimpleNamespace(apply=lambda params, seen, first, carry, method: 0 * seen + params),
+    SimpleNamespace(apply=lambda params, seen, first, method: 0 * seen + params),
 )
 
 
@@ -126,7 +126,7 @@ def test_targets_end_with_the_episode() -> None:
 
     def targets(td_lambda: jax.Array) -> jax.Array:
         hyper = SimpleNamespace(gamma=0.5, td_lambda=td_lambda)
-        return cfcql.targets(NETWORKS, GREEDY, q, target, batch, hyper)[0]
+        return cfcql.targets(NETWORKS, GREEDY, q[:, 1:], target, batch, hyper)[0]
 
     lambdas = np.array([0.0, 0.25, 1.0], np.float32)
     found = jax.jit(jax.vmap(targets))(lambdas)

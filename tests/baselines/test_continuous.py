@@ -38,7 +38,7 @@ ACTION = jnp.full((3, 1, 2, 1), 0.25)
 def fake_networks(spec: EnvSpec = GO, sees: str = "joint", values: Any = value_of) -> Networks:
     """Policies that act by tanh(p x), x the number of a view, and critics of known values."""
 
-    def act(p: Any, seen: Any, _first: Any, _carry: Any, method: str) -> Any:
+    def act(p: Any, seen: Any, _first: Any, method: str) -> Any:
         assert method == "unroll_batch"
         return jnp.repeat(p * seen, spec.action_size, axis=-1)
 

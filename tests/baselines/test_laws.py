@@ -12,7 +12,8 @@ import pytest
 from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.programs import DatasetStatistics, Program, ValueArgs, hyperparameters, registry
-from offmarl.programs.runs.normalisation import SCALE, make_program, scale_of
+from offmarl.programs.program import structure
+from offmarl.programs.runs.normalisation import SCALE, normalised_as, scale_of
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence
 from tests.rollouts import sequence
 
@@ -66,7 +67,8 @@ def build(name: str, action: Any, scale: float, options: dict[str, Any]) -> tupl
     args = module.Args(Path(), gamma=GAMMA, **SHARED | options)
     statistics = DatasetStatistics(None, {"return_scale": np.asarray(scale)})
     hyper = hyperparameters(args, {SCALE: scale_of(statistics)})
-    return make_program(module.make, spec, args, statistics), hyper
+    made = module.make(spec, structure(args), statistics)
+    return normalised_as(args, made, statistics), hyper
 
 
 def windows(key: PRNGKeyArray, action: Any, reward: Array, seen: Array) -> Sequence:

@@ -5,9 +5,11 @@ import sys
 
 import pytest
 
+from offmarl import tracking
 from offmarl.cli import parse_script
 from offmarl.errors import OptionError
 from offmarl.programs import registry
+from offmarl.programs.program import recorded
 from offmarl.programs.runs.configs import read_config
 from tests.runs import write_run
 
@@ -92,6 +94,26 @@ def test_a_record_does_not_say_where_to_write_or_whom_to_tell(tmp_path):
     forged |= {"coordinator": "evil:1", "vault": ["x"]}
     (run / "run.json").write_text(json.dumps(record | {"args": forged}))
     assert read_config(run).arguments(bc.Args) == {"vault": ("x",)}
+
+
+def test_a_record_repeats_all_that_changes_the_result(tmp_path):
+    qmix = registry.load("recorder", "qmix")
+    paths = {"init": tmp_path / "run", "prefill": tmp_path / "a.vlt"}
+    args = recorded(qmix.Args(**paths)) | {"seeds": 5}  # which a run adds, and no vault
+    run = write_run(tmp_path / "qmix", "qmix", None, [[1]], args=tracking.plain(args))
+    again = read_config(run).arguments(qmix.Args)
+    assert again | paths == again and again["seeds"] == 5
+
+
+def test_batches_by_blocks_are_repeated_although_the_data_has_come_here(tmp_path):
+    run = write_run(tmp_path / "bc", "bc", "a/x", [[1]], shuffle_buffer=100)
+    assert read_config(run).arguments(bc.Args)["replay"] == "blocks"
+
+
+def test_defaults_that_depend_on_the_data_are_not_given_when_a_run_is_repeated(tmp_path):
+    args = {"vault": "a", "held_out": 0.0, "eval_every": 5}
+    run = write_run(tmp_path / "bc", "bc", "a/x", [[1]], args=args, resolved=["held_out"])
+    assert read_config(run).arguments(bc.Args).keys() == {"vault", "eval_every"}
 
 
 @pytest.mark.slow

@@ -128,16 +128,16 @@ def test_windows_are_unrolled_as_their_steps_are() -> None:
     rng = np.random.default_rng(3)
     seen = rng.normal(size=(4, STEPS, 2, 5)).astype(np.float32)
     first = rng.random((4, STEPS)) < 0.3
-    carry = rng.normal(size=(4, 2, HIDDEN)).astype(np.float32)
-    params = jax.jit(network.init)(jax.random.key(0), carry[0], seen[0, 0])
-    found = jax.jit(partial(unroll_batch, network))(params, seen, first, carry)
+    empty = network.initial_carry(2)
+    params = jax.jit(network.init)(jax.random.key(0), empty, seen[0, 0])
+    found = jax.jit(partial(unroll_batch, network))(params, seen, first)
     in_time, _ = jax.jit(partial(network.apply, method="unroll"))(
-        params, seen.swapaxes(0, 1), first.T, carry
+        params, seen.swapaxes(0, 1), first.T
     )
     np.testing.assert_allclose(found, in_time.swapaxes(0, 1), rtol=1e-5, atol=1e-6)
     apply = jax.jit(network.apply)
     for window in range(4):
-        memory = carry[window]
+        memory = empty
         for step in range(STEPS):
             memory = memory * (not first[window, step])
             wanted, memory = apply(params, memory, seen[window, step])

@@ -18,7 +18,7 @@ T, N, H, D = 6, 3, 2, 4
 LAYERS = {causal: Retention(H * D, H, causal, decay=0.9) for causal in (False, True)}
 PARAMS = jax.jit(LAYERS[True].init)(
     jax.random.key(0),
-    LAYERS[True].empty(),
+    jnp.zeros((H, D, D)),
     jnp.zeros((1, N, H * D)),
     jnp.zeros((1, N, H * D)),
     jnp.zeros(1, bool),

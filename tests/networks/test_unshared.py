@@ -19,7 +19,6 @@ from offmarl.networks import (
     make_network,
     make_policy,
     observation_encoder,
-    unroll_batch,
     unshared_critic_encoder,
 )
 from offmarl.types import ArraySpec, Discrete, EnvSpec
@@ -148,17 +147,3 @@ def test_layers_of_a_recurrent_torso_follow_the_gru():
     layer, head = params["params"]["after_0"], params["params"]["head"]
     hidden = jnp.tanh(jnp.tanh(after) @ layer["kernel"] + layer["bias"])
     np.testing.assert_allclose(found, hidden @ head["kernel"] + head["bias"], atol=1e-6)
-
-
-@pytest.mark.slow
-def test_windows_of_a_batch_may_start_from_a_memory():
-    network = Recurrent(2, hidden=3)
-    carry, x = some(jnp.zeros((2, 3)), (4,)), some(jnp.zeros((2, 5)), (4, 6))
-    params = network.init(jax.random.key(0), carry[0], x[0, 0])
-    first = jnp.zeros((4, 6), bool).at[1, 0].set(True)
-    found = jax.jit(partial(unroll_batch, network))(params, x, first, carry)
-    step, _ = network.apply(params, carry, x[:, 0])
-    keep = np.array([0, 2, 3])
-    np.testing.assert_allclose(found[keep, 0], step[keep], atol=1e-6)
-    empty, _ = network.apply(params, jnp.zeros((2, 3)), x[1, 0])
-    np.testing.assert_allclose(found[1, 0], empty, atol=1e-6)

@@ -98,7 +98,7 @@ class Sum:
     def initial_carry(self, num_agents):
         return jnp.zeros((num_agents, 1))
 
-    def apply(self, scale, seen, first, _carry, method):
+    def apply(self, scale, seen, first, method):
         assert method == "unroll_batch" and not first.any()
         return scale * seen.cumsum(1)
 

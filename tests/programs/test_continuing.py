@@ -12,9 +12,11 @@ import pytest
 
 from baselines import bc, cfcql, iql_cql, qmix_bcq, qmix_cql
 from offmarl import envs, load_policy, tracking, vault
+from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, ShapeError
-from offmarl.networks import PolicyConfig, make_policy
+from offmarl.networks import PolicyConfig, QParams, make_policy
 from offmarl.programs import hyperparameters, record_policy
+from offmarl.programs.program import structure
 from offmarl.programs.recording import online
 from offmarl.programs.runs import training
 from offmarl.programs.runs.continuing import (
@@ -26,8 +28,9 @@ from offmarl.programs.runs.continuing import (
     start_of_baseline,
 )
 from offmarl.programs.runs.dataset import DatasetStatistics, is_scale, read
-from offmarl.programs.runs.normalisation import make_program
+from offmarl.programs.runs.normalisation import normalised_as
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
+from tests.runs import least_record
 from tests.vault.experience import make, written
 
 ENV = envs.make("probe/observation")
@@ -52,7 +55,7 @@ def built(program, **options):
     sizes = SIZES.get(program, {"vault": "a.vlt"})
     args = program.Args(**sizes | {"hidden": 8} | options)
     data = DatasetStatistics(None, STATISTICS) if offline else ENV
-    made = make_program(program.make, ENV.spec, args, data)
+    made = normalised_as(args, program.make(ENV.spec, structure(args), data), data)
     state = jax.jit(made.init)(jax.random.key(0 if offline else 1), hyperparameters(args))
     return made, state
 
@@ -292,6 +295,33 @@ def test_the_policy_of_a_run_is_the_guide_of_a_learner_that_starts_anew(source):
     same(begun.guide.agent, theirs.policy_params(run).network)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("worse", [False, True])
+def test_a_run_continues_with_its_policy_although_that_is_its_guide(worse, tmp_path):
+    made, state = trained(qmix)
+    guide = QParams(jax.tree.map(jnp.ones_like, state.params.agent), jnp.zeros(()))
+    state = made.guided(state, guide)
+    scores = jnp.array([[100.0 if worse else 1.0, 100], [50.0, 100]])
+    state = state._replace(guide=state.guide._replace(scores=scores))
+    args = {"hidden": 8, "env": "probe/observation", **SIZES[qmix]}
+    spec, init = ENV.spec.to_json(), {"run": "before"}
+    record = least_record(kind="recorder", program="qmix", args=args, spec=spec, init=init)
+    tracking.write_json(tmp_path / tracking.RUN_FILE, record)
+    checkpoints = Checkpoints(tmp_path / tracking.CHECKPOINTS)
+    policy = jax.tree.map(lambda leaf: leaf[None], made.policy_params(state))
+    checkpoints.save(1, {"state": [state], "policy": policy}, {})
+    checkpoints.close()
+    run, acts = tmp_path, load_policy(tmp_path).params.network
+    same(acts, state.params.agent if worse else guide.network)
+    start = start_of(qmix.Args(**args, init=run), ENV)
+    same(made.policy_params(start.begin(made, built(qmix)[1], 0)).network, acts)
+    offline = qmix_cql.Args("a.vlt", hidden=8, gamma=0.95, init=run)
+    begun = start_of_baseline(offline, ENV.spec).begin(*built(qmix_cql), 0)
+    same(begun.params.agent, acts)
+    same(begun.target.agent, acts)
+    same(begun.params.mixer, state.params.mixer)
+
+
 @pytest.mark.nightly
 def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_path, monkeypatch):
     data, run = before
@@ -319,6 +349,7 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
     same(main("stopped"), whole)
     record = tracking.read_run(tmp_path / "whole" / "probe" / "observation.run" / "qmix-0")
     assert record["init"]["program"] == "qmix_cql"
+    assert record["args"]["init"] == str(run) and record["args"]["prefill"] == str(data)
     assert record["replay"]["digest"] == vault.open_vault(data).digest()
     path = tmp_path / "whole" / "probe" / "observation.vlt" / "qmix-0-replay"
     assert vault.open_vault(path).num_steps == 128  # its own steps alone

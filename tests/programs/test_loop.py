@@ -269,7 +269,8 @@ def test_a_run_on_data_that_has_changed_is_refused(
 def test_without_an_environment_episodes_are_held_out(args: bc.Args, tmp_path: Path) -> None:
     args = dataclasses.replace(args, env="none", final_episodes=10_000)
     run = bc.main(args)
-    assert tracking.read_run(run)["args"]["held_out"] == 0.1
+    record = tracking.read_run(run)
+    assert record["args"]["held_out"] == 0.1 and "held_out" in record["resolved"]
     final = evaluated(run)
     assert set(final[0]) == {tracking.AGREEMENT, tracking.LOG_LIKELIHOOD}
     # The same episodes as `split` deals out, and nothing else is learnt from.

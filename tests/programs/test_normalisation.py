@@ -15,7 +15,7 @@ from offmarl import envs, programs, vault
 from offmarl.programs import record_policy, registry
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd, read
-from offmarl.programs.runs.normalisation import SCALE, UNIT, make_program, normalised
+from offmarl.programs.runs.normalisation import SCALE, UNIT, normalised, normalised_as
 from offmarl.teams import teams_of
 from offmarl.types import ArraySpec, Policy, Sequence
 from offmarl.vault.format.tables import Episodes
@@ -156,7 +156,7 @@ def test_data_of_other_scales_share_what_is_compiled():
 
 def test_a_blind_program_sees_nothing_in_training_and_acting():
     batch = sequence()
-    program = make_program(lambda *_: echo(), SPEC, programs.Args(Path(), blind=True), statistics())
+    program = normalised_as(programs.Args(Path(), blind=True), echo(), statistics())
     found, _ = program.stages[0].update((), batch, KEY, NO_HYPER)
     assert not found.view.observation.any() and batch.view.observation.any()
     np.testing.assert_array_equal(found.view.legal_actions, batch.view.legal_actions)
@@ -205,11 +205,11 @@ def test_a_run_stores_nothing_in_its_dataset(tmp_path):
 
 def test_only_programs_that_learn_values_scale_rewards():
     given = echo()
-    assert make_program(lambda *_: given, SPEC, programs.Args(vault=Path()), None) is given
+    assert normalised_as(programs.Args(vault=Path()), given, None) is given
     args = programs.ValueArgs(vault=Path())
-    assert make_program(lambda *_: given, SPEC, args, statistics(return_scale=1.0)) is not given
+    assert normalised_as(args, given, statistics(return_scale=1.0)) is not given
     args = programs.ValueArgs(vault=Path(), scale_rewards=False)
-    assert make_program(lambda *_: given, SPEC, args, None) is given
+    assert normalised_as(args, given, None) is given
 
 
 def of_returns(returns, complete=True, teams=None):

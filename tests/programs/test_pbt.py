@@ -4,15 +4,17 @@ import json
 from dataclasses import replace
 
 import chex
+import jax
 import numpy as np
 import pytest
 
-from offmarl import load_policy, tracking, vault
+from offmarl import envs, load_policy, tracking, vault
 from offmarl.errors import OptionError, RunError, UnknownNameError
+from offmarl.programs.program import hyperparameters, structure
 from offmarl.programs.recording import collecting, online
 from offmarl.programs.recording.pbt import PopulationTraining
 from offmarl.report.pages import describe_run
-from recorders import ippo
+from recorders import ippo, maddpg, masac, vdn
 from tests.runs import write_run
 
 PBT = ("learning_rate=1e-4,1e-3", "gamma=0.99")
@@ -87,6 +89,23 @@ def test_what_cannot_change_is_refused_in_one_line(pbt, says, tmp_path):
         ippo.main(args_of(tmp_path, pbt=(pbt,)))
     assert "\n" not in str(caught.value)
     assert not [*tmp_path.rglob("run.json")]
+
+
+def test_what_counts_at_the_start_alone_is_refused():
+    with pytest.raises(OptionError, match=r"temperature=0.1: temperature counts at the start"):
+        PopulationTraining(masac.Args(seeds=4, pbt=("temperature=0.1",)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "name"), [(vdn, "epsilon"), (maddpg, "noise")])
+def test_the_policy_explores_by_the_hyperparameter_of_now(program, name):
+    sizes = {"num_envs": 2, "num_steps": 4, "updates": 1, "batch_size": 2, "capacity": 8}
+    args, env = program.Args(**sizes, hidden=4, env="probe/match"), envs.make("probe/match")
+    made = program.make(env.spec, structure(args), env)
+    state = jax.jit(made.init)(jax.random.key(0), hyperparameters(args))
+    other = hyperparameters(args, {name: 0.25})
+    state, _ = jax.jit(made.stages[0].update)(state, None, jax.random.key(1), other)
+    assert getattr(made.policy_params(state), name) == 0.25
 
 
 def test_unknown_names_and_small_populations_are_refused(tmp_path):

@@ -245,6 +245,20 @@ def test_how_seeds_are_computed_is_kept_with_the_run(trained, random_data, tmp_p
     assert two_stage.main(dataclasses.replace(args, batching="map")) == run
 
 
+def test_the_parameters_of_a_policy_are_a_function_of_one_seed(random_data, tmp_path):
+    def make(spec, args, dataset):
+        def policy_params(state):
+            return state.weights / state.updates.sum()
+
+        return two_stage.make(spec, args, dataset)._replace(policy_params=policy_params)
+
+    run = programs.train(make, arguments(random_data(ENV), tmp_path / "toy", seeds=3))
+    shape = jax.ShapeDtypeStruct((3, 4, 2), jnp.float32)
+    state = two_stage.State(shape, shape, jax.ShapeDtypeStruct((3, 2), jnp.int32))
+    found, _ = Checkpoints(run / "checkpoints").restore({"state": state, "policy": shape})
+    np.testing.assert_array_equal(found["policy"], found["state"].weights / 17)
+
+
 @pytest.mark.parametrize(
     ("seeds", "batching", "at_once", "wanted"),
     [(10, "auto", None, 1), (10, "map", None, 1), (10, "vmap", None, 10), (10, "auto", 5, 5)],

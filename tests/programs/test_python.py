@@ -377,6 +377,23 @@ def test_a_state_keeps_its_shape(path, state):
             recorder.step(LONG)
 
 
+def test_an_agent_that_is_truncated_alone_leaves_and_the_others_go_on(path):
+    class Retired(Duel):
+        def step(self, actions):
+            observations, rewards, terminations, truncations, infos = super().step(actions)
+            if self.time == 2:  # instead of falling
+                terminations["squire"], truncations["squire"] = False, True
+            return observations, rewards, terminations, truncations, infos
+
+    with offmarl.record(Retired(), path) as recorder:
+        play(recorder)
+    steps = vault.open_vault(path)[:]
+    np.testing.assert_array_equal(steps.reward[0], [[1, 2], [2, 3], [3, 0], [4, 0], [5, 0]])
+    assert not steps.terminated.any()
+    assert steps.truncated[0].tolist() == [[False, False]] + [[False, True]] * 3 + [[True, True]]
+    assert steps.view.alive[0].tolist() == [[True, True]] * 3 + [[True, False]] * 2
+
+
 class Lingering(Duel):
     """Its agents stay in ``agents`` and only have flags, at different steps."""
 

@@ -13,6 +13,7 @@ from offmarl import envs
 from offmarl.networks import MixedParams, MixedValues, MixerWeights, QParams
 from offmarl.programs import TD_ERRORS, Hyperparameters, hyperparameters
 from offmarl.programs.learning import q_learning
+from offmarl.programs.learning.q_learning import AgentParams
 from offmarl.programs.program import structure
 from offmarl.types import Discrete, EnvSpec, Sequence, Transition
 from recorders import iql, qmix, vdn
@@ -21,7 +22,7 @@ from tests.rollouts import differ, sequence
 # An agent values action a in the slot that shows the number n at n times entry a of its
 # parameters. The mixer adds the agents' values and its parameter times the state.
 NETWORKS = MixedValues(
-    agent=SimpleNamespace(apply=lambda params, seen, first, carry, method: seen * params),
+    agent=SimpleNamespace(apply=lambda params, seen, first, method: seen * params),
     mixer=SimpleNamespace(
         apply=lambda scale, state: MixerWeights(
             jnp.ones((*state.shape[:-1], 2, 1)),
@@ -79,7 +80,7 @@ VALUES = np.array([1 + 2, 8 + 8, 2.0])
 
 
 def vdn_learn(**options):
-    own = vdn.Params(ONLINE.agent), vdn.Params(TARGET.agent)
+    own = AgentParams(ONLINE.agent), AgentParams(TARGET.agent)
     return learn(vdn.loss, NETWORKS.agent, vdn.Args(gamma=0.5, **options), *own)
 
 
@@ -107,7 +108,7 @@ def test_the_loss_of_vdn_at_a_truncation_and_at_a_termination(options, targets):
 
 
 def iql_learn(shared_reward, steps=None):
-    own = iql.Params(ONLINE.agent), iql.Params(TARGET.agent)
+    own = AgentParams(ONLINE.agent), AgentParams(TARGET.agent)
 
     def loss(network, args, params, target, hyper, given):
         given = given if steps is None else steps

@@ -172,8 +172,8 @@ def test_a_team_s_skill_is_measured_against_a_reference(tmp_path):
     (run,) = online._recorders(program.make, args, ENV, origin, directory, {})
     cats, mice = run._replace(policy=ENV.scripted()).by_team()
     # Each cat earns its action plus 1, in 4 steps; the mouse loses what the cats do.
-    assert cats.returns((), jax.random.key(0)).tolist() == [4 * (1 + 3) / 2] * 4
-    assert mice.returns((), jax.random.key(0)).tolist() == [-8] * 4
+    assert cats.returns_in(cats.play((), jax.random.key(0))).tolist() == [4 * (1 + 3) / 2] * 4
+    assert mice.returns_in(mice.play((), jax.random.key(0))).tolist() == [-8] * 4
 
 
 @pytest.mark.parametrize(

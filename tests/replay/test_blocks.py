@@ -3,12 +3,14 @@
 import itertools
 from pathlib import Path
 
+import chex
+import jax
 import numpy as np
 import pytest
 
 import offmarl
 from offmarl.errors import OptionError
-from offmarl.replay import Windows
+from offmarl.replay import Windows, blocks, open_batches
 from offmarl.replay.blocks import BlockTable
 from offmarl.replay.fields import COMPUTED, fields_of
 from offmarl.replay.orders import SLOT_BITS, BlockOrder
@@ -64,6 +66,20 @@ def test_seeds_share_the_blocks() -> None:
     for buffer in range(6):
         np.testing.assert_array_equal(one.blocks(buffer), two.blocks(buffer))
     assert (one.slots(0) != two.slots(0)).any()
+
+
+def test_the_batches_of_a_seed_are_those_that_it_has_alone(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dataset, "chunk_shape", (1, 10))  # many blocks, a few in the buffer
+    monkeypatch.setattr(blocks, "BUFFER_BYTES", 2**14)
+    keys, found = jax.random.split(jax.random.key(0), 2), []
+    windows, steps = Windows(4, 5), range(0, 40, 20)
+    for some in (keys, keys[1:]):
+        with open_batches(dataset, "blocks", windows, some, steps, 10**8) as batches:
+            found.append([jax.tree.map(lambda x: x[-1], one.sequence()) for one in batches.data])
+    assert len(found[0]) == 2
+    chex.assert_trees_all_equal(*found)
 
 
 def test_the_first_buffer_is_a_single_block() -> None:

@@ -301,10 +301,6 @@ def actor_critic_program(
         )
         return TargetState(*learner, step), metrics
 
-    def policy_params(state: TargetState) -> NoisyParams:
-        none = jnp.zeros_like(state.updates, jnp.float32)  # one for each seed
-        return NoisyParams(state.params.actor, none, none)
-
     def values(
         critics: tuple[ArrayTree, ...], view: View, _first: Bool[Array, "B T"], action: Array
     ) -> Float[Array, "B T N"]:
@@ -314,7 +310,7 @@ def actor_critic_program(
         init,
         stages=(Stage(update),),
         policy=partial(make_policy, networks.config, networks.spec),
-        policy_params=policy_params,
+        policy_params=lambda state: NoisyParams(state.params.actor, jnp.zeros(()), jnp.zeros(())),
         td_errors=True,
         values=Values(lambda state: state.params.critics, values),
     )

@@ -91,12 +91,9 @@ def next_values(
     return NextValues(select(q_target_t, action_t), acts_t | batch.terminated.all(-1))
 
 
-def greedy_params(network: ArrayTree, updates: Array) -> QParams:
-    """Return the parameters of a policy that takes the best actions by a network's values.
-
-    ``updates`` has an entry for each seed, as the parameters then have.
-    """
-    return QParams(network, jnp.zeros_like(updates, jnp.float32))
+def greedy_params(network: ArrayTree) -> QParams:
+    """Return the parameters of a policy that takes the best actions by a network's values."""
+    return QParams(network, jnp.zeros(()))
 
 
 class TeamErrors(NamedTuple):

@@ -19,7 +19,14 @@ from offmarl import envs
 from offmarl.config import Fraction, PositiveInt
 from offmarl.envs.sides import Population, TeamPolicy, population
 from offmarl.losses import double_q_values, lookahead_targets, q_lambda_targets
-from offmarl.networks import PolicyConfig, QParams, make_policy
+from offmarl.networks import (
+    AgentNetwork,
+    PolicyConfig,
+    QParams,
+    agent_network,
+    init_policy,
+    make_policy,
+)
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.prioritised import admit, begin_priorities, learned, sample
 from offmarl.programs.experience.windows import draw_windows
@@ -160,16 +167,37 @@ def bootstrap(
 
 
 def next_values(
-    q: Array, q_target: Array, batch: Sequence, of_dead: bool = False
+    q_t: Float[Array, "B T N A"],
+    q_target_t: Float[Array, "B T N A"],
+    batch: Sequence,
+    of_dead: bool = False,
 ) -> Float[Array, "B T N"]:
     """Return each agent's value of the slot after each step, by double Q-learning.
 
-    ``q`` and ``q_target`` are the values of all actions in the T+1 slots by the network and the
-    target network, ``(B, T+1, N, A)``. The values of dead agents are 0, unless ``of_dead``.
+    ``q_t`` and ``q_target_t`` are the values of all actions there by the network and the target
+    network. The values of dead agents are 0, unless ``of_dead``.
     """
     view_t = batch.view_t
-    values = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions)
+    values = double_q_values(q_target_t, q_t, view_t.legal_actions)
     return values if of_dead else values * view_t.alive
+
+
+class AgentParams(NamedTuple):
+    """Parameters of programs that learn the agents' network alone."""
+
+    agent: Any
+
+
+def agents_program(
+    spec: EnvSpec, args: QArgs, env: envs.Environment, loss: Callable[[AgentNetwork], QLoss]
+) -> Program:
+    """Build a program that learns the agents' network alone, from its loss."""
+    config = q_config(args)
+
+    def init_params(key: PRNGKeyArray) -> AgentParams:
+        return AgentParams(init_policy(config, spec, key).network)
+
+    return q_program(spec, args, env, init_params, loss(agent_network(config, spec)))
 
 
 def q_program(
@@ -220,7 +248,8 @@ def q_program(
         capture = add(buffer, state.capture, transitions, next_views)
         state = state._replace(rollout=after, capture=capture)
         state, metrics = _learn(args, loss, state, learn_key, hyper)
-        return state._replace(iteration=state.iteration + 1), metrics | more
+        state = state._replace(iteration=state.iteration + 1, epsilon=hyper.epsilon)
+        return state, metrics | more
 
     return Program(
         init,

@@ -8,7 +8,7 @@ of an agent, so that expectations over its policy are exact (Christodoulou 2019,
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,7 @@ class SoftArgs(OffPolicyArgs):
     """Target of the entropy of continuous actions: minus this many nats for each entry."""
     max_grad_norm: Positive = 10.0
     """Global norm that the gradients of actors, of critics and of temperatures are clipped to."""
+    initial: ClassVar[tuple[str, ...]] = ("temperature",)
 
 
 # ---------------------------------------------------------------------------------- state

@@ -35,6 +35,10 @@ class PopulationTraining:
         name, known = option.replace("-", "_"), hyperparameter_names(self._args)
         if name not in known:
             raise unknown_name("numeric hyperparameter", option, known)
+        if name in self._args.initial:
+            raise OptionError(
+                f"--pbt {text}: {name} counts at the start of the training alone: leave it out."
+            )
         try:
             values = [float(one) for one in given.split(",")]
         except ValueError:

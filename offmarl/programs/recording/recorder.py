@@ -147,10 +147,6 @@ class Recorder(NamedTuple):
 
     # ------------------------------------------------------------------------------ policies
 
-    def returns(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
-        """Play `OnlineArgs.eval_episodes` episodes of the policy, and return their returns."""
-        return self.returns_in(self.play(params, key))
-
     def play(self, params: ArrayTree, key: PRNGKeyArray) -> Evaluation:
         """Play `OnlineArgs.eval_episodes` episodes of the policy."""
         found: Evaluation = gathered(play_against(*self._played(params, key)))
@@ -162,7 +158,7 @@ class Recorder(NamedTuple):
         return returns_by_team(self.env.spec, found)[:, team]
 
     def play_ahead(self, params: ArrayTree) -> "Future[None]":
-        """Compile what `returns` plays, in a thread."""
+        """Compile what `play` plays, in a thread."""
         return compile_ahead(play_against, *self._played(params, self.key(EVALUATE)))
 
     def _played(self, params: ArrayTree, key: PRNGKeyArray) -> tuple[Any, ...]:
@@ -181,7 +177,7 @@ class Recorder(NamedTuple):
     def returns_again(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
         """Play the episodes by which a tier is described: more than during training."""
         rounds = (jax.random.fold_in(key, number) for number in range(_ROUNDS))
-        return np.concatenate([self.returns(params, key) for key in rounds])
+        return np.concatenate([self.returns_in(self.play(params, key)) for key in rounds])
 
     def policies(self) -> Checkpoints:
         """Return the checkpoints of all evaluated versions of the policies."""

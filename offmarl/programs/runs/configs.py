@@ -24,6 +24,9 @@ from offmarl.paths import local
 
 _PROGRAM = "program"
 
+_REPEATED = {"seeds", "replay"}
+"""Arguments that are free, and that a record holds nevertheless: repeating the run needs them."""
+
 
 class Config(NamedTuple):
     """The content of a configuration file."""
@@ -54,7 +57,7 @@ class Config(NamedTuple):
 
         Where a run is written, and whom it reports to, are never taken from a record.
         """
-        free = with_role(kind, Role.FREE) if self.is_record else ()
+        free = with_role(kind, Role.FREE) - _REPEATED if self.is_record else ()
         values = {name: value for name, value in self.values.items() if name not in free}
         return read_values(kind, values, self.shown)
 
@@ -79,6 +82,9 @@ def read_config(path: str | Path) -> Config:
 
 def _of_run(directory: Path, shown: str) -> Config:
     record = tracking.read_run(directory)
-    values = {name: value for name, value in record["args"].items() if value is not None}
+    unset = record.get("resolved", ())
+    values = {k: x for k, x in record["args"].items() if x is not None and k not in unset}
+    if "shuffle_buffer" in record:  # by default only where the data was on another machine
+        values["replay"] = "blocks"
     program = record["program"] if record.get("file") is None else None
     return Config(shown, program, values, is_record=True)

@@ -264,8 +264,12 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
     if online:
         # The rest depends on the environment and its opponents, which may not exist here.
         rest = dict.fromkeys(set(like._fields) - learned(like).keys())
-        tree, _ = checkpoints.restore({"state": [like._replace(**rest)] * seeds}, partly=True)
+        parts = {"state": [like._replace(**rest)] * seeds, _POLICY: of_seeds(built.policy, seeds)}
+        tree, _ = checkpoints.restore(parts, partly=True)
         states = [like._replace(**learned(state)) for state in tree["state"]]
+        if built.program.guided is not None and "init" in record:
+            own = [jax.tree.map(lambda leaf, i=i: leaf[i], tree[_POLICY]) for i in range(seeds)]
+            states = [_acting(built.program, *pair) for pair in zip(states, own, strict=True)]
     else:
         tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
@@ -274,6 +278,15 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
         [learned(state) or state for state in states], f"what the run in {directory} has learned"
     )
     return built.program, states
+
+
+def _acting(program: Program, state: ArrayTree, policy: ArrayTree) -> ArrayTree:
+    """Return a state whose agents have the parameters of its policy: those of a better guide."""
+    own = {f"{_POLICY}/{_name(path)}": leaf for path, leaf in tree_flatten_with_path(policy)[0]}
+    leaves, tree = jax.tree.flatten(state)
+    for name, index in _places(program, state).items():
+        leaves[index] = own.get(name.removeprefix("target "), leaves[index])
+    return jax.tree.unflatten(tree, leaves)
 
 
 # ---------------------------------------------------------------------------------- matching

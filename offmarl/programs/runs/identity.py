@@ -32,6 +32,7 @@ MAY_DIFFER = (
     "numerics",
     "settings",
     "given",
+    "resolved",
     "devices",
     "processes",
     "shards",

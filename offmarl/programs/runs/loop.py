@@ -58,7 +58,7 @@ def build(
     source: Any,
     identity: Callable[[], Hashable],
 ) -> Program:
-    """Return the program of `make_program`, with functions that were compiled before, if equal.
+    """Return the program that ``make`` builds, with functions that were compiled before, if equal.
 
     Hyperparameters do not shape a program; see `structure`. ``identity`` returns a key of what
     ``make`` has used of the source; it is called after it.

@@ -19,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from offmarl.programs.program import Args, ArgsT, Hyperparameters, Program, Stage, Values, structure
+from offmarl.programs.program import Args, Hyperparameters, Program, Stage, Values
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd
 from offmarl.types import (
     ArrayTree,
-    EnvSpec,
     Policy,
     Sequence,
     View,
@@ -41,13 +40,6 @@ _VALUES = ("q", "q_tot")
 """Metrics that are values."""
 
 Normalise = Callable[[Any], Any]
-
-
-def make_program(
-    make: Callable[[EnvSpec, ArgsT, Any], Program], spec: EnvSpec, args: ArgsT, source: Any
-) -> Program:
-    """Build a program, with the normalisation that its arguments ask for."""
-    return normalised_as(args, make(spec, structure(args), source), source)
 
 
 def normalised_as(args: object, program: Program, source: Any) -> Program:

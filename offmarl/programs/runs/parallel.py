@@ -70,7 +70,7 @@ class Episode:
         count = (len(self._agents),)
         self._flag, self._number = ArraySpec(count, "bool"), ArraySpec(count)
         self._id = ArraySpec(count, "int32")
-        present = self._present()
+        self._acting = present = self._present()  # who acts in the next step
         self._terminated = ~present  # agents that are absent at the start never take part
         self._truncated = np.zeros_like(present)
         self._steps: list[dict[str, Any]] = []
@@ -124,7 +124,8 @@ class Episode:
                 "truncations and infos."
             )
         observations, rewards, terminations, truncations, infos = outcome
-        acted, present = self._views[-1].alive, self._present()
+        acted, present = self._acting, self._present()
+        self._acting = present
         ended = self._of("termination", terminations, self._flag, False, acted)
         cut_off = self._of("truncation", truncations, self._flag, False, acted) & ~ended
         self._terminated, self._truncated = self._terminated | ended, self._truncated | cut_off

@@ -18,10 +18,10 @@ from offmarl.errors import OptionError, RunError
 from offmarl.networks import blank_view
 from offmarl.paths import local
 from offmarl.programs import registry
-from offmarl.programs.program import Program, state_shapes
+from offmarl.programs.program import Program, state_shapes, structure
 from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
-from offmarl.programs.runs.normalisation import make_program
+from offmarl.programs.runs.normalisation import normalised_as
 from offmarl.programs.runs.run import best_of
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 
@@ -159,7 +159,8 @@ def builder_of(
             statistics = dataset.read(run_dir / dataset.STATISTICS_FILE)
             source = dataset.DatasetStatistics(None, statistics)
         try:
-            program: Program = make_program(module.make, spec, args, source)
+            made = module.make(spec, structure(args), source)
+            program: Program = normalised_as(args, made, source)
             state = state_shapes(program, args)
             return Built(program, jax.eval_shape(program.policy_params, state), state)
         except (TypeError, ValueError, ArithmeticError, LookupError, RuntimeError) as error:
