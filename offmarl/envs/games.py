@@ -75,7 +75,7 @@ class Solution(NamedTuple):
     gain: Float[np.ndarray, "2"]
     """How much more its best response earns."""
     error: float = 0.0
-    """Standard error of ``nash_conv``; 0 if it is exact."""
+    """Standard error of ``nash_conv``; 0 if it is exact, NaN if it is unknown."""
 
     @property
     def nash_conv(self) -> float:

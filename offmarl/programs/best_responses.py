@@ -32,6 +32,7 @@ from offmarl.programs.recording.sides import (
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.programs.runs.policy import load_policy
 from offmarl.programs.runs.training import COMPILING
+from offmarl.statistics import standard_error
 from offmarl.teams import Team, teams_of
 from offmarl.tracking import Acting
 
@@ -115,5 +116,4 @@ def learn(
         with tracking.progress(f"returns of {team.name}", 1, note=COMPILING):
             played = play_policy(against, best.policy, episodes, None, best.params, key)
         gains[:, number] = returns_by_team(against.spec, played)[:, 0] - fixed[:, number]
-    error = gains.sum(1).std(ddof=1) / episodes**0.5
-    return Solution(fixed.mean(0), gains.mean(0), error)
+    return Solution(fixed.mean(0), gains.mean(0), float(standard_error(gains.sum(1))))

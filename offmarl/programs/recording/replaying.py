@@ -13,6 +13,7 @@ from offmarl import envs
 from offmarl.envs import Environment
 from offmarl.envs.states import KEY, STATE, recorded_states
 from offmarl.errors import OptionError, ShapeError
+from offmarl.programs.recording.recorder import tier_key
 from offmarl.types import ArrayTree, Episode, Timestep, Transition, View
 from offmarl.vault import Dataset
 
@@ -138,21 +139,26 @@ def _play(env: Any) -> Any:
 
 
 def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]:
-    """Return the keys of an episode's reset and steps, as a policy recording drew them.
+    """Return the keys of an episode's reset and steps, as the recording of a policy drew them.
 
-    Those of other recordings are arbitrary.
+    They follow from the seed, the tier, the sizes and whether opponents acted, which a recipe may
+    have beside other entries. Those of other recordings are arbitrary.
     """
     table = dataset.episodes
     row, start, length = (int(x[number]) for x in (table.row, table.start, table.length))
     found = dataset.provenance.get("recipe")
     recipe = found if isinstance(found, Mapping) else {}
-    is_known = recipe.keys() - {"extras"} == {"env", "policy", "num_envs", "chunks", "seed"}
-    if not is_known or row >= recipe["num_envs"]:
+    training = recipe.get("training", recipe)
+    is_known = {"num_envs", "chunks"} <= recipe.keys() and "block" not in recipe
+    if not is_known or "seed" not in training or row >= recipe["num_envs"]:
         return jax.random.key(0), jax.random.split(jax.random.key(0), length)
-    first, key = jax.random.split(jax.random.key(recipe["seed"]))
+    seed, tier = training["seed"], recipe.get("tier")
+    first, key = jax.random.split(jax.random.key(seed) if tier is None else tier_key(seed, tier))
     before = np.maximum(np.arange(start - 1, start + length), 0)
     step_keys, reset_keys = _draws(recipe["num_envs"], recipe["chunks"][1])(key, row, before)
     begin = reset_keys[0] if start else jax.random.split(first, recipe["num_envs"])[row]
+    if "opponents" in training:  # which drew from the keys, too; see `Side.step`
+        step_keys = jax.vmap(jax.random.split)(step_keys)[:, 1]
     return begin, step_keys[1:]
 
 
