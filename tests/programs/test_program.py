@@ -23,13 +23,13 @@ from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import offline, registry
 from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values, structure
 from offmarl.programs.runs import loop
-from offmarl.programs.runs.continuing import start_of_baseline
 from offmarl.programs.runs.compiling import (
     compilation_cache,
     compile_ahead,
     keep_compiled_programs,
     use_cores,
 )
+from offmarl.programs.runs.continuing import start_of_baseline
 from offmarl.programs.runs.loop import Schedule, online_schedule, stage_starts
 from offmarl.programs.runs.run import LOCK
 from offmarl.programs.runs.sharding import Layout, layout_of, map_seeds
@@ -500,7 +500,9 @@ def test_the_contract_in_the_documentation_is_a_program(random_data, tmp_path):
     # A state without names is what another run starts from, and is not that of longer training.
     again = arguments(random_data(ENV), tmp_path / "more", majority, updates=6)
     runs = run, majority.main(again)
-    starts = [start_of_baseline(dataclasses.replace(again, init=x), envs.make(ENV).spec) for x in runs]
+    starts = [
+        start_of_baseline(dataclasses.replace(again, init=x), envs.make(ENV).spec) for x in runs
+    ]
     assert starts[0].source["init"]["state"] != starts[1].source["init"]["state"]
 
 

@@ -339,7 +339,7 @@ def test_a_recording_is_that_of_who_acts(tmp_path):
     with pytest.raises(RunError, match="with extras=None"):
         record(mine, env_states=True)
     (tmp_path / "mine.py").write_text(LAZY.replace("zeros(n, jnp.int32)", "ones(n, jnp.int32)"))
-    with pytest.raises(RunError, match="with policies.all.sha256="):
+    with pytest.raises(RunError, match=r"with policies.all.sha256="):
         record(mine)
 
 

@@ -141,25 +141,34 @@ def _play(env: Any) -> Any:
 def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]:
     """Return the keys of an episode's reset and steps, as the recording of a policy drew them.
 
-    They follow from the seed, the tier, the sizes and whether opponents acted, which a recipe may
-    have beside other entries. Those of other recordings are arbitrary.
+    Those of other recordings are arbitrary.
     """
     table = dataset.episodes
     row, start, length = (int(x[number]) for x in (table.row, table.start, table.length))
     found = dataset.provenance.get("recipe")
     recipe = found if isinstance(found, Mapping) else {}
-    training = recipe.get("training", recipe)
-    is_known = {"num_envs", "chunks"} <= recipe.keys() and "block" not in recipe
-    if not is_known or "seed" not in training or row >= recipe["num_envs"]:
+    began = _began_with(recipe)
+    if began is None or row >= recipe["num_envs"]:
         return jax.random.key(0), jax.random.split(jax.random.key(0), length)
-    seed, tier = training["seed"], recipe.get("tier")
-    first, key = jax.random.split(jax.random.key(seed) if tier is None else tier_key(seed, tier))
+    first, key = jax.random.split(began)
     before = np.maximum(np.arange(start - 1, start + length), 0)
     step_keys, reset_keys = _draws(recipe["num_envs"], recipe["chunks"][1])(key, row, before)
     begin = reset_keys[0] if start else jax.random.split(first, recipe["num_envs"])[row]
-    if "opponents" in training:  # which drew from the keys, too; see `Side.step`
+    if "opponents" in recipe.get("training", recipe):  # they drew from the keys, too: `Side.step`
         step_keys = jax.vmap(jax.random.split)(step_keys)[:, 1]
     return begin, step_keys[1:]
+
+
+def _began_with(recipe: Mapping[str, Any]) -> PRNGKeyArray | None:
+    """Return the key of the recording of a policy; other entries of its recipe change no keys."""
+    match recipe:
+        case {"block": _}:
+            return None
+        case {"chunks": [_, _], "seed": int(seed)}:
+            return jax.random.key(seed)
+        case {"chunks": [_, _], "tier": str(tier), "training": {"seed": int(seed)}}:
+            return tier_key(seed, tier)
+    return None
 
 
 @lru_cache(maxsize=1)
