@@ -338,9 +338,11 @@ def test_a_recording_is_that_of_who_acts(tmp_path):
         record("random")
     with pytest.raises(RunError, match="with extras=None"):
         record(mine, env_states=True)
+    before = opponents_of(side_of(ENV, "cats", [mine]))
     (tmp_path / "mine.py").write_text(LAZY.replace("zeros(n, jnp.int32)", "ones(n, jnp.int32)"))
     with pytest.raises(RunError, match=r"with policies.all.sha256="):
         record(mine)
+    assert opponents_of(side_of(ENV, "cats", [mine])) != before
 
 
 @pytest.mark.slow
