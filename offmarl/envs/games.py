@@ -74,8 +74,8 @@ class Solution(NamedTuple):
     """What the seat earns if both play the policy."""
     gain: Float[np.ndarray, "2"]
     """How much more its best response earns."""
-    error: float = 0.0
-    """Standard error of ``nash_conv``; 0 if it is exact, NaN if it is unknown."""
+    interval: tuple[float | None, float | None] = (None, None)
+    """95% interval of ``nash_conv``; None if it is exact, or of too few episodes."""
 
     @property
     def nash_conv(self) -> float:

@@ -32,7 +32,7 @@ from offmarl.programs.recording.sides import (
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.programs.runs.policy import load_policy
 from offmarl.programs.runs.training import COMPILING
-from offmarl.statistics import standard_error
+from offmarl.statistics import mean_interval
 from offmarl.teams import Team, teams_of
 from offmarl.tracking import Acting
 
@@ -116,4 +116,4 @@ def learn(
         with tracking.progress(f"returns of {team.name}", 1, note=COMPILING):
             played = play_policy(against, best.policy, episodes, None, best.params, key)
         gains[:, number] = returns_by_team(against.spec, played)[:, 0] - fixed[:, number]
-    return Solution(fixed.mean(0), gains.mean(0), float(standard_error(gains.sum(1))))
+    return Solution(fixed.mean(0), gains.mean(0), mean_interval(gains.sum(1))[1:])
