@@ -110,8 +110,15 @@ def mean_interval(values: Num[np.ndarray, "count"]) -> Estimate:
     from scipy.special import stdtrit  # slow to import, and not needed for --help
 
     quantile = stdtrit(len(values) - 1, 1 - _TAIL)
-    half = float(quantile * np.std(values, ddof=1) / np.sqrt(len(values)))
+    half = float(quantile * standard_error(values))
     return Estimate(centre, centre - half, centre + half)
+
+
+def standard_error(values: Num[np.ndarray, "count *more"]) -> Float[np.ndarray, "*more"]:
+    """Return the standard error of the mean of independent values; NaN if there is only one."""
+    if len(values) < 2:
+        return np.full(values.shape[1:], np.nan)
+    return np.asarray(np.std(values, axis=0, ddof=1) / np.sqrt(len(values)))
 
 
 def mean(scores: Scores) -> Float[np.ndarray, "*b"]:

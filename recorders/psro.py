@@ -79,6 +79,7 @@ from offmarl.programs.runs.policy import load_policy
 from offmarl.programs.runs.run import open_run
 from offmarl.programs.runs.trained import Built, builder_of, stacked
 from offmarl.rollout import meet
+from offmarl.statistics import standard_error
 from offmarl.teams import Team, find_side, name_of_side, spec_of, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Policy
 
@@ -330,9 +331,9 @@ class Responses(Work):
         returns = returns_by_team(env.spec, found).astype(float)
         if args.meta == "nash":
             require_constant_sum(returns.T, spec.name)
-        file, errors = self._entry(seed, profile), returns.std(0) / max(len(returns) - 1, 1) ** 0.5
+        file = self._entry(seed, profile)
         file.parent.mkdir(parents=True, exist_ok=True)
-        entry = {"returns": returns.mean(0), "standard_errors": errors}
+        entry = {"returns": returns.mean(0), "standard_errors": standard_error(returns)}
         tracking.write_json(file, tracking.plain(entry))
 
     def table(
@@ -341,7 +342,7 @@ class Responses(Work):
         """Return the mean returns of the sides' first members, or their ``standard_errors``."""
         shape = (size,) * len(self.sides)
         files = (self._entry(seed, profile) for profile in np.ndindex(*shape))
-        entries = [json.loads(file.read_text())[what] for file in files]
+        entries = np.array([json.loads(file.read_text())[what] for file in files], float)
         return np.moveaxis(np.reshape(entries, (*shape, len(self.sides))), -1, 0)
 
     def strategies(self, seed: int, size: int) -> list[Float[np.ndarray, "size"]]:

@@ -152,5 +152,7 @@ def test_mean_interval_is_students():
     found = statistics.mean_interval(np.array([1.0, 2.0, 3.0, 4.0]))
     np.testing.assert_allclose(found, [2.5, 0.4457397, 4.5542603], rtol=1e-6)
     assert statistics.mean_interval(np.array([1.0, 2.0])) == (1.5, None, None)
+    np.testing.assert_allclose(statistics.standard_error(np.array([[1.0, 2], [3, 2]])), [1, 0])
+    assert np.isnan(statistics.standard_error(np.ones((1, 2)))).all()
     with pytest.raises(ShapeError, match="no values"):
         statistics.mean_interval(np.array([]))

@@ -197,6 +197,7 @@ def _trained_recording(arguments: list[str]) -> "Recording":
     from offmarl.cli.policies import load
     from offmarl.programs.cluster import join
     from offmarl.programs.recording.record import Recording
+    from offmarl.programs.recording.sides import opponents_of
 
     use_cores_for(args)
     join(args)
@@ -207,6 +208,7 @@ def _trained_recording(arguments: list[str]) -> "Recording":
     origin = {"program": loaded.name, "run": str(run), "training_seed": trained, "act": args.act}
     ending = "" if args.checkpoint == "last" else f"-{args.checkpoint}"
     origin |= {"checkpoint": args.checkpoint} if ending else {}
+    ending += "" if args.act == "greedy" else "-sampled"
     name = args.name or below(f"{loaded.name}-{trained}{ending}", option="--name")
     return Recording(
         envs.record_states(environment) if args.env_states else environment,
@@ -218,6 +220,7 @@ def _trained_recording(arguments: list[str]) -> "Recording":
         args.seed,
         lambda: {"policy": origin},
         devices=args.devices,
+        identity={"seed": args.seed, "act": args.act, **opponents_of(environment)},
     )
 
 

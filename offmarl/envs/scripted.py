@@ -7,10 +7,11 @@ environments. Code that is not registered is named ``path/to/file.py:FUNCTION`` 
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from offmarl import records
-from offmarl._imports import summarize
+from offmarl._imports import code_digest, summarize
 from offmarl.envs.base import Environment
 from offmarl.envs.registry import family_of
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
@@ -65,7 +66,8 @@ def scripted_policy(env: Environment, name: str) -> Policy:
         The environment.
     name
         A name that `scripted_policies` has, or code as ``path/to/file.py:FUNCTION`` or
-        ``package.module:FUNCTION``, which is imported.
+        ``package.module:FUNCTION``, which is imported. `Policy.code` is then a checksum of the
+        file and of those around it that it imports.
 
     Raises
     ------
@@ -92,7 +94,7 @@ def _made_for(env: Environment) -> Mapping[str, Callable[[Any], Policy]]:
 
 
 def _imported(env: Environment, name: str) -> Policy:
-    make, _ = records.import_code(name, "--opponents")
+    make, file = records.import_code(name, "--opponents")
     try:
         policy = make(env)
     except OffmarlError:
@@ -104,4 +106,4 @@ def _imported(env: Environment, name: str) -> Policy:
             f"{name} returned {policy!r:.80}, which is not a policy: return an offmarl Policy of "
             "all agents, whose parameters are an empty tuple."
         )
-    return policy
+    return policy._replace(code=code_digest(Path(file))) if file else policy

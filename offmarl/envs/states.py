@@ -12,6 +12,7 @@ from jaxtyping import Array, Key, PRNGKeyArray, UInt8
 
 from offmarl._arrays import is_key
 from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of
+from offmarl.envs.sides import Side
 from offmarl.errors import ShapeError
 from offmarl.types import ArraySpec, ArrayTree, EnvSpec
 
@@ -40,10 +41,12 @@ class RecordsStates(Wrapper):
 def record_states(env: Environment) -> Environment:
     """Return an environment whose states are recorded with each step.
 
-    `offmarl.replay_episode` plays episodes of such a recording again.
+    `offmarl.replay_episode` plays episodes of such a recording again. Of one side, they are the
+    states of the environment of all agents.
     """
-    wrapped: Environment = RecordsStates(env)
-    return wrapped
+    inner = env.env if isinstance(env, Side) else env
+    wrapped: Environment = RecordsStates(inner)
+    return replace(env, env=wrapped) if isinstance(env, Side) else wrapped
 
 
 @lru_cache(maxsize=16)

@@ -33,7 +33,7 @@ from offmarl.programs.registry import file_of_run
 from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.evaluate import placed, play_against
 from offmarl.programs.runs.identity import environment_source, fingerprint
-from offmarl.statistics import MIN_RUNS, Estimate
+from offmarl.statistics import MIN_RUNS, Estimate, standard_error
 from offmarl.teams import Team, find_side, name_of_side, teams_of
 from offmarl.tracking import Acting
 from offmarl.types import ArrayTree, EnvSpec, Policy, empty_view, remember
@@ -158,7 +158,7 @@ class CrossPlayWork(Work):
         tracking.write_json(self.row(block), found)
 
     def _play(self, own: int, other: int, acting: Acting) -> tuple[float, float]:
-        """Return the mean return of a pair, and its standard error; NaN if they do not meet."""
+        """Return the mean return of a pair, and its standard error; NaN where they are unknown."""
         if not self._meet[own, other]:
             return np.nan, np.nan
         policy = _pair(self.env.spec, self.side.agents, self.rest.agents, self._policies)
@@ -167,7 +167,7 @@ class CrossPlayWork(Work):
         key = jax.random.fold_in(jax.random.key(self._seed), own)
         played = play_against(*placed(self.env, policy, self.episodes, None, given, key))
         returns = returns_by_team(self.env.spec, played)[:, 0].astype(float)
-        return returns.mean(), returns.std() / max(len(returns) - 1, 1) ** 0.5
+        return returns.mean(), float(standard_error(returns))
 
     def _given(self, one: Member, acting: Acting) -> tuple[np.int32, tuple[ArrayTree, ...]]:
         """Return the parameters of `_pair` for a policy; those of the others are not used."""

@@ -2,10 +2,11 @@
 
 import pytest
 
-from offmarl import envs, tracking
+from offmarl import envs, tracking, vault
 from offmarl.networks import PolicyConfig
+from offmarl.programs import replay_episode
 from tests import plain
-from tests.runs import write_policy
+from tests.runs import write_policy, write_side
 
 ENV = "classic/bridge"
 PROGRAM = "--program", plain.__file__
@@ -48,6 +49,29 @@ def test_a_recording_names_the_checkpoint_of_its_policy(offmarl, run):
         assert made.json["path"].endswith(f"bridge.vlt/{name}")
         policy = made.json["provenance"]["policy"]
         assert policy.get("checkpoint") == (1 if step else None)
+
+
+@pytest.mark.slow
+def test_a_recording_of_a_side_is_that_of_how_it_acts_and_of_its_opponents(offmarl, tmp_path):
+    run = write_side(tmp_path / "side")
+    sizes = "--steps", 6, "--num-envs", 2, "--json"
+    named = "record", "--policy", run, *sizes, "--name", "a"
+    made = offmarl(*named)
+    assert made.code == 0, made.err
+    assert offmarl(*named).json == made.json
+    replay_episode(vault.open_vault(made.json["path"]), 1)  # opponents draw from the same keys
+    for changed, message in (
+        (["--act", "sample"], "was started with act='greedy', not 'sample'"),
+        (["--opponents", "scripted"], "with opponents.evaders.policy='random', not 'scripted'"),
+        (["--env-states"], "was started with extras=None"),
+    ):
+        refused = offmarl(*named, *changed)
+        assert refused.code == 1 and message in refused.json["error"]["message"]
+    made = offmarl("record", "--policy", run, *sizes, "--act", "sample", "--env-states")
+    assert made.json["path"].endswith(".vlt/mappo-0-sampled"), made.err
+    data = vault.open_vault(made.json["path"])
+    assert data.spec.num_agents == 3 and {*data.spec.extras} == {"env_key", "env_state"}
+    assert replay_episode(data, 0).exact
 
 
 @pytest.mark.slow

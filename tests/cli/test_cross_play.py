@@ -351,6 +351,9 @@ def test_a_table_is_divided_into_tasks(here, offmarl):
     assert offmarl(*given, "--task", "0/2", "--json").json["missing"] == 0
     joined = offmarl(*given, "--join", "--json").json
     assert joined == offmarl(*given, "--json").json == offmarl(*given, "--tasks", 2, "--json").json
+    alone = offmarl("cross-play", "two", "--eval-episodes", 1, "--json").json["greedy"]
+    assert alone["standard_errors"] == dict.fromkeys(["agent_0", "agent_1"], [[None] * 2] * 2)
+    assert None not in np.ravel(alone["returns"]["agent_0"])
     for wrong, message in (
         (["nosuch/run"], "there is no run at nosuch/run"),
         ([], "no policies to play"),

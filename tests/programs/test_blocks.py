@@ -65,6 +65,17 @@ def test_a_complete_recording_is_not_changed_and_another_is_refused(one):
         work_at(one.path, block_steps=40).is_complete()
 
 
+def test_states_of_the_environment_make_another_recording(one, tmp_path):
+    states = Recording(envs.record_states(ENV), POLICY, (), one.path, 4 * 120, 4, 1)
+    with pytest.raises(RunError, match=r"started with extras=None, not \['env_key', 'env_state'\]"):
+        RecordWork(states, 4 * 20).is_complete()
+    there = tmp_path / "hover.vlt" / "random"
+    about = {"recipe": RecordWork(states, 4 * 20).identity, "complete": True}
+    vault.create(there, states.env.spec, rows=4, provenance=about).close()
+    with pytest.raises(RunError, match="started with extras="):
+        work_at(there).is_complete()
+
+
 def test_other_seeds_give_other_data(one, tmp_path):
     found = recorded_by(1, tmp_path / "hover.vlt" / "random", seed=2)
     assert found.digest() != one.digest()

@@ -10,9 +10,12 @@ import pytest
 
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.errors import OptionError, RunError, UnknownNameError
+from offmarl.programs import record_from_run
 from offmarl.programs.program import hyperparameters, structure
 from offmarl.programs.recording import collecting, online
 from offmarl.programs.recording.pbt import PopulationTraining
+from offmarl.programs.recording.recorder import Version
+from offmarl.programs.recording.tiers import Ladder
 from offmarl.report.pages import describe_run
 from recorders import ippo, maddpg, masac, vdn
 from tests.runs import write_run
@@ -182,7 +185,7 @@ def test_a_killed_population_has_the_same_lineage_and_the_same_bits(whole, tmp_p
 
 
 @pytest.mark.slow
-def test_data_say_which_policy_acted_in_a_replaced_member(whole):
+def test_data_say_which_policy_acted_in_a_replaced_member(whole, monkeypatch):
     rows = [
         row
         for row in tracking.read(whole.out / "probe/match.run/ippo-0-to-4/metrics.jsonl")
@@ -190,8 +193,14 @@ def test_data_say_which_policy_acted_in_a_replaced_member(whole):
     ]
     row = next(row for row in rows if row["pbt_parent"] != row["seed"])
     (winner,) = (x for x in rows if (x["seed"], x["step"]) == (row["pbt_parent"], row["step"]))
-    about = vault.open_vault(whole.out / f"probe/match.vlt/ippo-{row['seed']}-replay").provenance
-    (acted,) = (x for x in about["policies"] if x.get("training_steps") == row["step"])
-    assert acted["return"] == pytest.approx(np.mean(winner["episode_return"]))
+    monkeypatch.setattr(Ladder, "check", lambda *_: None)  # whether or not medium is good enough
+    monkeypatch.setattr(Ladder, "version", lambda *_: Version(8, []))
+    record_from_run(whole.out / "probe/match.run/ippo-0-to-4", "medium-replay")
+    for tier, last in (("replay", 10), ("medium-replay", 8)):
+        path = whole.out / f"probe/match.vlt/ippo-{row['seed']}-{tier}"
+        policies = vault.open_vault(path).provenance["policies"]
+        assert policies[-1]["policy_id"] == last
+        (acted,) = (x for x in policies if x.get("training_steps") == row["step"])
+        assert acted["return"] == pytest.approx(np.mean(winner["episode_return"]))
     with pytest.raises(RunError, match="population"):  # data of a seed depend on the others
         ippo.main(replace(whole, seeds=6))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import offmarl
-from offmarl import programs, tracking
+from offmarl import envs, programs, tracking
 from offmarl._lock import writing
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
@@ -29,6 +29,7 @@ from offmarl.programs.runs.compiling import (
     keep_compiled_programs,
     use_cores,
 )
+from offmarl.programs.runs.continuing import start_of_baseline
 from offmarl.programs.runs.loop import Schedule, online_schedule, stage_starts
 from offmarl.programs.runs.run import LOCK
 from offmarl.programs.runs.sharding import Layout, layout_of, map_seeds
@@ -510,6 +511,13 @@ def test_the_contract_in_the_documentation_is_a_program(random_data, tmp_path):
     run = majority.main(arguments(random_data(ENV), tmp_path / "run", majority, updates=5))
     counts = offmarl.load_policy(run).params
     assert counts.shape == (2, 2) and counts.sum() > 10
+    # A state without names is what another run starts from, and is not that of longer training.
+    again = arguments(random_data(ENV), tmp_path / "more", majority, updates=6)
+    runs = run, majority.main(again)
+    starts = [
+        start_of_baseline(dataclasses.replace(again, init=x), envs.make(ENV).spec) for x in runs
+    ]
+    assert starts[0].source["init"]["state"] != starts[1].source["init"]["state"]
 
 
 # ---------------------------------------------------------------------------------- compilation

@@ -152,7 +152,10 @@ def test_sides_of_one_team_have_no_nash_equilibrium_of_opponents(tmp_path):
     args = replace(SMALL, env="classic/xor", side="agent_0", out=tmp_path, iterations=1)
     with pytest.raises(OptionError, match=r"classic/xor is not a zero-sum game .* give --meta cce"):
         work(args)
-    assert main(replace(args, meta="cce")).data["outcome"] == "recorded"
+    made = main(replace(args, meta="cce", episodes=1)).data
+    assert made["outcome"] == "recorded"
+    (table,) = json.loads((Path(made["run"]) / "population.json").read_text())["seeds"].values()
+    assert table["standard_errors"] == [[[None] * 2] * 2] * 2  # of one episode they are unknown
 
 
 UNFAIR = """

@@ -80,6 +80,18 @@ def test_recordings_are_otherwise_the_same(swarm, tmp_path):
     np.testing.assert_allclose(played.reward, plain.episode(3).transition.reward, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.bits
+def test_a_tier_is_played_again_with_the_keys_of_its_recording(tmp_path):
+    program = registry.load("recorder", "ippo")
+    sizes = {"num_envs": 4, "num_steps": 8, "total_steps": 32, "steps": 96, "evaluations": 1}
+    sizes |= {"hidden": 4, "epochs": 1, "minibatches": 1, "eval_episodes": 2, "seed": 3}
+    program.main(program.Args(env="probe/observation", out=tmp_path, tiers="random", **sizes))
+    data = offmarl.open(tmp_path / "probe/observation.vlt/ippo-3-random")
+    for number in (0, len(data) - 1):
+        assert replay_episode(data, number).exact
+
+
 @pytest.mark.bits
 @pytest.mark.nightly
 def test_scenes_are_those_of_the_states(swarm, tmp_path):

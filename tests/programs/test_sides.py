@@ -315,6 +315,36 @@ def test_fixed_policies_are_recorded_by_team(tmp_path):
     assert fixed.record_fixed(args).data["outcome"].startswith("complete already")
 
 
+LAZY = """
+import jax.numpy as jnp
+from offmarl.types import Policy
+
+def lazy(env):
+    n = env.spec.num_agents
+    return Policy(tuple, lambda p, c, *_: (jnp.zeros(n, jnp.int32), jnp.zeros(n), c))
+"""
+
+
+def test_a_recording_is_that_of_who_acts(tmp_path):
+    def record(policy, **changed):
+        given = {"env": "classic/xor", "steps": 4, "num_envs": 2, "name": "a", "out": tmp_path}
+        args = fixed.PolicyArgs(policy=(policy,), **given | changed)
+        return fixed.record_fixed(args).data["outcome"]
+
+    (tmp_path / "mine.py").write_text(LAZY)
+    mine = f"{tmp_path / 'mine.py'}:lazy"
+    assert record(mine) == "recorded" and record(mine).startswith("complete already")
+    with pytest.raises(RunError, match=r"with policies.all.policy='.*mine.py:lazy', not 'random'"):
+        record("random")
+    with pytest.raises(RunError, match="with extras=None"):
+        record(mine, env_states=True)
+    before = opponents_of(side_of(ENV, "cats", [mine]))
+    (tmp_path / "mine.py").write_text(LAZY.replace("zeros(n, jnp.int32)", "ones(n, jnp.int32)"))
+    with pytest.raises(RunError, match=r"with policies.all.sha256="):
+        record(mine)
+    assert opponents_of(side_of(ENV, "cats", [mine])) != before
+
+
 @pytest.mark.slow
 def test_random_play_is_recorded_for_one_team(tmp_path):
     program = registry.load("recorder", "random")

@@ -24,7 +24,6 @@ from offmarl.programs.recording.record import (
     software,
 )
 from offmarl.programs.recording.recorder import fold_key
-from offmarl.programs.runs.identity import environment_source
 from offmarl.vault.format import layout
 from offmarl.vault.transform.execute import join_rows
 
@@ -66,12 +65,7 @@ class RecordWork(Work):
         row = -(-recording.steps // num_envs)
         num_blocks = -(-row // self.times)
         path = local(recording.path)
-        identity = {
-            **recording.played,
-            "seed": recording.seed,
-            "blocks": [num_blocks, self.times],
-            **environment_source(env.spec.name),
-        }
+        identity = recording.recipe | {"blocks": [num_blocks, self.times]}
         super().__init__(f"record {path.name}", path, identity, num_blocks)
 
     def run(self, block: int) -> None:
@@ -88,8 +82,7 @@ class RecordWork(Work):
 
     def is_complete(self) -> bool:
         """Whether the recording exists, joined."""
-        found = check_recipe(self.path, self.identity, partly=True, hints=self.hints)
-        return bool(found.get("complete"))
+        return bool(check_recipe(self.path, self.identity, hints=self.hints).get("complete"))
 
     def join(self) -> None:
         """Write the blocks one after the other into the vault of the recording."""

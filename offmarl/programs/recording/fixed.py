@@ -19,6 +19,7 @@ from offmarl.programs.recording.record import Recording
 from offmarl.programs.recording.sides import (
     described,
     environment_of,
+    identified,
     joint_policy,
     policies_by_side,
 )
@@ -123,6 +124,7 @@ def fixed_recording(args: FixedArgs) -> Recording:
         provenance,
         args.checkpoint_seconds,
         args.devices,
+        identity={"seed": args.seed, "policies": identified(players)},
     )
 
 

@@ -134,7 +134,8 @@ def _add_code(digest: Any, value: Any) -> None:
     elif isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         plain = [one for one in cells if not callable(one)]
-        _add_code(digest, (value.__code__, value.__defaults__, plain))
+        named = sorted((value.__kwdefaults__ or {}).items())
+        _add_code(digest, (value.__code__, value.__defaults__, named, plain))
     elif isinstance(value, MethodType):
         _add_code(digest, value.__func__)
     elif isinstance(call := vars(type(value)).get("__call__"), FunctionType):

@@ -37,6 +37,7 @@ from offmarl.programs.experience.captures import CaptureCheckpoints
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.recording.collecting import collect, play
 from offmarl.programs.recording.foreign import errors_of_functions
+from offmarl.programs.recording.sides import opponents_of
 from offmarl.programs.runs.compiling import compile_ahead, keep_compiled_programs
 from offmarl.programs.runs.identity import (
     differences,
@@ -180,8 +181,8 @@ class Recording:
     key: PRNGKeyArray | None = None
     """Random key, by default that of the seed."""
     identity: Mapping[str, Any] | None = None
-    """JSON of what the key was made from, and of anything else that determines the data; by default
-    the seed."""
+    """JSON of what the key was made from, and of who acts, where the parameters do not tell; by
+    default the seed, and the opponents of a side."""
     size: int = 1
     """How many policies it is; their ids are their numbers."""
 
@@ -196,13 +197,9 @@ class Recording:
         path, layout = local(self.path), recorder_layout(1, self.num_envs, self.devices)
         divided = self.devices is not None or jax.process_count() > 1
         groups = groups_of(self.num_envs, layout.shards) if divided else 1
-        seed = {"seed": self.seed} if self.identity is None else self.identity
-        chunks = [*chunks_of(self.steps, self.num_envs)]
-        recipe = self.played | {"chunks": chunks, **seed} | environment_source(self.env.spec.name)
+        recipe = self.recipe | {"chunks": [*chunks_of(self.steps, self.num_envs)]}
         if divided:
             recipe["groups"] = groups
-        if extras := recorded(self.env, self.size)[0].extras:
-            recipe["extras"] = sorted(extras)
         with ends_with_others(path), errors_of_functions():
             if check_recipe(path, recipe, hints=HINTS).get("complete"):
                 return False
@@ -223,12 +220,19 @@ class Recording:
         return _fixed(slot(self.env), self.policy, self.num_envs, num_steps, groups)  # type: ignore[arg-type]
 
     @property
-    def played(self) -> dict[str, Any]:
-        """What recipes say of who plays where: parameters, and the code of a Python function."""
-        code = self.policy.code
-        functions = {"functions": [code]} if code else {}
-        policy = {"policy": fingerprint(self.params), **functions}
-        return {"env": self.env.spec.name, **policy, "num_envs": self.num_envs}
+    def recipe(self) -> dict[str, Any]:
+        """What determines the data, but for their division into chunks or blocks."""
+        who: dict[str, Any] = {"policy": fingerprint(self.params)}
+        if self.policy.code:
+            who["functions"] = [self.policy.code]
+        if self.identity is None:
+            who |= {"seed": self.seed} | opponents_of(self.env)
+        else:
+            who |= self.identity
+        if extras := recorded(self.env, self.size)[0].extras:
+            who["extras"] = sorted(extras)
+        name = self.env.spec.name
+        return {"env": name, "num_envs": self.num_envs, **who, **environment_source(name)}
 
 
 HINTS = {"chunks": "steps decides it", "functions": "the code of the Python function"}

@@ -1,5 +1,6 @@
 """A recorder's run of one training seed: its paths, keys and settings, and its policies."""
 
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import reduce
@@ -242,6 +243,11 @@ class Recorder(NamedTuple):
 def fold_key(seed: int, *parts: int) -> PRNGKeyArray:
     """Return a seed's random key for some numbers; neighbouring ones share nothing."""
     return reduce(jax.random.fold_in, parts, jax.random.key(seed))
+
+
+def tier_key(seed: int, tier: str) -> PRNGKeyArray:
+    """Return the random key of the recording of a tier, from its training seed."""
+    return fold_key(seed, RECORD, zlib.crc32(tier.encode()))
 
 
 def run_directory(args: Any, program: str) -> Path:

@@ -13,6 +13,7 @@ from offmarl import envs
 from offmarl.envs import Environment
 from offmarl.envs.states import KEY, STATE, recorded_states
 from offmarl.errors import OptionError, ShapeError
+from offmarl.programs.recording.recorder import tier_key
 from offmarl.types import ArrayTree, Episode, Timestep, Transition, View
 from offmarl.vault import Dataset
 
@@ -138,7 +139,7 @@ def _play(env: Any) -> Any:
 
 
 def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]:
-    """Return the keys of an episode's reset and steps, as a policy recording drew them.
+    """Return the keys of an episode's reset and steps, as the recording of a policy drew them.
 
     Those of other recordings are arbitrary.
     """
@@ -146,14 +147,28 @@ def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]
     row, start, length = (int(x[number]) for x in (table.row, table.start, table.length))
     found = dataset.provenance.get("recipe")
     recipe = found if isinstance(found, Mapping) else {}
-    is_known = recipe.keys() - {"extras"} == {"env", "policy", "num_envs", "chunks", "seed"}
-    if not is_known or row >= recipe["num_envs"]:
+    began = _began_with(recipe)
+    if began is None or row >= recipe["num_envs"]:
         return jax.random.key(0), jax.random.split(jax.random.key(0), length)
-    first, key = jax.random.split(jax.random.key(recipe["seed"]))
+    first, key = jax.random.split(began)
     before = np.maximum(np.arange(start - 1, start + length), 0)
     step_keys, reset_keys = _draws(recipe["num_envs"], recipe["chunks"][1])(key, row, before)
     begin = reset_keys[0] if start else jax.random.split(first, recipe["num_envs"])[row]
+    if "opponents" in recipe.get("training", recipe):  # they drew from the keys, too: `Side.step`
+        step_keys = jax.vmap(jax.random.split)(step_keys)[:, 1]
     return begin, step_keys[1:]
+
+
+def _began_with(recipe: Mapping[str, Any]) -> PRNGKeyArray | None:
+    """Return the key of the recording of a policy; other entries of its recipe change no keys."""
+    match recipe:
+        case {"block": _}:
+            return None
+        case {"chunks": [_, _], "seed": int(seed)}:
+            return jax.random.key(seed)
+        case {"chunks": [_, _], "tier": str(tier), "training": {"seed": int(seed)}}:
+            return tier_key(seed, tier)
+    return None
 
 
 @lru_cache(maxsize=1)

@@ -141,6 +141,7 @@ def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[Te
             [RANDOM, *offered],
         )
     policy, name = scripted_policy(env, source), source.rpartition(":")[2]
+    about |= {"sha256": policy.code} if policy.code else {}
     return [TeamPolicy(policy, (), everyone, name, about)]
 
 
@@ -351,8 +352,13 @@ def opponents_of(env: Environment) -> dict[str, dict[str, Any]]:
 
     ``{"opponents": ...}``, with what identifies the policy of each side; empty if there are none.
     """
-    found = {name: dict(own.about) for name, own in players_of(env).items()}
+    found = identified(players_of(env))
     return {"opponents": found} if found else {}
+
+
+def identified(players: Mapping[str, TeamPolicy]) -> dict[str, dict[str, Any]]:
+    """Return what identifies the policies of sides."""
+    return {side: dict(one.about) for side, one in players.items()}
 
 
 def players_of(env: Environment) -> Mapping[str, TeamPolicy]:

@@ -2,7 +2,6 @@
 
 import math
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple, NoReturn
@@ -25,9 +24,9 @@ from offmarl.programs.recording.recorder import (
     CHOOSE,
     EVALUATE_AGAIN,
     EVALUATE_RANDOM,
-    RECORD,
     Recorder,
     Version,
+    tier_key,
 )
 from offmarl.programs.recording.sides import described, players_of
 from offmarl.programs.runs.training import more_to_come
@@ -309,7 +308,7 @@ def record_ladders(run: Recorder, versions: Sequence[Version], tiers: Sequence[T
                 _record_played(run, ladders, tier)
             elif tier.name != "replay":
                 medium = max(ladder.version("medium").iteration for ladder in ladders)
-                _cut_replay(run, tier, medium, versions)
+                _cut_replay(run, tier, medium)
     if refused:
         raise NotLearnedError("\n\n".join(refused))
 
@@ -371,7 +370,7 @@ def _record(
         lambda: run.provenance(tier.name) | {"policies": [*about, *others]},
         run.args.checkpoint_seconds,
         run.args.devices,
-        run.key(RECORD, zlib.crc32(tier.name.encode())),
+        tier_key(run.seed, tier.name),
         _recipe(run, tier),
         len(about),
     ).record()
@@ -395,24 +394,25 @@ def _skills(run: Recorder, tier: Tier) -> list[str]:
     return skills
 
 
-def _cut_replay(run: Recorder, tier: Tier, until: int, versions: Sequence[Version]) -> None:
+def _cut_replay(run: Recorder, tier: Tier, until: int) -> None:
     """Extract the training data before a number of iterations."""
     recipe = _recipe(run, tier) | {"iterations": until}
     if is_complete(run.vault(tier.name), recipe):
         return
-    on_first(lambda: _slice_replay(run, tier, until, versions, recipe))
+    on_first(lambda: _slice_replay(run, tier, until, recipe))
 
 
-def _slice_replay(
-    run: Recorder, tier: Tier, until: int, versions: Sequence[Version], recipe: Mapping[str, Any]
-) -> None:
+def _slice_replay(run: Recorder, tier: Tier, until: int, recipe: Mapping[str, Any]) -> None:
     if not run.vault("replay").exists():
         raise RunError(
             f"{run.directory} kept no training data, which {tier.name} is part of: train again in "
             "another directory (--out) with --tiers replay or medium-replay."
         )
-    trained = [run.about(one) for one in versions if one.iteration <= until]
-    about = {"recipe": recipe, "complete": True, "policies": trained, "origins": []}
+    # The ids of opponents follow those of all versions.
+    later = range(until + 1, run.iterations + 1)
+    policies = vault.open_vault(run.vault("replay")).provenance["policies"]
+    acted = [one for one in policies if one["policy_id"] not in later]
+    about = {"recipe": recipe, "complete": True, "policies": acted, "origins": []}
     vault.slice(
         run.vault("replay"),
         run.vault(tier.name),

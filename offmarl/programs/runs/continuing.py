@@ -176,7 +176,7 @@ class _Source(NamedTuple):
             "program": record["program"],
             "run": directory.name,
             "seeds": record["seeds"],
-            "state": fingerprint([learned(state) for state in states]),
+            "state": fingerprint([learned(state) or state for state in states]),
         }
         given = {name: x for name, x in record["args"].items() if name in _SHAPING}
         sizes = ", ".join(f"{name}={x}" for name, x in given.items())
