@@ -99,7 +99,7 @@ def make(spec, args: Args, dataset) -> programs.Program:
 # offmarl record mappo --env classic/bridge --tiers random --total-steps 20000
 # offmarl train own_baseline.py --vault vaults/classic/bridge.vlt/mappo-0-random --seeds 3
 # offmarl train bc --vault vaults/classic/bridge.vlt/mappo-0-random --seeds 3
-# offmarl compare runs/classic/bridge/random/own_baseline runs/classic/bridge/random/bc
+# offmarl compare runs/classic/bridge/mappo-0-random/*
 # ```
 #
 # `offmarl train own_baseline.py --help` lists the arguments. Evaluating a run or loading its policy

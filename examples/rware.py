@@ -8,7 +8,7 @@
 # The file runs as it is. By default it takes a small budget, minutes on a CPU, in which the robots
 # hardly learn to deliver: it shows the way from the environment to the comparison.
 # `python rware.py --full` takes the budget of a study: eight million steps, after which the robots
-# deliver 24 shelves in an episode, and five seeds for each baseline. The training takes ten minutes
+# deliver 22 shelves in an episode, and five seeds for each baseline. The training takes ten minutes
 # on two cores. Stop it at any time, and start it again to continue.
 
 # %%

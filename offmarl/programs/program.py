@@ -167,7 +167,7 @@ class Args(_Configurable):
     """Fraction of the vault's episodes to hold out instead; always the same episodes. By default
     0.1 if there is neither an environment nor --validation, and 0 otherwise."""
     out: Path | None = option(None, Role.CASE | Role.FREE | Role.LOCAL)
-    """Directory of the run; by default runs/ENVIRONMENT/TIER/PROGRAM."""
+    """Directory of the run; by default runs/ENVIRONMENT/VAULT/PROGRAM."""
     seeds: SeedCount = option(1, Role.CASE | Role.UNTUNED)
     """Number of independent training seeds; one process trains them all, into one directory."""
     seed: Seed = option(0, Role.CASE)
