@@ -115,7 +115,8 @@ if __name__ == "__main__":  # skipped when a command imports this file
 # ```
 #
 # ```bash
-# offmarl train bc --vault meet/*/mappo-0-expert --env jax_environment.py:Meet --updates 3000 --out meet/bc
+# offmarl train bc --vault meet/*/mappo-0-expert --env jax_environment.py:Meet \
+#     --updates 3000 --out meet/bc
 # ```
 #
 # `train` needs `--env` again, because a vault only stores the environment's name, and offmarl never

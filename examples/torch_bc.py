@@ -134,6 +134,6 @@ print("mean return of the clone:", round(float(rewards.sum(1).mean()), 1))
 # ## Other ways to load
 #
 # - `dataset.torch_windows(5)` is a map-style dataset: all windows by number, for any sampler.
-# - `offmarl.mix({"a.vlt": 0.7, "b.vlt": 0.3})` has `torch_batches`, too; a part of a split has all of these.
+# - `offmarl.mix({"a.vlt": 0.7, "b.vlt": 0.3})` has `torch_batches`, a part of a split all of these.
 # - `dataset.window_items(5)` is a source for Grain: `grain.MapDataset.source(...)`.
 # - `dataset.episodes.to_pandas()` is the table of episodes.
