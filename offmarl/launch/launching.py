@@ -109,7 +109,7 @@ def launch(
     if work.is_complete():
         work.clean()
         return Launched(fresh=False)
-    kind = _launcher(launcher)
+    engine = _launcher(launcher)(work.directory, work.name, workers, options)
     work.check()
     for note in work.notes(tasks or 1):
         tracking.notice(note)
@@ -117,7 +117,6 @@ def launch(
         if work.is_complete():  # another launch has just ended
             work.clean()
             return Launched(fresh=False)
-        engine = kind(work.directory, work.name, workers, options)
         failed = _Launch(work, tasks, entry, tuple(arguments)).run(engine)
         if not failed:
             join_work(work)

@@ -337,7 +337,8 @@ class Unshared:
         def one(params: ArrayTree, seen: ArrayTree, carry: ArrayTree) -> ArrayTree:
             if method == "__call__":
                 return self.torso.apply(params, carry, seen)
-            return self.torso.apply(params, seen, first, carry, method=method)
+            memory = () if method == "unroll_batch" else (carry,)
+            return self.torso.apply(params, seen, first, *memory, method=method)
 
         parts = self._split(seen), _split_carry(carry)
         found = jax.vmap(one, in_axes=(0, self._axes, 0))(params, *parts)
