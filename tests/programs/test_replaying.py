@@ -17,6 +17,7 @@ from offmarl.programs import record_policy, registry, replay_episode
 from offmarl.report import render
 
 SWARM = "swarm/coverage-2:time_limit=6"
+PURSUIT = "swarm/pursuit-2-1:evaders=learned,randomise=noise,time_limit=6"
 
 
 def record(name, path, steps=96, num_envs=4, **options):
@@ -82,12 +83,16 @@ def test_recordings_are_otherwise_the_same(swarm, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.bits
-def test_a_tier_is_played_again_with_the_keys_of_its_recording(tmp_path):
+@pytest.mark.parametrize(
+    ("env", "side"), [("swarm/coverage-2:randomise=noise,time_limit=6", ""), (PURSUIT, "pursuers")]
+)
+def test_a_tier_is_played_again_with_the_keys_of_its_recording(tmp_path, env, side):
     program = registry.load("recorder", "ippo")
     sizes = {"num_envs": 4, "num_steps": 8, "total_steps": 32, "steps": 96, "evaluations": 1}
     sizes |= {"hidden": 4, "epochs": 1, "minibatches": 1, "eval_episodes": 2, "seed": 3}
-    program.main(program.Args(env="probe/observation", out=tmp_path, tiers="random", **sizes))
-    data = offmarl.open(tmp_path / "probe/observation.vlt/ippo-3-random")
+    program.main(program.Args(env=env, out=tmp_path, tiers="random", side=side, **sizes))
+    (path,) = (tmp_path / f"{env}.vlt").glob("ippo-*3-random")
+    data = offmarl.open(path)
     for number in (0, len(data) - 1):
         assert replay_episode(data, number).exact
 

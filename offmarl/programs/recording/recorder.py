@@ -219,11 +219,12 @@ class Recorder(NamedTuple):
     # ------------------------------------------------------------------------------ provenance
 
     def provenance(self, tier: str) -> dict[str, Any]:
-        """Return what a tier's vault says of its origin."""
+        """Return what a tier's vault says of its origin; paths of this machine stay in the run."""
+        local = ("init", "prefill")
         return {
             "program": self.name,
             "training_seed": self.seed,
-            "args": self.settings,
+            "args": {name: self.settings[name] for name in self.settings if name not in local},
             "tier": tier,
             "run": self.directory.name,
         }

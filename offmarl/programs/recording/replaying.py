@@ -154,7 +154,11 @@ def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]
     before = np.maximum(np.arange(start - 1, start + length), 0)
     step_keys, reset_keys = _draws(recipe["num_envs"], recipe["chunks"][1])(key, row, before)
     begin = reset_keys[0] if start else jax.random.split(first, recipe["num_envs"])[row]
-    if "opponents" in recipe.get("training", recipe):  # they drew from the keys, too: `Side.step`
+    training = recipe.get("training")
+    beside = "opponents" in recipe
+    if isinstance(training, Mapping):  # of a tier, where the argument `opponents` tells nothing
+        beside = bool(training.get("side"))
+    if beside:  # they drew from the keys, too: see `Side.step`
         step_keys = jax.vmap(jax.random.split)(step_keys)[:, 1]
     return begin, step_keys[1:]
 
@@ -164,10 +168,12 @@ def _began_with(recipe: Mapping[str, Any]) -> PRNGKeyArray | None:
     match recipe:
         case {"block": _}:
             return None
-        case {"chunks": [_, _], "seed": int(seed)}:
+        case {"num_envs": int(), "chunks": [int(), int()], "tier": str(tier), "training": dict(of)}:
+            match of:
+                case {"seed": int(seed), "side": str()}:
+                    return tier_key(seed, tier)
+        case {"num_envs": int(), "chunks": [int(), int()], "seed": int(seed)}:
             return jax.random.key(seed)
-        case {"chunks": [_, _], "tier": str(tier), "training": {"seed": int(seed)}}:
-            return tier_key(seed, tier)
     return None
 
 
