@@ -188,7 +188,8 @@ def _remove_others(out: Path, written: Sequence[Path]) -> None:
 def _listed(out: Path) -> set[Path]:
     """Return the files below ``out`` that the list names, which others may have written."""
     with suppress(OSError, ValueError, TypeError, RuntimeError):  # the last of links in a circle
-        paths = {out / x for x in json.loads((out / _WRITTEN).read_text()) if isinstance(x, str)}
+        names = [x for x in json.loads((out / _WRITTEN).read_text()) if isinstance(x, str)]
+        paths = {out / x for x in names if ".." not in x.split("/")}  # one file has one name
         return {x for x in paths if out.resolve() in x.resolve().parents and x.is_file()}
     return set()
 

@@ -214,13 +214,13 @@ def describe_agents(spec: EnvSpec) -> str:
 
 def returns_line(found: Survey) -> str:
     """Return the mean and range of the returns, of each team if there are several, as text."""
-    texts = {team: spread_line(spread(x)) for team, x in found.team_returns.items()}
+    texts = {team: spread_line(spread(x)) or "none" for team, x in found.team_returns.items()}
     return number(only_or_all(texts))
 
 
 def lengths_line(found: Survey) -> str:
     """Return the mean and range of the lengths of episodes, as text."""
-    return spread_line(spread(found.lengths))
+    return spread_line(spread(found.lengths)) or "none"
 
 
 def agents_line(found: Survey) -> str:

@@ -464,11 +464,12 @@ def test_a_list_of_results_names_no_file_outside_to_remove(read, tmp_path):
     (out / "link").symlink_to(tmp_path)
     (out / "old.svg").touch()
     names = ["../kept.txt", str(kept), "link/kept.txt", "cells", "..", "", 3, None]
+    names.append("cells/../page.html")
     for listed in (3, {"a": 1}, ["\0"], ["x" * 5000], [*names, "old.svg"]):
         assert (out / "old.svg").exists()
         (out / "written.json").write_text(json.dumps(listed))
         benchmark.write_results(found)
-        assert kept.exists() and (out / "cells").is_dir()
+        assert kept.exists() and (out / "cells").is_dir() and (out / "page.html").exists()
     assert not (out / "old.svg").exists()
 
 

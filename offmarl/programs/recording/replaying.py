@@ -1,6 +1,6 @@
 """Recorded episodes, played again in their environment."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -145,35 +145,37 @@ def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]
     """
     table = dataset.episodes
     row, start, length = (int(x[number]) for x in (table.row, table.start, table.length))
-    found = dataset.provenance.get("recipe")
-    recipe = found if isinstance(found, Mapping) else {}
-    began = _began_with(recipe)
-    if began is None or row >= recipe["num_envs"]:
+    recipe: Any = dataset.provenance.get("recipe")
+    known = _begun(recipe)
+    if known is None or row >= recipe["num_envs"]:
         return jax.random.key(0), jax.random.split(jax.random.key(0), length)
+    began, beside = known
     first, key = jax.random.split(began)
     before = np.maximum(np.arange(start - 1, start + length), 0)
     step_keys, reset_keys = _draws(recipe["num_envs"], recipe["chunks"][1])(key, row, before)
     begin = reset_keys[0] if start else jax.random.split(first, recipe["num_envs"])[row]
-    training = recipe.get("training")
-    beside = "opponents" in recipe
-    if isinstance(training, Mapping):  # of a tier, where the argument `opponents` tells nothing
-        beside = bool(training.get("side"))
     if beside:  # they drew from the keys, too: see `Side.step`
         step_keys = jax.vmap(jax.random.split)(step_keys)[:, 1]
     return begin, step_keys[1:]
 
 
-def _began_with(recipe: Mapping[str, Any]) -> PRNGKeyArray | None:
-    """Return the key of the recording of a policy; other entries of its recipe change no keys."""
+def _begun(recipe: Any) -> tuple[PRNGKeyArray, bool] | None:
+    """Return the key of a policy's recording, and whether opponents drew from it; None if unknown.
+
+    Other entries of the recipe change no keys.
+    """
     match recipe:
         case {"block": _}:
             return None
-        case {"num_envs": int(), "chunks": [int(), int()], "tier": str(tier), "training": dict(of)}:
-            match of:
-                case {"seed": int(seed), "side": str()}:
-                    return tier_key(seed, tier)
         case {"num_envs": int(), "chunks": [int(), int()], "seed": int(seed)}:
-            return jax.random.key(seed)
+            return jax.random.key(seed), "opponents" in recipe
+        case {
+            "num_envs": int(),
+            "chunks": [int(), int()],
+            "tier": str(tier),
+            "training": {"seed": int(seed), "side": str(side)},
+        }:
+            return tier_key(seed, tier), bool(side)
     return None
 
 
