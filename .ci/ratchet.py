@@ -27,16 +27,19 @@ ALLOWED = Path(__file__).with_suffix(".json")
 LONG = 60
 """Lines of a function, with its docstring, that a screen holds."""
 
+VAGUE = {"found", "given", "known", "one", "own", "wanted", "what", "whole"}
+"""Names of variables that do not say what the variable holds."""
+
 _Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def sizes() -> dict[str, int]:
-    """Return files, lines, statements, long functions, and public names without a docstring."""
+    """Return files, lines, statements, long functions, and names: vague or undocumented ones."""
     files = sorted((ROOT / "offmarl").rglob("*.py"))
     texts = [file.read_text() for file in files]
     nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
     functions = [x for x in nodes if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lines = [(one.end_lineno or one.lineno) - one.lineno + 1 for one in functions]
+    lines = [(x.end_lineno or x.lineno) - x.lineno + 1 for x in functions]
     return {
         "files": len(files),
         "lines": sum(text.count("\n") for text in texts),
@@ -45,7 +48,15 @@ def sizes() -> dict[str, int]:
         "public names without a docstring": sum(
             ast.get_docstring(name) is None for text in texts for name in public(ast.parse(text))
         ),
+        "variables with a vague name": sum(_variable(node) in VAGUE for node in nodes),
     }
+
+
+def _variable(node: ast.AST) -> str | None:
+    """Return the name that a node gives a value, as a parameter or by an assignment."""
+    if isinstance(node, ast.arg):
+        return node.arg
+    return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else None
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -78,7 +89,7 @@ def imports() -> dict[str, int]:
     _, circle_of = connected_components(graph, connection="strong")
     circles = np.bincount(circle_of)
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    ignored = [one for rule in contracts["contracts"] for one in rule.get("ignore_imports", ())]
+    ignored = [name for rule in contracts["contracts"] for name in rule.get("ignore_imports", ())]
     return {
         "modules in circles": int(circles[circles > 1].sum()),
         "ignored imports": len(ignored),
@@ -88,9 +99,9 @@ def imports() -> dict[str, int]:
 def walks() -> dict[str, int]:
     """Return files, functions, hops and the longest function of each walk."""
     command = [sys.executable, str(ROOT / "benchmarks" / "walks.py"), "--json"]
-    found = json.loads(subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL))
+    by_walk = json.loads(subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL))
     kinds = ("files", "functions", "hops", "longest")
-    return {f"{name}: {kind}": walk[kind] for name, walk in found.items() for kind in kinds}
+    return {f"{name}: {kind}": walk[kind] for name, walk in by_walk.items() for kind in kinds}
 
 
 def main(lower: bool) -> int:
