@@ -88,24 +88,24 @@ def train(args: Args, changes: dict[str, str], seed: int) -> Iterator[tuple[int,
     """Yield the steps done, the greedy return and the metrics at each evaluation."""
     module = registry.load("recorder", args.program)
     options = {name: _value(text) for name, text in changes.items() if name not in _PATCHES}
-    own = module.Args(env=args.env, total_steps=args.total_steps, seed=seed, **options)
+    learner_args = module.Args(env=args.env, total_steps=args.total_steps, seed=seed, **options)
     env = envs.make(args.env)
     with patched(module, changes):
-        program, hyper = module.make(env.spec, own, env), hyperparameters(own)
+        program, hyper = module.make(env.spec, learner_args, env), hyperparameters(learner_args)
         state = jax.jit(program.init)(jax.random.key(seed), hyper)
-        count = args.total_steps // (own.num_envs * own.num_steps)
+        count = args.total_steps // (learner_args.num_envs * learner_args.num_steps)
         play = jax.jit(partial(evaluate, env, program.policy(True)), static_argnums=2)
         schedule = Schedule(count, count, 1, (0,))
         key = jax.random.fold_in(jax.random.key(seed), 1000)
         work = collect(program, [state], [hyper], [key], schedule, 0, [None])
         for done, (state,), (metrics,) in work:
             if done % max(count // args.evaluations, 1) == 0 or done == count:
-                found = play(program.policy_params(state), jax.random.key(7), args.episodes)
-                low, high = _allowed(state.capture, own)
-                wins = np.nan if args.win is None else float((found.returns > args.win).mean())
+                returns = play(program.policy_params(state), jax.random.key(7), args.episodes)
+                low, high = _allowed(state.capture, learner_args)
+                wins = np.nan if args.win is None else float((returns.returns > args.win).mean())
                 yield (
-                    done * own.num_envs * own.num_steps,
-                    float(found.returns.mean()),
+                    done * learner_args.num_envs * learner_args.num_steps,
+                    float(returns.returns.mean()),
                     {name: float(x) for name, x in metrics.items()}
                     | {"low": low, "high": high, "wins": wins},
                 )
@@ -215,13 +215,13 @@ def main(args: Args) -> None:
         finals = []
         for seed in range(args.seed, args.seed + args.seeds):
             begun = time.monotonic()
-            for steps, mean, found in train(args, changes, seed):
-                q = found.get("q_tot", found.get("q", np.nan))
+            for steps, mean, returns in train(args, changes, seed):
+                q = returns.get("q_tot", returns.get("q", np.nan))
                 print(
                     f"{variant or 'defaults':45} seed {seed} {steps:8,}: return {scale * mean:8.2f}"
-                    f"  q {q:8.2f} in [{found['low']:.1f}, {found['high']:.1f}]"
-                    + (f"  wins {found['wins']:.2f}" if args.win is not None else "")
-                    + f"  td {found['td_loss']:.3f}  norm {found['grad_norm']:.2f}"
+                    f"  q {q:8.2f} in [{returns['low']:.1f}, {returns['high']:.1f}]"
+                    + (f"  wins {returns['wins']:.2f}" if args.win is not None else "")
+                    + f"  td {returns['td_loss']:.3f}  norm {returns['grad_norm']:.2f}"
                     f"  {time.monotonic() - begun:.0f} s",
                     flush=True,
                 )

@@ -84,25 +84,25 @@ class Deadline:
 def timed(run: Callable[[], Any], rounds: int) -> float:
     """Return the median seconds of a call; the first call, which compiles, does not count."""
     jax.block_until_ready(run())
-    found = []
+    seconds = []
     for _ in range(rounds):
         begun = time.perf_counter()
         jax.block_until_ready(run())
-        found.append(time.perf_counter() - begun)
-    return float(np.median(found))
+        seconds.append(time.perf_counter() - begun)
+    return float(np.median(seconds))
 
 
 def shares(cost: Cost, seconds: float) -> Row:
     """Return the least time by the device's peaks, and the shares of them that were reached."""
     flops, bandwidth = peaks(jax.devices()[0].device_kind)
-    found: Row = {"operations": cost.operations, "bytes": cost.bytes}
+    row: Row = {"operations": cost.operations, "bytes": cost.bytes}
     if flops and bandwidth:
-        found |= {
+        row |= {
             "least_seconds": cost.least_seconds(flops, bandwidth),
             "share_of_arithmetic": cost.operations / seconds / flops,
             "share_of_bandwidth": cost.bytes / seconds / bandwidth,
         }
-    return found
+    return row
 
 
 # ---------------------------------------------------------------------------------- parts
@@ -159,13 +159,13 @@ def _recording(name: str, num_envs: int, steps: int, args: Args) -> Row:
         def recorded() -> None:
             record_policy(env, policy, params, next(paths), steps * num_envs, num_envs)
 
-        plain, kept = timed(unrecorded, args.rounds), timed(recorded, args.rounds)
+        plain, with_record = timed(unrecorded, args.rounds), timed(recorded, args.rounds)
         files = [x.stat().st_size for x in Path(directory).rglob("*") if x.is_file()]
     return {
         "env_steps_per_second": steps * num_envs / plain,
-        "recorded_steps_per_second": steps * num_envs / kept,
-        "recorded_share": plain / kept,
-        "written_bytes_per_second": sum(files) / (args.rounds + 1) / kept,
+        "recorded_steps_per_second": steps * num_envs / with_record,
+        "recorded_share": plain / with_record,
+        "written_bytes_per_second": sum(files) / (args.rounds + 1) / with_record,
     }
 
 
@@ -178,8 +178,8 @@ def measure_online(args: Args, deadline: Deadline) -> Iterator[Row]:
         for name, number in (("mappo", 1024), ("qmix", 64))
     }
     pairs = {f"{name} recurrent, coverage-8": pair for name, pair in coverage.items()}
-    chosen = ("mappo recurrent, simple_spread", "mappo recurrent, 3m", "qmix, simple_spread")
-    pairs |= {name: online.PAIRS[name] for name in (*chosen, "qmix, 3m")}
+    cases = ("mappo recurrent, simple_spread", "mappo recurrent, 3m", "qmix, simple_spread")
+    pairs |= {name: online.PAIRS[name] for name in (*cases, "qmix, 3m")}
     if args.tiny:
         pairs = {"mappo, xor": online.Pair("mappo", "classic/xor", {"num_envs": 4}, "", "")}
     for name, pair in pairs.items():
@@ -242,8 +242,8 @@ def measure_updates(args: Args, deadline: Deadline) -> Iterator[Row]:
             rest = (keys, several, np.ones(seeds, bool)), (0, 0, number), replay, None
 
             def run(program=program, seeds=seeds, learned=learned, rest=rest) -> Any:
-                learned[0], found = _update(program.stages[0], Layout(seeds), learned[0], *rest)
-                return found
+                learned[0], metrics = _update(program.stages[0], Layout(seeds), learned[0], *rest)
+                return metrics
 
             row = {"program": name, "seeds": seeds, "shape": spec.name}
             try:
@@ -293,8 +293,8 @@ def about() -> Row:
 
 def main(args: Args) -> Path:
     """Measure the parts, and return the file of the results."""
-    found = about()
-    name = "".join(x if x.isalnum() else "-" for x in found["device"].lower()).strip("-")
+    document = about()
+    name = "".join(x if x.isalnum() else "-" for x in document["device"].lower()).strip("-")
     path = args.out / f"accelerator-{name}.json"
     old = json.loads(path.read_text()).get("parts", {}) if path.exists() else {}
     parts = {key: value for key, value in old.items() if key not in args.parts}
@@ -307,7 +307,7 @@ def main(args: Args) -> Path:
             for row in MEASURES[part](args, deadline):
                 rows.append(row)
                 print(part, json.dumps(row), flush=True)
-                parts[part] = {**found, "rows": rows}
+                parts[part] = {**document, "rows": rows}
                 path.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
         except Exception as problem:  # the other parts count all the same
             print(f"{part} failed: {type(problem).__name__}: {problem}", flush=True)

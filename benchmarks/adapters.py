@@ -85,8 +85,8 @@ def raw_jaxmarl(env, *, resets=True):
         state, legal = carry
         action_key, step_key = jax.random.split(key)
         action = draw(spec, action_key, legal)
-        given = {agent: action[i] for i, agent in enumerate(raw.agents)}
-        observation, state, reward, done, _ = raw_step(step_key, state, given)
+        actions_by_agent = {agent: action[i] for i, agent in enumerate(raw.agents)}
+        observation, state, reward, done, _ = raw_step(step_key, state, actions_by_agent)
         return (state, legal_of(state)), (observation, reward, done)
 
     def reset(key):

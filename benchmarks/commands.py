@@ -81,14 +81,14 @@ def main(args: Args) -> None:
             "offmarl --help": [*python, "-m", "offmarl", "--help"],
             f"offmarl ls, {VAULTS} vaults": [*python, "-m", "offmarl", "ls", directory],
         }
-        times = {name: [measure(one)] for name, one in commands.items()}  # and fill the caches
+        times = {name: [measure(words)] for name, words in commands.items()}  # and fill the caches
         for _ in range(args.rounds):
             for name, command in commands.items():
                 times[name].append(measure(command))
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"{'':26} {'best':>7} {'median':>7} {'processor, median':>18}   (s)")
-    for name, found in times.items():
-        walls, processor = zip(*found[1:], strict=True)
+    for name, seconds in times.items():
+        walls, processor = zip(*seconds[1:], strict=True)
         print(f"{name:26} {min(walls):7.2f} {median(walls):7.2f} {median(processor):18.2f}")
 
 

@@ -53,9 +53,9 @@ def curves(args: Args, name: str, *options: str) -> np.ndarray:
     run(*command.split(), *sizes.split(), "--tiers", "", *options)
     (metrics,) = out.rglob(tracking.METRICS_FILE)
     rows = [row for row in tracking.read(metrics) if tracking.GREEDY_RETURN in row]
-    found = {(row["seed"], row["step"]): np.mean(row[tracking.GREEDY_RETURN]) for row in rows}
-    seeds, steps = (sorted(set(values)) for values in zip(*found, strict=True))
-    return np.array([[found[seed, step] for step in steps] for seed in seeds])
+    returns = {(row["seed"], row["step"]): np.mean(row[tracking.GREEDY_RETURN]) for row in rows}
+    seeds, steps = (sorted(set(values)) for values in zip(*returns, strict=True))
+    return np.array([[returns[seed, step] for step in steps] for seed in seeds])
 
 
 def run(*arguments: str) -> None:
@@ -67,16 +67,16 @@ def main(args: Args) -> None:
     sizes = f"--updates {args.updates} --eval-every {args.updates // 2} --seeds {args.seeds}"
     vault = "--vault", str(args.vault)
     run("train", args.offline, *vault, *sizes.split(), "--out", str(policy))
-    own = curves(args, "continued", "--init", str(policy), "--prefill", str(args.vault))
+    continued = curves(args, "continued", "--init", str(policy), "--prefill", str(args.vault))
     nothing = curves(args, "nothing")
-    for name, returns in (("continued", own), ("nothing", nothing)):
+    for name, returns in (("continued", continued), ("nothing", nothing)):
         print(f"{name:10}", *(f"{value:7.2f}" for value in returns.mean(0)))
-    changes = own - own[:, :1]
+    changes = continued - continued[:, :1]
     lowest = changes[:, changes.mean(0).argmin()]
     rows = {
-        "offline": mean_interval(own[:, 0]),
+        "offline": mean_interval(continued[:, 0]),
         "lowest minus offline": mean_interval(lowest),
-        "last minus nothing": mean_interval(own[:, -1] - nothing[:, -1]),
+        "last minus nothing": mean_interval(continued[:, -1] - nothing[:, -1]),
     }
     print(json.dumps({"env": args.env, "seeds": args.seeds} | rows, indent=1))
 

@@ -81,8 +81,8 @@ def hesterberg(scores: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarra
 
 
 def bca(scores: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    estimates, found = middle(resampled(scores, draw)), middle(scores)
-    share = (estimates < found[:, None]).mean(1) + (estimates == found[:, None]).mean(1) / 2
+    estimates, estimate = middle(resampled(scores, draw)), middle(scores)
+    share = (estimates < estimate[:, None]).mean(1) + (estimates == estimate[:, None]).mean(1) / 2
     bias = ndtri(np.clip(share, 1e-3, 1 - 1e-3))
     n = scores.shape[1]
     left_out = np.stack([middle(np.delete(scores, i, 1)) for i in range(n)], 1)
@@ -102,8 +102,8 @@ def trimmed_error(scores: np.ndarray) -> np.ndarray:
     ordered = np.sort(scores, axis=-1)
     n = ordered.shape[-1]
     cut = n // 4
-    kept = np.clip(ordered, ordered[..., cut, None], ordered[..., n - 1 - cut, None])
-    return kept.std(-1, ddof=1) / ((1 - 2 * cut / n) * np.sqrt(n))
+    winsorised = np.clip(ordered, ordered[..., cut, None], ordered[..., n - 1 - cut, None])
+    return winsorised.std(-1, ddof=1) / ((1 - 2 * cut / n) * np.sqrt(n))
 
 
 def trimmed(scores: np.ndarray, _draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -113,11 +113,13 @@ def trimmed(scores: np.ndarray, _draw: np.random.Generator) -> tuple[np.ndarray,
 
 
 def studentized(scores: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    drawn, found = resampled(scores, draw), middle(scores)
-    error, own = trimmed_error(drawn), trimmed_error(scores)
-    pivot = np.where(error > 0, (middle(drawn) - found[:, None]) / np.where(error > 0, error, 1), 0)
+    drawn, estimate = resampled(scores, draw), middle(scores)
+    error, scores_error = trimmed_error(drawn), trimmed_error(scores)
+    pivot = np.where(
+        error > 0, (middle(drawn) - estimate[:, None]) / np.where(error > 0, error, 1), 0
+    )
     low, high = np.quantile(pivot, [TAIL, 1 - TAIL], axis=1)
-    return found - high * own, found - low * own
+    return estimate - high * scores_error, estimate - low * scores_error
 
 
 def student(scores: np.ndarray, _draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -161,7 +163,7 @@ def record(seeds: int) -> dict[str, list[float]]:
     from offmarl.programs import record_policy, registry
     from offmarl.report import final_evaluation
 
-    found = {}
+    rows = {}
     with tempfile.TemporaryDirectory() as directory:
         for name, (program, env_name, acting, options) in RUNS.items():
             env, path = envs.make(env_name), Path(directory) / f"{name}.vlt"
@@ -184,10 +186,10 @@ def record(seeds: int) -> dict[str, list[float]]:
                     **options,
                 )
             )
-            own = tracking.acting_of(tracking.read_run(run))
-            metric = tracking.RETURN if acting == own else tracking.OTHER_RETURN[acting]
-            found[name] = [float(x.mean()) for x in final_evaluation(run)[metric].values()]
-    return found
+            acted = tracking.acting_of(tracking.read_run(run))
+            metric = tracking.RETURN if acting == acted else tracking.OTHER_RETURN[acting]
+            rows[name] = [float(x.mean()) for x in final_evaluation(run)[metric].values()]
+    return rows
 
 
 def main() -> None:

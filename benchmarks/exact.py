@@ -291,11 +291,11 @@ def results(args: Args) -> Iterator[Result]:
             acts = tracking.read_run(directory).get("greedy", True)
             other = tracking.SAMPLED_RETURN if acts else tracking.GREEDY_RETURN
             final = final_evaluation(directory)
-            found = [
+            rows = [
                 [float(np.mean(returns)) for returns in final.get(metric, {}).values()]
                 for metric in (tracking.RETURN, other)
             ]
-            greedy, sampled = found if acts else reversed(found)
+            greedy, sampled = rows if acts else reversed(rows)
             yield Result(name, problem, METHODS[name].returns[problem], greedy, sampled)
 
 

@@ -63,8 +63,8 @@ def cost_of(function: Callable[..., Any], *args: Any) -> Cost:
 
 
 def _cost(jaxpr: Any) -> Cost:
-    found = [_cost_of_equation(one) for one in jaxpr.eqns]
-    return Cost(sum(x.operations for x in found), sum(x.bytes for x in found))
+    costs = [_cost_of_equation(equation) for equation in jaxpr.eqns]
+    return Cost(sum(x.operations for x in costs), sum(x.bytes for x in costs))
 
 
 def _cost_of_equation(equation: Any) -> Cost:

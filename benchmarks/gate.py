@@ -87,8 +87,8 @@ def works(directory: Path) -> dict[str, Callable[[Path], object]]:
     spec = EnvSpec("", AGENTS, SIZE, AGENTS * SIZE, Discrete(ACTIONS))
     steps, finals = experience(spec, 64, 1000, end_every=LENGTH)
     steps.view.legal_actions[...] = True
-    given, file = columns(40_000), pymarl(directory / "a.npz", 400)
-    without = {name: x for name, x in given.items() if not name.startswith("next")}
+    arrays, file = columns(40_000), pymarl(directory / "a.npz", 400)
+    without = {name: x for name, x in arrays.items() if not name.startswith("next")}
 
     def append(path: Path) -> None:
         with vault.create(path, spec, rows=64) as writer:
@@ -105,7 +105,7 @@ def works(directory: Path) -> dict[str, Callable[[Path], object]]:
     return {
         "append": append,
         "from_arrays": lambda path: offmarl.from_arrays(path, **without),
-        "from_arrays with next observations": lambda path: offmarl.from_arrays(path, **given),
+        "from_arrays with next observations": lambda path: offmarl.from_arrays(path, **arrays),
         "convert --from pymarl": lambda path: vault.import_dataset(file, path),
         "record an environment that takes no time": record,
     }
@@ -143,12 +143,12 @@ def main() -> None:
         child()
         return
     places = [ROOT, *([args.checkout] if args.checkout else [])]
-    found: list[list[dict[str, float]]] = [[] for _ in places]
+    times_by_place: list[list[dict[str, float]]] = [[] for _ in places]
     for _ in range(args.rounds):
-        for place, times in zip(places, found, strict=True):
+        for place, times in zip(places, times_by_place, strict=True):
             times.append(measured(place))
-    for name in found[0][0]:
-        least = [min(one[name] for one in times) for times in found]
+    for name in times_by_place[0][0]:
+        least = [min(times_by_name[name] for times_by_name in times) for times in times_by_place]
         ratio = f", ratio {least[0] / least[1]:.2f}" if len(least) > 1 else ""
         print(f"{name}: {', '.join(f'{x:.3f}' for x in least)} s{ratio}")
 

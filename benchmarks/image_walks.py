@@ -116,16 +116,16 @@ def disk(path: Path) -> int:
 
 def sizes(path: Path) -> None:
     """Print sizes of a vault and its export over the raw bytes, and compare what stock reads."""
-    found = vault.open_vault(path)
-    step = sum(leaf.step_bytes for leaf in found.leaves.values())
-    final = sum(np.asarray(leaf).nbytes for leaf in _leaves(found.finals.observation))
-    raw = found.num_steps * step + final
-    exported = Path(vault.export_dataset(found, path.parent / f"{path.name}.zarr", "zarr"))
+    dataset = vault.open_vault(path)
+    step = sum(leaf.step_bytes for leaf in dataset.leaves.values())
+    final = sum(np.asarray(leaf).nbytes for leaf in _leaves(dataset.finals.observation))
+    raw = dataset.num_steps * step + final
+    exported = Path(vault.export_dataset(dataset, path.parent / f"{path.name}.zarr", "zarr"))
     numbers = {"vault": disk(path), "zarr export": disk(exported)}
     shown = ", ".join(f"{name} {size / raw:.3f}" for name, size in numbers.items())
-    print(f"  {found.num_steps} steps, raw {raw / 1e6:.1f} MB; over raw: {shown}", flush=True)
+    print(f"  {dataset.num_steps} steps, raw {raw / 1e6:.1f} MB; over raw: {shown}", flush=True)
     back = path.parent / "imported.vlt" / "back"
-    assert vault.import_dataset(exported, back, "zarr").digest() == found.digest()
+    assert vault.import_dataset(exported, back, "zarr").digest() == dataset.digest()
     for place in (path, back):
         names = {"vault_name": place.parent.name, "vault_uid": place.name}
         stock = Vault(**names, rel_dir=str(place.parents[1].absolute()))

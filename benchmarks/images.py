@@ -93,11 +93,11 @@ def main() -> None:
             print(f"{'export to ' + layout:24} {disk(Path(path)) / raw:6.3f} x raw bytes")
         read, _ = timed(lambda: windows(images))
         read_flat, _ = timed(lambda: windows(floats))
-        for what, one, other in (
+        for title, first, second in (
             ("write", wrote, wrote_flat),
             ("200 x 32 windows of 20", read, read_flat),
         ):
-            print(f"{what:24} {one:6.2f} s, {other / one:5.2f} x faster than float32")
+            print(f"{title:24} {first:6.2f} s, {second / first:5.2f} x faster than float32")
 
 
 if __name__ == "__main__":

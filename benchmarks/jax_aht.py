@@ -92,13 +92,13 @@ def peers(way: str, checkout: str, weights: str, episodes: int) -> Tables:
     evaluated = {"global_heldout_settings": settings}, env
 
     def matrix(greedy: bool, seed: int) -> Any:
-        agents = {str(x): (policy, one, greedy, None) for x, one in enumerate(members)}
+        agents = {str(x): (policy, params, greedy, None) for x, params in enumerate(members)}
         return heldout_crossplay(*evaluated, jax.random.PRNGKey(seed), episodes, agents, agents)
 
     def stacked(greedy: bool, seed: int) -> Any:
-        partners = [(policy, one, greedy, None) for one in members]
-        given = policy, tree_stack(members), partners, None, greedy
-        return eval_egos_vs_heldouts(*evaluated, jax.random.PRNGKey(seed), episodes, *given)
+        partners = [(policy, params, greedy, None) for params in members]
+        common = policy, tree_stack(members), partners, None, greedy
+        return eval_egos_vs_heldouts(*evaluated, jax.random.PRNGKey(seed), episodes, *common)
 
     if way == "once":
         play_table = in_one_program(env, policy, members, episodes)
@@ -106,13 +106,13 @@ def peers(way: str, checkout: str, weights: str, episodes: int) -> Tables:
         play_table = {"matrix": matrix, "stacked": stacked}[way]
 
     def tables(seed: int) -> dict[str, Any]:
-        found = {}
+        by_mode = {}
         for mode in MODES if way == "once" else MODES[1:]:
             metrics = play_table(mode == "greedy", seed)
             returns = np.asarray(metrics["returned_episode_returns"], float).mean(-1)
             errors = returns.std(-1) / (episodes - 1) ** 0.5
-            found[mode] = np.stack([returns.mean(-1), errors], -1)
-        return found
+            by_mode[mode] = np.stack([returns.mean(-1), errors], -1)
+        return by_mode
 
     return tables
 
@@ -145,19 +145,19 @@ def in_one_program(env: Any, policy: Any, members: list[Any], episodes: int) -> 
     reset = env.reset
 
     @jax.jit
-    def play(seed: Any, row: Any, own: Any, other: Any, greedy: Any) -> Any:
+    def play(seed: Any, row: Any, params: Any, partner: Any, greedy: Any) -> Any:
         keys = [jax.random.fold_in(jax.random.PRNGKey(seed), row) for row in range(len(members))]
         ours = jnp.concatenate([each(jax.random.split(key, episodes))[:, 0] for key in keys])
         env.reset = lambda key: reset(ours[jnp.argmax((theirs == key).all(-1))])
         modes = TIME_LIMIT, episodes, greedy, greedy
-        return run_episodes(row, env, own, policy, other, policy, *modes)
+        return run_episodes(row, env, params, policy, partner, policy, *modes)
 
     def table(greedy: bool, seed: int) -> Any:
-        found = (
-            tree_stack([play(seed, row, own, other, greedy) for other in members])
-            for row, own in zip(rows, members, strict=True)
+        returns = (
+            tree_stack([play(seed, row, params, other, greedy) for other in members])
+            for row, params in zip(rows, members, strict=True)
         )
-        return tree_stack([*found])
+        return tree_stack([*returns])
 
     return table
 
@@ -167,9 +167,9 @@ def work(tables: Tables, seeds: tuple[int, ...]) -> None:
     took = []
     for seed in seeds:
         begun = time.monotonic(), time.process_time()
-        found = tables(seed)
+        returns = tables(seed)
         took.append((time.monotonic() - begun[0], time.process_time() - begun[1]))
-    print(json.dumps({"took": took} | {mode: table.tolist() for mode, table in found.items()}))
+    print(json.dumps({"took": took} | {mode: table.tolist() for mode, table in returns.items()}))
 
 
 def run(python: str, *words: str) -> dict[str, Any]:
@@ -180,8 +180,8 @@ def run(python: str, *words: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as here:
         command = [python, __file__, "work", *words]
         done = subprocess.run(command, env=env, cwd=here, stdout=subprocess.PIPE, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return document
 
 
 def main(args: Args) -> None:
@@ -193,8 +193,8 @@ def main(args: Args) -> None:
         for way in PEERS:
             source = str(args.checkout.resolve()), weights, str(args.episodes)
             ways[way] = (str(args.python.absolute()), way, *source)
-        found = [{way: run(*words) for way, words in ways.items()} for _ in range(args.rounds)]
-    report(found)
+        rounds = [{way: run(*words) for way, words in ways.items()} for _ in range(args.rounds)]
+    report(rounds)
 
 
 def report(rounds: list[dict[str, Any]]) -> None:
@@ -202,16 +202,16 @@ def report(rounds: list[dict[str, Any]]) -> None:
     import numpy as np
 
     base = rounds[0]["offmarl"]
-    for way, found in rounds[0].items():
+    for way, result in rounds[0].items():
         took = np.array([one[way]["took"] for one in rounds])  # (rounds, times, 2)
         times = [
             "wall {} s, CPU {} s".format(*(" ".join(f"{x:.1f}" for x in one) for one in time.T))
             for time in np.moveaxis(took, 1, 0)
         ]
         print(f"{way}: {'; again: '.join(times)}")
-        for mode in found.keys() & MODES:
+        for mode in result.keys() & MODES:
             (mean, error), (their, errors) = (
-                np.moveaxis(np.array(one[mode]), -1, 0) for one in (base, found)
+                np.moveaxis(np.array(one[mode]), -1, 0) for one in (base, result)
             )
             apart, differ = ~np.eye(len(mean), dtype=bool), np.abs(mean - their)
             scores = differ / np.maximum(np.hypot(error, errors), 1e-6)
@@ -235,7 +235,7 @@ def export(run: Path, file: str) -> None:
     params = [load_policy(run, seed).params["params"] for seed in seeds]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *params)
     np.savez(
-        file, **{f"{x}/{name}": leaf for x, one in stacked.items() for name, leaf in one.items()}
+        file, **{f"{x}/{name}": leaf for x, tree in stacked.items() for name, leaf in tree.items()}
     )
 
 

@@ -70,17 +70,17 @@ def returns_of(args: Args, lag: int, correct: bool) -> np.ndarray:
 
 
 def main(args: Args) -> None:
-    found = {}
+    lags = {}
     for lag in (0, args.lag):
         for correct in (True, False):
             start, cpu = time.time(), time.process_time()
-            found[lag, correct] = returns_of(args, lag, correct)
-            for rate, returns in zip(args.rates, found[lag, correct], strict=True):
+            lags[lag, correct] = returns_of(args, lag, correct)
+            for rate, returns in zip(args.rates, lags[lag, correct], strict=True):
                 row = {"lag": lag, "correct": correct, "rate": rate}
                 spread = {"mean": float(returns.mean()), "std": float(returns.std(ddof=1))}
                 print(json.dumps(row | spread | {"returns": np.round(returns, 3).tolist()}))
             print(f"{time.time() - start:.0f} s, {time.process_time() - cpu:.0f} CPU s", flush=True)
-    changes = found[args.lag, True] - found[args.lag, False]
+    changes = lags[args.lag, True] - lags[args.lag, False]
     for rate, change in zip(args.rates, changes, strict=True):
         print(f"step size {rate:g}: V-trace minus none at lag {args.lag}: {mean_interval(change)}")
 

@@ -54,13 +54,13 @@ class CopyingLayer(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Any) -> jax.Array:
-        own = inputs.own if isinstance(inputs, Inputs) else inputs
-        parts = [own]
+        own_view = inputs.own if isinstance(inputs, Inputs) else inputs
+        parts = [own_view]
         if isinstance(inputs, Inputs):
             shared = inputs.shared[..., None, :]
-            parts.insert(0, jnp.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1])))
-        ids = jnp.asarray(id_features(self.agent_id, own.shape[-2]))
-        parts.append(jnp.broadcast_to(ids, (*own.shape[:-1], ids.shape[-1])))
+            parts.insert(0, jnp.broadcast_to(shared, (*own_view.shape[:-1], shared.shape[-1])))
+        ids = jnp.asarray(id_features(self.agent_id, own_view.shape[-2]))
+        parts.append(jnp.broadcast_to(ids, (*own_view.shape[:-1], ids.shape[-1])))
         layer = nn.Dense(self.features, kernel_init=self.kernel_init)
         return layer(jnp.concatenate(parts, -1))
 
@@ -70,10 +70,10 @@ def measure(args: Args) -> dict[str, float]:
     if args.only == "copied":
         torsos.InputLayer = CopyingLayer  # type: ignore[misc,assignment]
     module = registry.load("recorder", "mappo")
-    chosen: dict[str, Any] = {"agent_id": "none"} if args.only == "pooled" else {}
-    chosen["critic"] = "pooled" if args.only == "pooled" else "state"
+    options: dict[str, Any] = {"agent_id": "none"} if args.only == "pooled" else {}
+    options["critic"] = "pooled" if args.only == "pooled" else "state"
     sizes = {"num_envs": args.num_envs, "num_steps": args.num_steps}
-    program_args = module.Args(env=args.env, **sizes, **chosen)
+    program_args = module.Args(env=args.env, **sizes, **options)
     env = envs.make(args.env)
     program = module.make(env.spec, structure(program_args), env)
     hyper, key = hyperparameters(program_args), jax.random.key(0)
@@ -103,10 +103,10 @@ def main(args: Args) -> None:
     for variant in VARIANTS:
         command = [sys.executable, __file__, *sys.argv[1:], "--only", variant]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found = json.loads(printed.splitlines()[-1])
-        slowest = slowest or found["busy"]
-        cells = [variant, f"{found['speed']:,.0f}", f"{found['busy']:,.0f}"]
-        cells += [f"{found['busy'] / slowest:.1f}x", f"{found['memory']:.2f}"]
+        figures = json.loads(printed.splitlines()[-1])
+        slowest = slowest or figures["busy"]
+        cells = [variant, f"{figures['speed']:,.0f}", f"{figures['busy']:,.0f}"]
+        cells += [f"{figures['busy'] / slowest:.1f}x", f"{figures['memory']:.2f}"]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -143,15 +143,15 @@ def rate(batches: Batches, seconds: float) -> float:
 
 def measure(dataset: Dataset, arrays: Arrays, batch: int, args: Args) -> dict[str, list[float]]:
     """Measure each way alone: what gathers ahead would slow the others down."""
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for _ in range(args.rounds):
         for name in ways(dataset, arrays, batch, ExitStack()):
             with ExitStack() as stack:
                 batches = ways(dataset, arrays, batch, stack)[name]()
                 rate(batches, args.seconds / 2)  # warm: workers start, chunks are compared
-                found.setdefault(name, []).append(rate(batches, args.seconds))
+                times.setdefault(name, []).append(rate(batches, args.seconds))
                 del batches
-    return found
+    return times
 
 
 def main(args: Args) -> None:
@@ -169,10 +169,10 @@ def main(args: Args) -> None:
             f"{dataset.num_steps:,} steps, {size / dataset.num_steps:,.0f} bytes a step in memory"
         )
         for batch in args.batch:
-            found = measure(dataset, arrays, batch, args)
+            times = measure(dataset, arrays, batch, args)
             print(f"\n{f'batches of {batch}':<20}{'a second':>10}{'of numpy':>10}{'of grain':>10}")
-            for name, rates in found.items():
-                pairs = zip(rates, found["gather numpy"], found["grain memory"], strict=True)
+            for name, rates in times.items():
+                pairs = zip(rates, times["gather numpy"], times["grain memory"], strict=True)
                 of_numpy, of_grain = zip(*((x / y, x / z) for x, y, z in pairs), strict=True)
                 print(
                     f"{name:<20}{median(rates):>10,.0f}{median(of_numpy):>10.2f}"

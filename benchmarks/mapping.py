@@ -76,8 +76,8 @@ def main(directory: Path, megabytes: int) -> None:
             source,
             directory / f"{number}.vlt",
         ]
-        found = subprocess.run(command, check=True, capture_output=True, text=True)
-        seconds, peak = map(float, found.stdout.split())
+        process = subprocess.run(command, check=True, capture_output=True, text=True)
+        seconds, peak = map(float, process.stdout.split())
         if name.startswith("map"):
             worst = max(worst, peak)
         rate = size / seconds / 1e6

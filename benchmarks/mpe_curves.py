@@ -88,8 +88,8 @@ def main(args: Run | Draw) -> None:
     for seed in args.seeds:
         kind = "continuous" if args.continuous else "default"
         name = f"{args.program}-{args.scenario.replace('/', '_')}-{kind}-{seed}.json"
-        for found in run(args, seed):
-            (args.out / name).write_text(json.dumps(found))
+        for row in run(args, seed):
+            (args.out / name).write_text(json.dumps(row))
 
 
 # ---------------------------------------------------------------------------------- running

@@ -101,9 +101,9 @@ Change = tuple[str, ast.AST]
 
 def changes(node: ast.AST) -> list[Change]:
     """Return all changes that the rules allow for a node."""
-    found = [change for rule in _RULES for change in rule(node)]
+    results = [change for rule in _RULES for change in rule(node)]
     before = ast.dump(node)
-    return [change for change in found if ast.dump(change[1]) != before]
+    return [change for change in results if ast.dump(change[1]) != before]
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:
@@ -127,8 +127,8 @@ def _operators(node: ast.AST) -> Iterator[Change]:
     if isinstance(node, ast.BoolOp):
         for place in range(len(node.values)):
             rest = [*node.values[:place], *node.values[place + 1 :]]
-            whole = rest[0] if len(rest) == 1 else _with(node, values=rest)
-            yield f"drop operand {place}", whole
+            operation = rest[0] if len(rest) == 1 else _with(node, values=rest)
+            yield f"drop operand {place}", operation
 
 
 def _constants(node: ast.AST) -> Iterator[Change]:
@@ -255,14 +255,14 @@ def draw(seed: int, count: int) -> list[Mutant]:
     rng = random.Random(seed)
     nodes = [place for file in sources() for place in mutable(file)]
     rng.shuffle(nodes)
-    found: list[Mutant] = []
+    mutants: list[Mutant] = []
     for file, node in nodes:
         mutant = _mutant(file, node, rng.choice(changes(node)))
         if mutant:
-            found.append(mutant)
-        if len(found) == count:
+            mutants.append(mutant)
+        if len(mutants) == count:
             break
-    return found
+    return mutants
 
 
 def sources() -> list[str]:
@@ -271,9 +271,9 @@ def sources() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in files)
 
 
-def _mutant(file: str, node: ast.AST, chosen: Change) -> Mutant | None:
+def _mutant(file: str, node: ast.AST, alternative: Change) -> Mutant | None:
     """Change a node; None if Python cannot compile the result."""
-    change, new = chosen
+    change, new = alternative
     original = (ROOT / file).read_text()
     text = ast.unparse(ast.fix_missing_locations(new))
     if isinstance(new, ast.expr):
@@ -306,7 +306,9 @@ _FIXED = ("file", "function", "node", "occurrence", "change")
 
 def fix(mutants: list[Mutant], path: Path) -> None:
     """Write mutants to a file, by what stays the same when functions move."""
-    path.write_text(json.dumps([{x: getattr(one, x) for x in _FIXED} for one in mutants], indent=1))
+    path.write_text(
+        json.dumps([{x: getattr(entry, x) for x in _FIXED} for entry in mutants], indent=1)
+    )
 
 
 def fixed(path: Path) -> list[Mutant]:
@@ -318,20 +320,20 @@ def fixed(path: Path) -> list[Mutant]:
             # Methods keep their own name when their class gets another.
             for key in ((file, function, text), (function.rpartition(".")[2], text)):
                 nodes.setdefault(key, []).append(place)
-    found = []
-    for one in json.loads(path.read_text()):
-        own = nodes.get((one["file"], one["function"], one["node"]), [])
-        places = own or nodes.get((one["function"].rpartition(".")[2], one["node"]), [])
-        places = places[one["occurrence"] :] + places[: one["occurrence"]]
+    mutants = []
+    for entry in json.loads(path.read_text()):
+        candidates = nodes.get((entry["file"], entry["function"], entry["node"]), [])
+        places = candidates or nodes.get((entry["function"].rpartition(".")[2], entry["node"]), [])
+        places = places[entry["occurrence"] :] + places[: entry["occurrence"]]
         alike = [
-            (*x, change) for x in places for change in changes(x[1]) if change[0] == one["change"]
+            (*x, change) for x in places for change in changes(x[1]) if change[0] == entry["change"]
         ]
         mutant = next(filter(None, (_mutant(*place) for place in alike)), None)
         if mutant is None:
-            print(f"gone: {one['file']} {one['function']}: {one['node']} ({one['change']})")
+            print(f"gone: {entry['file']} {entry['function']}: {entry['node']} ({entry['change']})")
         else:
-            found.append(mutant)
-    return found
+            mutants.append(mutant)
+    return mutants
 
 
 # ---------------------------------------------------------------------------------- running
@@ -460,18 +462,18 @@ def _failure(lines: list[str]) -> str:
 
 
 def main(mutants: list[Mutant], seed: int, jobs: int, results: Path) -> None:
-    known = json.loads(results.read_text()) if results.is_file() else {}
+    outcomes = json.loads(results.read_text()) if results.is_file() else {}
     with (
         tempfile.TemporaryDirectory(prefix="offmarl-mutations-") as directory,
         ThreadPoolExecutor(jobs) as pool,
     ):
         bench = Bench(Path(directory), jobs)
-        fresh = [mutant for mutant in mutants if mutant.key not in known]
+        fresh = [mutant for mutant in mutants if mutant.key not in outcomes]
         needed = {tests for mutant in fresh for tests in stages(mutant.file)}
         list(pool.map(bench.time, sorted(needed)))
         judged = pool.map(bench.judge, fresh)
         for number, (mutant, killer) in enumerate(zip(fresh, judged, strict=True), 1):
-            known[mutant.key] = {
+            outcomes[mutant.key] = {
                 "file": mutant.file,
                 "line": mutant.line,
                 "change": mutant.change,
@@ -479,11 +481,11 @@ def main(mutants: list[Mutant], seed: int, jobs: int, results: Path) -> None:
                 "seed": seed,
                 "killed_by": killer,
             }
-            results.write_text(json.dumps(known, indent=1))
+            results.write_text(json.dumps(outcomes, indent=1))
             verdict = killer or "SURVIVED"
             place = f"{mutant.file}:{mutant.line}"
             print(f"{number}/{len(fresh)} {place} {mutant.change}: {verdict}", flush=True)
-    report(mutants, known, seed)
+    report(mutants, outcomes, seed)
 
 
 def report(mutants: list[Mutant], known: dict[str, dict[str, str]], seed: int) -> None:

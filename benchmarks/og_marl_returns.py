@@ -92,9 +92,9 @@ class Peer:
         row = self._rng.integers(0, len(rows), BATCH)[:, None]
         time = self._rng.integers(0, rows.shape[1] - STEPS + 1, BATCH)[:, None] + np.arange(STEPS)
         names = "observations", "actions", "rewards", "terminals", "truncations"
-        found: dict[str, Any] = {name: self._data[name][row, time] for name in names}
-        found["infos"] = {name: self._data[name][row, time] for name in ("state", "legals")}
-        return self._tf.nest.map_structure(self._tf.constant, found)
+        fields: dict[str, Any] = {name: self._data[name][row, time] for name in names}
+        fields["infos"] = {name: self._data[name][row, time] for name in ("state", "legals")}
+        return self._tf.nest.map_structure(self._tf.constant, fields)
 
     def train(self, updates: int) -> float:
         """Make updates, and return the seconds that they took."""
@@ -152,16 +152,16 @@ def evaluate(call: Any, env: Any, episodes: int) -> float:
 
     reset, step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
     key, begin = jax.random.split(jax.random.key(0))
-    state, found = reset(jax.random.split(begin, episodes))
+    state, timestep = reset(jax.random.split(begin, episodes))
     returns, running, first = np.zeros(episodes), np.ones(episodes, bool), True
     while running.any():
-        view = found.view
+        view = timestep.view
         actions = call("act", np.asarray(view.observation), np.asarray(view.legal_actions), first)
-        key, own = jax.random.split(key)
-        state, found = step(jax.random.split(own, episodes), state, actions.astype(np.int32))
+        key, subkey = jax.random.split(key)
+        state, timestep = step(jax.random.split(subkey, episodes), state, actions.astype(np.int32))
         first = False
-        returns += running * np.asarray(found.reward).mean(-1)
-        running &= ~np.asarray(found.last)
+        returns += running * np.asarray(timestep.reward).mean(-1)
+        running &= ~np.asarray(timestep.last)
     return float(returns.mean())
 
 
@@ -188,21 +188,21 @@ def main(args: Args) -> None:
         data = Path(directory) / "data.npz"
         export(args.vault, data)
         for program in args.programs:
-            found = []
+            rows = []
             for seed in range(args.seeds):
                 words = program, str(args.checkout), str(data), str(seed)
                 with started(args.python, *words) as process:
 
-                    def call(name: str, *given: Any, process: Any = process) -> Any:
-                        pickle.dump((name, given), process.stdin)
+                    def call(name: str, *words: Any, process: Any = process) -> Any:
+                        pickle.dump((name, words), process.stdin)
                         process.stdin.flush()
                         return pickle.load(process.stdout)
 
                     seconds = call("train", args.updates)
-                    found.append(evaluate(call, env, args.episodes))
+                    rows.append(evaluate(call, env, args.episodes))
                     process.kill()
-                print(f"  {program}, seed {seed}: {found[-1]:.3f}, {seconds:.0f} s", flush=True)
-            print(f"{program}: mean {statistics.mean(found):.3f}", flush=True)
+                print(f"  {program}, seed {seed}: {rows[-1]:.3f}, {seconds:.0f} s", flush=True)
+            print(f"{program}: mean {statistics.mean(rows):.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -305,7 +305,9 @@ def their_speed(pair: Pair, checkout: Path, steps: int) -> Callable[[], float]:
 
     The speed is that of the last four fifths: the learners of values wait for their buffer before.
     """
-    sides = [their_training(pair, checkout, own, logs=False) for own in (steps // 5, steps)]
+    sides = [
+        their_training(pair, checkout, num_steps, logs=False) for num_steps in (steps // 5, steps)
+    ]
 
     def run() -> float:
         seconds = []

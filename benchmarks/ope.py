@@ -85,16 +85,16 @@ def order(args: Order) -> None:
         own, other = recorded(env, args)
         runs = tuple(trained(name, env, own, args) for name in CHECKPOINTS)
         start, used = time.perf_counter(), time.process_time()
-        found = ope(
+        document = ope(
             runs, vault=str(other), methods=args.methods, checkpoints="all", options=args.options
         )
         took = f"{time.perf_counter() - start:.0f} s, {time.process_time() - used:.0f} s of CPU"
-        Console(width=140).print(env, found.text)
+        Console(width=140).print(env, document.text)
         returns = dict(returns_of(runs))
-        for method, ranking in found.data["ranking"].items():
+        for method, ranking in document.data["ranking"].items():
             if not ranking["policies"]:
                 continue
-            value = summary(method, found.data, returns)
+            value = summary(method, document.data, returns)
             print(f"{env}: {method}: {value}; {took}", flush=True)
             claim = f"{method} orders ten policies: {env}, seed {args.seed}"
             aim = "0.9 of ordered pairs right, half of disjoint pairs ordered"
@@ -109,8 +109,8 @@ def recorded(env: str, args: Order) -> list[Path]:
     seeds = args.seed, args.seed + 1
     paths = [out / f"{env}.vlt" / f"mappo-{seed}-replay" for seed in seeds]
     if not all(path.exists() for path in paths):
-        given = {"tiers": "replay", "seeds": 2, "seed": args.seed, "evaluations": 2}
-        program.main(program.Args(env=env, out=out, total_steps=args.steps, **given))
+        options = {"tiers": "replay", "seeds": 2, "seed": args.seed, "evaluations": 2}
+        program.main(program.Args(env=env, out=out, total_steps=args.steps, **options))
     return paths
 
 
@@ -146,22 +146,25 @@ def summary(method: str, data: dict[str, Any], returns: dict[str, Any]) -> str:
     disjoint = {
         frozenset(pair)
         for pair in combinations(returns, 2)
-        if max(returns[one].low for one in pair) > min(returns[one].high for one in pair)
+        if max(returns[couple].low for couple in pair)
+        > min(returns[couple].high for couple in pair)
     }
 
     def right(pairs: list[dict[str, Any]]) -> int:
-        return sum(returns[one].value > returns[other].value for one, other in map(names, pairs))
+        return sum(
+            returns[first].value > returns[second].value for first, second in map(names, pairs)
+        )
 
     names = itemgetter("policies")
     pairs = data["order"][method]["differences"]
-    ordered = [one for one in pairs if one["low"] is not None and one["low"] > 0]
-    known = [one for one in pairs if frozenset(names(one)) in disjoint]
-    told = sum(one in ordered for one in known)
+    ordered = [couple for couple in pairs if couple["low"] is not None and couple["low"] > 0]
+    separate = [couple for couple in pairs if frozenset(names(couple)) in disjoint]
+    told_apart = sum(couple in ordered for couple in separate)
     ranking = data["ranking"][method]
     lost, by_chance = ranking["regret"]["1"], ranking["chance_regret"]
     return (
-        f"{right(ordered)} of {len(ordered)} ordered pairs right, {told} of {len(known)} disjoint "
-        f"pairs ordered, {right(known)} right without intervals; Spearman "
+        f"{right(ordered)} of {len(ordered)} ordered pairs right, {told_apart} of {len(separate)} "
+        f"disjoint pairs ordered, {right(separate)} right without intervals; Spearman "
         f"{ranking['spearman']:.2f}, regret@1 {lost:.3g} (chance {by_chance:.3g})"
     )
 
@@ -198,13 +201,13 @@ def episodes_of(name: str, count: int, directory: Path) -> tuple[np.ndarray, ...
     record_policy(env, policy, (), path, steps=count * env.length, num_envs=500)
     data = vault.open_vault(path)
     numbers = np.flatnonzero(data.episodes.complete)[:count]
-    found = []
+    episodes = []
     for part, block in Histories(data, numbers).blocks():
         size = part.stop - part.start
         log_prob = jnp.log(jnp.where(block.action == 1, CHANCE, 1 - CHANCE)).sum(-1)
         arrays = (log_prob, recorded_log_prob(block).sum(-1), block.reward.mean(-1), block.mask)
-        found.append([np.asarray(x)[:size] for x in arrays])
-    return tuple(np.concatenate(x) for x in zip(*found, strict=True))
+        episodes.append([np.asarray(x)[:size] for x in arrays])
+    return tuple(np.concatenate(x) for x in zip(*episodes, strict=True))
 
 
 @jax.jit
@@ -220,8 +223,8 @@ def coverage(name: str, repeats: int, episodes: int, directory: Path) -> tuple[f
     arrays = episodes_of(name, repeats * episodes, directory)
     draw, covered, width = np.random.default_rng(0), 0, 0.0
     for start in range(0, repeats * episodes, episodes):
-        chosen = tuple(x[start : start + episodes] for x in arrays)
-        estimator = partial(value, chosen)
+        subset = tuple(x[start : start + episodes] for x in arrays)
+        estimator = partial(value, subset)
         resampled = bootstrap(estimator, episodes, draw, 1000)
         _, low, high = with_interval(float(estimator(jnp.ones(episodes))), resampled)
         covered += low <= TRUTH[name] <= high

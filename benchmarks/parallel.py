@@ -113,8 +113,8 @@ def main(args: Args) -> None:
             "fixed policy": recording_speed(name, args.recorded_steps, args.rounds),
             "MAPPO in training": args.steps / wall_time("mappo", name, args.num_envs, args.steps),
         }
-        for what, speed in speeds.items():
-            print(f"| {name} | {what} | {speed:,.0f} | {speed / QUOTED:.2f} |", flush=True)
+        for title, speed in speeds.items():
+            print(f"| {name} | {title} | {speed:,.0f} | {speed / QUOTED:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -28,12 +28,14 @@ def curves(run: Path) -> None:
     held = json.loads((run / "population.json").read_text())
     name = json.loads((run / "run.json").read_text())["spec"]["name"]
     tree = game_tree(offmarl.envs.make(name))
-    for seed, own in held["seeds"].items():
-        steps = range(len(own["strategies"]))
+    for seed, seed_curves in held["seeds"].items():
+        steps = range(len(seed_curves["strategies"]))
         members = [offmarl.load_policy(run, int(seed), greedy=None, step=step) for step in steps]
         tables = np.stack([tabulate(tree, member.policy, member.params) for member in members])
-        for size, strategies in enumerate(own["strategies"], 1):
-            first, second = (mixture(tree, tables[:size], np.array(one)) for one in strategies)
+        for size, strategies in enumerate(seed_curves["strategies"], 1):
+            first, second = (
+                mixture(tree, tables[:size], np.array(weights)) for weights in strategies
+            )
             table = np.where((tree.seats == 0)[:, None], first, second)
             print(f"seed {seed}, {size}: {solve(tree, table).nash_conv:.4f}", flush=True)
 

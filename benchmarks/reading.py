@@ -66,36 +66,36 @@ def peak() -> int:
 
 
 def ours(path: Path) -> dict[str, float]:
-    found = vault.open_vault(path)
+    dataset = vault.open_vault(path)
     starts = iter(np.random.default_rng(0).integers(0, STEPS - WINDOW, 100_000).tolist())
 
     def window() -> None:
         start = next(starts)
-        found.read(start, start + WINDOW, leaves=LEAVES)
+        dataset.read(start, start + WINDOW, leaves=LEAVES)
 
     before = peak()
-    arrays = found.read(leaves=LEAVES)
+    arrays = dataset.read(leaves=LEAVES)
     returned = sum(array.nbytes for array in arrays.values())
     grown = peak() - before
     del arrays
     return {
         "returned": returned,
         "peak": grown,
-        "read": median(lambda: found.read(leaves=LEAVES), 1),
+        "read": median(lambda: dataset.read(leaves=LEAVES), 1),
         "window": median(window, 500),
     }
 
 
 def stock(path: Path) -> dict[str, float]:
     with contextlib.redirect_stdout(io.StringIO()):  # stock prints
-        found = open_stock(path)
+        buffer = open_stock(path)
         before = peak()
-        found.read()
+        buffer.read()
         grown = peak() - before
         return {
             "peak": grown,
-            "read": median(found.read, 1),
-            "window": median(lambda: found.read(timesteps=WINDOW), 10),
+            "read": median(buffer.read, 1),
+            "window": median(lambda: buffer.read(timesteps=WINDOW), 10),
         }
 
 
@@ -107,16 +107,16 @@ def starts_in(length: int, seed: int) -> list[np.ndarray]:
 def warm(path: Path) -> dict[str, float]:
     """Measure random windows with a small heap limit, and the whole vault in the page cache."""
     resource.setrlimit(resource.RLIMIT_DATA, (DATA_LIMIT, DATA_LIMIT))
-    found = vault.open_vault(path)
+    dataset = vault.open_vault(path)
     start = time.perf_counter()
     row = np.zeros(BATCH, np.int64)
-    found.windows(row, row, WINDOW, LEAVES)
+    dataset.windows(row, row, WINDOW, LEAVES)
     opened = time.perf_counter() - start
-    batches = starts_in(found.length, 0)
+    batches = starts_in(dataset.length, 0)
 
     def draw() -> None:
         for starts in batches:
-            found.windows(row, starts, WINDOW, LEAVES)
+            dataset.windows(row, starts, WINDOW, LEAVES)
 
     draw()
     return {"open": opened, "window": median(draw, 1) / (BATCH * BATCHES)}
@@ -124,9 +124,9 @@ def warm(path: Path) -> dict[str, float]:
 
 def memory(path: Path) -> dict[str, float]:
     """Measure the same from NumPy arrays of 2 GB, many times the size of the processor's cache."""
-    found = vault.open_vault(path)
+    dataset = vault.open_vault(path)
     arrays = {
-        k: v[0] for k, v in found.read(0, min(found.length, 1_500_000), leaves=LEAVES).items()
+        k: v[0] for k, v in dataset.read(0, min(dataset.length, 1_500_000), leaves=LEAVES).items()
     }
     batches = starts_in(len(arrays["rewards"]), 0)
 
@@ -153,29 +153,29 @@ def drop_cache(path: Path) -> None:
 
 def cold(path: Path) -> dict[str, float]:
     drop_cache(path)
-    found = vault.open_vault(path)
+    dataset = vault.open_vault(path)
     row = np.zeros(BATCH, np.int64)
-    found.windows(row, row, WINDOW, LEAVES)
-    batches = starts_in(found.length, 1)[:COLD_BATCHES]
+    dataset.windows(row, row, WINDOW, LEAVES)
+    batches = starts_in(dataset.length, 1)[:COLD_BATCHES]
     start = time.perf_counter()
-    found.prefetch(row, batches[0], WINDOW, LEAVES)
+    dataset.prefetch(row, batches[0], WINDOW, LEAVES)
     for i, starts in enumerate(batches):
         if i + 1 < len(batches):
-            found.prefetch(row, batches[i + 1], WINDOW, LEAVES)
-        found.windows(row, starts, WINDOW, LEAVES)
+            dataset.prefetch(row, batches[i + 1], WINDOW, LEAVES)
+        dataset.windows(row, starts, WINDOW, LEAVES)
     ahead = time.perf_counter() - start
     drop_cache(path)
     start = time.perf_counter()
-    for starts in starts_in(found.length, 2)[:COLD_BATCHES]:
-        found.windows(row, starts, WINDOW, LEAVES)
+    for starts in starts_in(dataset.length, 2)[:COLD_BATCHES]:
+        dataset.windows(row, starts, WINDOW, LEAVES)
     plain = time.perf_counter() - start
     return {"prefetched": ahead / (BATCH * COLD_BATCHES), "plain": plain / (BATCH * COLD_BATCHES)}
 
 
 def disk(path: Path) -> dict[str, float]:
     """Measure reads of the sizes of windows, at random places of the same files."""
-    found = vault.open_vault(path)
-    sizes = [found.leaves[name].step_bytes * WINDOW for name in LEAVES]
+    dataset = vault.open_vault(path)
+    sizes = [dataset.leaves[name].step_bytes * WINDOW for name in LEAVES]
     files = [file for file in (path / "d").iterdir() if file.stat().st_size > 2**20]
     opened = [os.open(file, os.O_RDONLY) for file in files]
     for descriptor in opened:
@@ -184,16 +184,16 @@ def disk(path: Path) -> dict[str, float]:
     rng = np.random.default_rng(3)
 
     def places(windows: int) -> list[tuple[int, int, int]]:
-        chosen = rng.choice(len(files), windows * len(sizes), p=lengths / lengths.sum())
-        offsets = (rng.random(len(chosen)) * (lengths[chosen] - max(sizes))).astype(int)
+        numbers = rng.choice(len(files), windows * len(sizes), p=lengths / lengths.sum())
+        offsets = (rng.random(len(numbers)) * (lengths[numbers] - max(sizes))).astype(int)
         each = np.tile(sizes, windows)
-        return [(opened[f], int(n), int(o)) for f, n, o in zip(chosen, each, offsets, strict=True)]
+        return [(opened[f], int(n), int(o)) for f, n, o in zip(numbers, each, offsets, strict=True)]
 
     def timed(read: Callable[[list[tuple[int, int, int]]], Any]) -> float:
         drop_cache(path)
-        wanted = places(BATCH * COLD_BATCHES)
+        ranges = places(BATCH * COLD_BATCHES)
         start = time.perf_counter()
-        read(wanted)
+        read(ranges)
         return (time.perf_counter() - start) / (BATCH * COLD_BATCHES)
 
     with ThreadPoolExecutor(32) as pool:
@@ -205,14 +205,14 @@ def disk(path: Path) -> dict[str, float]:
 
 def checked(path: Path) -> dict[str, float]:
     """Measure reads with and without checksums in turns; all data is in the page cache."""
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     batches = starts_in(vault.open_vault(path).length, 4)
     row = np.zeros(BATCH, np.int64)
 
     def timed(name: str, function: Callable[[], object]) -> None:
         start = time.perf_counter()
         function()
-        found.setdefault(name, []).append(time.perf_counter() - start)
+        by_name.setdefault(name, []).append(time.perf_counter() - start)
 
     def opened_as(name: str) -> vault.Dataset:
         """Open the vault again and map its files, which is not part of the measurement."""
@@ -243,7 +243,7 @@ def checked(path: Path) -> dict[str, float]:
             timed(f"{name} first", partial(fresh.windows, row, batches[0], WINDOW, LEAVES))
             fresh, start = opened_as(name), batches[1][:1]
             timed(f"{name} single", partial(fresh.windows, row[:1], start, WINDOW, LEAVES))
-    return {name: float(np.median(times)) for name, times in found.items()}
+    return {name: float(np.median(times)) for name, times in by_name.items()}
 
 
 def replays(path: Path) -> dict[str, float]:

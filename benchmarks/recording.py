@@ -67,9 +67,9 @@ def main(args: Args) -> None:
         speed(run, CHUNK)
     ratios = []
     for _ in range(args.rounds):
-        plain, kept = speed(unrecorded, args.num_steps), speed(recorded, args.num_steps)
-        ratios.append(kept / plain)
-        print(f"unrecorded {plain:10,.0f}   recorded {kept:10,.0f}   ratio {ratios[-1]:.3f}")
+        plain, with_record = speed(unrecorded, args.num_steps), speed(recorded, args.num_steps)
+        ratios.append(with_record / plain)
+        print(f"unrecorded {plain:10,.0f}   recorded {with_record:10,.0f}   ratio {ratios[-1]:.3f}")
     print(
         f"{args.env}, {args.num_envs} environments: recorded at {median(ratios):.1%} of the speed"
     )

@@ -194,11 +194,11 @@ def compare(args: Args, root: Path) -> dict[str, float]:
                 fresh = env | {"HF_HOME": str(root / f"home-{number}-{name}")}
                 first = float(run(FIRST, address, env=fresh))
                 fresh["HF_HOME"] += "-train"
-                found = json.loads(
+                result = json.loads(
                     run(TRAIN, address, root / f"run-{number}-{name}", args.updates, env=fresh)
                 )
-                rates[name].append(found["rate"])
-                print(f"{name:6} first batch {first:.2f} s, {found['rate']:,.0f} updates/s")
+                rates[name].append(result["rate"])
+                print(f"{name:6} first batch {first:.2f} s, {result['rate']:,.0f} updates/s")
         medians = {name: float(np.median(some)) for name, some in rates.items()}
         ratios = {name: medians[name] / medians["local"] for name in ("hub", "s3")}
         for name, ratio in ratios.items():
@@ -229,11 +229,11 @@ def large(args: Args, root: Path) -> dict[str, float]:
     with started(_hub_process, root / "hub", args.latency, args.cut) as url:
         env = {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(root / "home")}
         start, free = time.perf_counter(), shutil.disk_usage(root).free
-        found = json.loads(run(PUSH_WATCHED, path, env=env))
+        result = json.loads(run(PUSH_WATCHED, path, env=env))
         took = time.perf_counter() - start
         print(
-            f"{size / 1e9:.1f} GB pushed in {took:.0f} s as {found['files']} files; peak memory "
-            f"{found['peak_gb']:.2f} GB; {(free - shutil.disk_usage(root).free) / 1e9:.1f} GB of "
+            f"{size / 1e9:.1f} GB pushed in {took:.0f} s as {result['files']} files; peak memory "
+            f"{result['peak_gb']:.2f} GB; {(free - shutil.disk_usage(root).free) / 1e9:.1f} GB of "
             "disk, which the hub takes"
         )
         shutil.rmtree(path.parent)
@@ -246,7 +246,7 @@ def large(args: Args, root: Path) -> dict[str, float]:
             f"trained: {trained['rate']:,.0f} updates/s, peak memory {trained['peak_gb']:.2f} GB, "
             f"cache {trained['cache']:.2f} GB at most"
         )
-        return {"files": found["files"], "push_gb": found["peak_gb"], **trained}
+        return {"files": result["files"], "push_gb": result["peak_gb"], **trained}
 
 
 PUSH_WATCHED = """

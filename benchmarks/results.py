@@ -63,12 +63,12 @@ def read(path: Path) -> tuple[str, list[Row]]:
 def write(path: Path, rows: Iterable[Row]) -> None:
     """Write rows to a file, each in the place of the row with its claim, or at the end."""
     topic, old = read(path) if path.exists() else (path.stem.capitalize(), [])
-    kept = {row.claim: row for row in (*old, *rows)}
-    held = {"topic": topic, "rows": list(map(asdict, kept.values()))}
+    by_claim = {row.claim: row for row in (*old, *rows)}
+    held = {"topic": topic, "rows": list(map(asdict, by_claim.values()))}
     path.write_text(json.dumps(held, indent=1, ensure_ascii=False) + "\n")
 
 
 def _commit() -> str | None:
     command = ["git", "rev-parse", "--short", "HEAD"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return process.stdout.strip() or None

@@ -34,15 +34,15 @@ def scores() -> dict[str, np.ndarray]:
 def ours(path: Path, run: str | None) -> None:
     from offmarl import statistics
 
-    found = {}
+    intervals = {}
     for name, values in scores().items():
-        found[name] = {}
+        intervals[name] = {}
         for estimate in (statistics.iqm, statistics.mean, statistics.median):
             low, high = statistics.bootstrap_interval(
                 estimate, values, seed=0, resamples=RESAMPLES, method="percentile"
             )
-            found[name][estimate.__name__] = [float(estimate(values)), float(low), float(high)]
-    path.write_text(json.dumps({"numbers": found, "run": run}))
+            intervals[name][estimate.__name__] = [float(estimate(values)), float(low), float(high)]
+    path.write_text(json.dumps({"numbers": intervals, "run": run}))
 
 
 def theirs(path: Path) -> None:
@@ -62,8 +62,10 @@ def theirs(path: Path) -> None:
                 {"x": values}, lambda x, function=function: np.array([function(x)]), reps=RESAMPLES
             )
             low, high = intervals["x"][:, 0]
-            own = "{:.4f} [{:.4f}, {:.4f}]".format(*document["numbers"][name][kind])
-            print(f"| {name} | {kind} | {own} | {points['x'][0]:.4f} [{low:.4f}, {high:.4f}] |")
+            interval = "{:.4f} [{:.4f}, {:.4f}]".format(*document["numbers"][name][kind])
+            print(
+                f"| {name} | {kind} | {interval} | {points['x'][0]:.4f} [{low:.4f}, {high:.4f}] |"
+            )
     if document["run"]:
         read_by_marl_eval(Path(document["run"]))
 
@@ -77,9 +79,9 @@ def read_by_marl_eval(run: Path) -> None:
     raw = json.loads((run / "marl_eval.json").read_text())
     processed = data_process_pipeline(raw_data=raw, metrics_to_normalize=[])
     (environment,) = raw
-    found = create_matrices_for_rliable(processed, environment, [])
+    matrices = create_matrices_for_rliable(processed, environment, [])
     print(f"marl-eval read {run}: {json.dumps(processed['extra'], default=str)[:300]}")
-    print({key: {k: v.shape for k, v in one.items()} for key, one in found[0].items()})
+    print({key: {k: v.shape for k, v in matrix.items()} for key, matrix in matrices[0].items()})
 
 
 if __name__ == "__main__":

@@ -92,10 +92,10 @@ def write_vault(path: Path, codec: str) -> Path:
 
 def digest_of(tree: object) -> str:
     """Return the SHA-256 of the arrays of a pytree."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
-        found.update(np.ascontiguousarray(leaf).tobytes())
-    return found.hexdigest()
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
 
 
 def train(path: Path, run: Path, updates: int = UPDATES) -> str:
@@ -131,16 +131,16 @@ def flips(
     expected, began = read(), time.monotonic()
     files = sorted(f for f in directory.rglob("*") if f.is_file() and f.stat().st_size)
     files = [file for file in files if file.name != LOCK]
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     wrong = []
     for number in range(count):
         file = files[number % len(files)]
-        what = outcome_of_flip(file, rng.randrange(8 * file.stat().st_size), read, expected)
-        found[what] += 1
-        if what not in ("detected", "identical"):
-            wrong.append(f"{file.relative_to(directory)}: {what}")
+        outcome = outcome_of_flip(file, rng.randrange(8 * file.stat().st_size), read, expected)
+        counts[outcome] += 1
+        if outcome not in ("detected", "identical"):
+            wrong.append(f"{file.relative_to(directory)}: {outcome}")
     seconds = time.monotonic() - began
-    return Outcome(title, found["detected"], found["identical"], tuple(wrong), seconds)
+    return Outcome(title, counts["detected"], counts["identical"], tuple(wrong), seconds)
 
 
 def outcome_of_flip(file: Path, bit: int, read: Callable[[], str], expected: str) -> str:
@@ -203,18 +203,18 @@ def kill_writers(root: Path, count: int, rng: random.Random) -> Outcome:
         for number in range(count):
             program = WRITERS[number % len(WRITERS)]
             path = root / f"kill{number}" / "v.vlt" / "a"
-            whole = root / f"whole-{program}" / "v.vlt" / "a"
-            for place in (path, whole):
+            reference = root / f"whole-{program}" / "v.vlt" / "a"
+            for place in (path, reference):
                 if program == "share" and not place.exists():
                     vault.create(place, SPEC, rows=2, chunk_steps=16).close()
             if number < len(WRITERS):
-                victims.run(program, whole)
+                victims.run(program, reference)
             seconds = rng.uniform(0.001, 0.15)
             death = victims.run(program, path, seconds=seconds)
-            if fault := is_wrong(path, whole, death.acknowledged * 7):
+            if fault := is_wrong(path, reference, death.acknowledged * 7):
                 wrong.append(f"{program} after {seconds:.3f} s: {fault}")
             victims.run(program, path)
-            if vault.open_vault(path).digest() != vault.open_vault(whole).digest():
+            if vault.open_vault(path).digest() != vault.open_vault(reference).digest():
                 wrong.append(f"{program} after {seconds:.3f} s: run again it has other content")
             shutil.rmtree(root / f"kill{number}")
     return Outcome("writers", 0, count - len(wrong), tuple(wrong), time.monotonic() - began)
@@ -223,13 +223,13 @@ def kill_writers(root: Path, count: int, rng: random.Random) -> Outcome:
 def is_wrong(path: Path, whole: Path, acknowledged: int = 0) -> str:
     """Describe the fault of a killed program's vault; empty if it holds a prefix of the data."""
     try:
-        found = vault.open_vault(path)
+        dataset = vault.open_vault(path)
     except VaultNotFoundError:
         return "what was acknowledged is gone" if acknowledged else ""
-    if found.length < acknowledged:
-        return f"{acknowledged} steps were acknowledged, and {found.length} are there"
-    expected = vault.open_vault(whole).read(0, found.length)
-    same = (np.array_equal(a, expected[n], equal_nan=True) for n, a in found.read().items())
+    if dataset.length < acknowledged:
+        return f"{acknowledged} steps were acknowledged, and {dataset.length} are there"
+    expected = vault.open_vault(whole).read(0, dataset.length)
+    same = (np.array_equal(a, expected[n], equal_nan=True) for n, a in dataset.read().items())
     return "" if all(same) else "its steps are others"
 
 
@@ -282,9 +282,9 @@ def recorder_command(name: str) -> Callable[[Path], str]:
 def recorder_result(place: Path) -> str:
     """Return the digests of all vaults that a recorder made, and of its parameters if it trains."""
     paths = sorted(path for path, _ in vault.list_vaults(place))
-    found = "".join(f"{path.name} {vault.open_vault(path).digest()}" for path in paths)
+    digests = "".join(f"{path.name} {vault.open_vault(path).digest()}" for path in paths)
     runs = sorted(file.parent for file in place.rglob("run.json"))
-    return found + "".join(digest_of(offmarl.load_policy(run).params) for run in runs)
+    return digests + "".join(digest_of(offmarl.load_policy(run).params) for run in runs)
 
 
 def kill_recorders(root: Path, count: int, seed: int) -> Iterator[Outcome]:
@@ -332,10 +332,10 @@ def main() -> None:
             else (),
             all_flips(root / "flips", args.flips, args.seed) if args.flips else (),
         ):
-            for one in outcomes:
-                numbers = f"{one.detected:9} {one.identical:9} {len(one.wrong):7}"
-                print(f"{one.target:16} {numbers} {one.seconds:8.0f}", flush=True)
-                wrong += [f"{one.target}: {what}" for what in one.wrong]
+            for outcome in outcomes:
+                numbers = f"{outcome.detected:9} {outcome.identical:9} {len(outcome.wrong):7}"
+                print(f"{outcome.target:16} {numbers} {outcome.seconds:8.0f}", flush=True)
+                wrong += [f"{outcome.target}: {message}" for message in outcome.wrong]
     print(*wrong, sep="\n")
     raise SystemExit(bool(wrong))
 

@@ -90,7 +90,7 @@ def report_updates(args: Args) -> Row:
     program, hyper = make("qmix_cql", SMAX)
     replay, _ = random_replay(SMAX, 20_000, 32)
     prioritised = Prioritised(Uniform(replay.num_slots), 0.6, 0.4, 100, replay.num_slots, 32)
-    one = jax.tree.map(lambda leaf: leaf[None], hyper)
+    single = jax.tree.map(lambda leaf: leaf[None], hyper)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     keys = jax.random.split(jax.random.key(1), 1)
 
@@ -103,7 +103,7 @@ def report_updates(args: Args) -> Row:
                 program.stages[0],
                 Layout(1),
                 holder[0],
-                (keys, one, np.ones(1, bool)),
+                (keys, single, np.ones(1, bool)),
                 (0, 0, 10),
                 replay,
                 draws,

@@ -99,7 +99,7 @@ def measured(directory: Path, steps: int) -> Size:
         for _ in range(max(1, steps // (ROWS * 1_000))):
             writer.append(block, finals)
     vault.compact(path)
-    found = vault.open_vault(path)
+    dataset = vault.open_vault(path)
     files = [file for file in path.rglob("*") if file.is_file()]
     code = MEASURE.format(root=str(Path(__file__).parents[1]))
     out = subprocess.run(
@@ -107,8 +107,8 @@ def measured(directory: Path, steps: int) -> Size:
     ).stdout
     episodes, memory = json.loads(out)
     disk = sum(file.stat().st_size for file in files)
-    tables = disk - found.num_steps * sum(leaf.step_bytes for leaf in found.leaves.values())
-    return Size(found.num_steps, episodes, disk, len(files), tables, memory)
+    tables = disk - dataset.num_steps * sum(leaf.step_bytes for leaf in dataset.leaves.values())
+    return Size(dataset.num_steps, episodes, disk, len(files), tables, memory)
 
 
 def predicted(small: Size, large: Size, steps: float) -> Size:
@@ -161,10 +161,10 @@ def main(args: Args) -> None:
     rates = Rates(**json.loads(args.rates.read_text())) if args.rates else Rates()
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         small, large = check(Path(directory), args.steps)
-    found = [columns(predicted(small, large, steps), rates) for steps in SIZES]
+    columns_by_size = [columns(predicted(small, large, steps), rates) for steps in SIZES]
     print(f"\n| steps | {' | '.join(f'{steps:.0e}' for steps in SIZES)} |\n|---|---|---|---|")
-    for name in found[0]:
-        print(f"| {name} | {' | '.join(one[name] for one in found)} |")
+    for name in columns_by_size[0]:
+        print(f"| {name} | {' | '.join(cells[name] for cells in columns_by_size)} |")
 
 
 if __name__ == "__main__":

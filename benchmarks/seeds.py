@@ -61,8 +61,8 @@ def serve(args: Args) -> None:
     for _ in sys.stdin:
         begun = time.perf_counter()
         place = done, 0, args.updates
-        learned, found = loop._update(program.stages[0], layout, learned, rest, place, data, None)
-        jax.block_until_ready(found)
+        learned, metrics = loop._update(program.stages[0], layout, learned, rest, place, data, None)
+        jax.block_until_ready(metrics)
         done += args.updates
         print(time.perf_counter() - begun, flush=True)
 
@@ -100,10 +100,10 @@ def main(args: Args) -> None:
         rounds = np.array([[server.seconds() for server in servers] for _ in range(args.rounds)])
         for server in servers:
             server.close()
-        one, many = 1e3 * np.median(rounds, axis=0) / args.updates
+        single, many = 1e3 * np.median(rounds, axis=0) / args.updates
         ratio = np.median(rounds[:, 1] / rounds[:, 0])
         print(
-            f"{program:10} one seed {one:.1f} ms an update, {args.seeds} seeds {many:.1f} ms: "
+            f"{program:10} one seed {single:.1f} ms an update, {args.seeds} seeds {many:.1f} ms: "
             f"{ratio:.1f} times as long"
         )
 

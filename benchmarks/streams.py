@@ -58,8 +58,8 @@ def write(path: Path, args: Args) -> Any:
 
 def streamed(dataset: Any, batch: int, to: Any) -> Iterator[Any]:
     with dataset.stream(batch, WINDOW, to=to) as stream:
-        for found in stream:
-            yield jax.block_until_ready(found) if to == "jax" else found
+        for arrays in stream:
+            yield jax.block_until_ready(arrays) if to == "jax" else arrays
 
 
 def gathered(tensors: list[torch.Tensor], batch: int) -> Iterator[Any]:
@@ -88,12 +88,12 @@ def report(dataset: Any, tensors: list[torch.Tensor], batch: int, args: Args) ->
         "torch": lambda: streamed(dataset, batch, "torch"),
         "tensors in memory": lambda: gathered(tensors, batch),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    by_way: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(args.rounds):
         for name, way in ways.items():
             with closing(way()) as batches:
-                found[name].append(rate(batches, args.seconds))
-    rates = {name: float(np.median(some)) for name, some in found.items()}
+                by_way[name].append(rate(batches, args.seconds))
+    rates = {name: float(np.median(some)) for name, some in by_way.items()}
     each = ", ".join(f"{name} {value:,.0f}" for name, value in rates.items())
     ratio = rates["jax"] / rates["tensors in memory"]
     print(f"batches of {batch} a second: {each}; jax / tensors {ratio:.2f}")

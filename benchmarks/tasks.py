@@ -88,7 +88,7 @@ def block_of(args: Args, root: Path) -> int:
 
 
 def digest(out: Path) -> str:
-    (path,) = (one.parent for one in out.rglob("metadata.json") if ".tasks" not in str(one))
+    (path,) = (file.parent for file in out.rglob("metadata.json") if ".tasks" not in str(file))
     shown = subprocess.run(
         [*OFFMARL, "show", str(path), "--json"], check=True, capture_output=True, text=True
     )

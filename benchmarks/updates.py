@@ -93,9 +93,9 @@ def updates(name: str, way: str, count: int, replay: Any) -> Callable[[], Any]:
     def run() -> Any:
         nonlocal learned, done
         place, rest = (done, 0, count), (keys[:1], hyper, np.ones(1, bool))
-        learned, found = update(program, 0, Layout(1), learned, rest, place, replay, None)
+        learned, metrics = update(program, 0, Layout(1), learned, rest, place, replay, None)
         done += count
-        return jax.block_until_ready(found)
+        return jax.block_until_ready(metrics)
 
     with way_of(way, name):
         run()

@@ -140,8 +140,8 @@ def writes(root: Path, steps: int, call: int, flush: bool) -> Written:
         write_stock(stock, data, call)
 
     times = seconds(again, tries=5), seconds(theirs, tries=2)
-    found = [disk(path) / (steps * size) for path, size in ((ours, OURS), (stock, STOCK))]
-    return Written(times, (found[0], found[1]))
+    ratios = [disk(path) / (steps * size) for path, size in ((ours, OURS), (stock, STOCK))]
+    return Written(times, (ratios[0], ratios[1]))
 
 
 def bulk(root: Path, pieces: int = 32, call: int = 10_000) -> list[tuple[str, float, float]]:
@@ -181,14 +181,14 @@ def reads(root: Path, steps: int) -> list[tuple[str, float, float]]:
     ours, stock = root / "ours.vlt" / "r", root / "stock.vlt" / "r"
     write_ours(ours, data, steps, flush=False)
     write_stock(stock, data, steps)
-    found, theirs = vault.open_vault(ours), open_stock(stock)
-    names = [name for name in found.leaves if not name.startswith("infos.")]
+    dataset, theirs = vault.open_vault(ours), open_stock(stock)
+    names = [name for name in dataset.leaves if not name.startswith("infos.")]
     names += ["infos.state", "infos.legals"]
     starts = iter(np.random.default_rng(0).integers(0, steps - 20, 10_000).tolist())
 
     def window() -> None:
         start = next(starts)
-        found.read(start, start + 20, leaves=names)
+        dataset.read(start, start + 20, leaves=names)
 
     def open_ours() -> object:
         return vault.open_vault(ours)
@@ -198,7 +198,7 @@ def reads(root: Path, steps: int) -> list[tuple[str, float, float]]:
 
     return [
         ("open", seconds(open_ours, 10), seconds(lambda: open_stock(stock), 10)),
-        ("read all", seconds(lambda: found.read(leaves=names)), seconds(theirs.read)),
+        ("read all", seconds(lambda: dataset.read(leaves=names)), seconds(theirs.read)),
         ("a window of 20 steps", seconds(window, 20), seconds(stock_window, 5)),
     ]
 

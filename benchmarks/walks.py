@@ -94,19 +94,19 @@ class Trace:
 @contextmanager
 def counted_opens(root: Path) -> Iterator[Counter[str]]:
     """Count the stores that are opened below a directory, by their paths."""
-    found: Counter[str] = Counter()
+    opens: Counter[str] = Counter()
     opened = ts.KvStore.open
 
     def count(spec: Any, *args: Any, **options: Any) -> Any:
         if isinstance(spec, dict) and spec.get("driver") == "ocdbt":
             base = spec["base"]
             path = base if isinstance(base, str) else str(base.get("path", base))
-            found[path.removeprefix("file://").removeprefix(f"{root}/").rstrip("/")] += 1
+            opens[path.removeprefix("file://").removeprefix(f"{root}/").rstrip("/")] += 1
         return opened(spec, *args, **options)
 
     ts.KvStore.open = count
     try:
-        yield found
+        yield opens
     finally:
         ts.KvStore.open = opened
 
@@ -200,12 +200,12 @@ def main(args: Args) -> None:
         root = Path(directory).resolve()
         write(root / "one.vlt")
         write(root / "two.vlt")
-        found = {name: trace(walk, root) for name, walk in walks(root).items()}
+        by_walk = {name: trace(walk, root) for name, walk in walks(root).items()}
     if args.json:
-        print(json.dumps({name: asdict(walk) for name, walk in found.items()}, indent=1))
+        print(json.dumps({name: asdict(walk) for name, walk in by_walk.items()}, indent=1))
         return
     print(f"{'':18} files functions links  hops stores")
-    for name, walk in found.items():
+    for name, walk in by_walk.items():
         print(
             f"{name:18} {walk.files:5} {walk.functions:9} {walk.links:5} {walk.hops:5} "
             f"{walk.opens:6}  {', '.join(f'{path} {n}' for path, n in walk.stores.items())}"

@@ -89,9 +89,9 @@ class OneEpisode:
         return self.at(jax.random.randint(key, (batch,), 0, len(self.starts)))
 
     def at(self, number: Int[Array, "B"]) -> Sequence:
-        found = self.replay.at(self.starts[number] % self.replay.num_slots)
-        mine = found.episode[:, :-1] == self.own[number][:, None]
-        return found._replace(mask=found.mask & mine)
+        slots = self.replay.at(self.starts[number] % self.replay.num_slots)
+        mine = slots.episode[:, :-1] == self.own[number][:, None]
+        return slots._replace(mask=slots.mask & mine)
 
 
 def ways(replay: Replay, lengths: np.ndarray) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def ways(replay: Replay, lengths: np.ndarray) -> dict[str, Any]:
 
     def windows(first: np.ndarray, count: np.ndarray) -> OneEpisode:
         starts = np.concatenate([a + np.arange(n) for a, n in zip(first, count, strict=True)])
-        own = np.repeat(np.arange(len(lengths)), count)
-        return OneEpisode(replay, jnp.asarray(starts), jnp.asarray(own))
+        episodes = np.repeat(np.arange(len(lengths)), count)
+        return OneEpisode(replay, jnp.asarray(starts), jnp.asarray(episodes))
 
     return {
         "packed": replay,
@@ -163,12 +163,12 @@ def report_shares(directory: Path) -> None:
     print(f"{'the data':22} {'':10} {'':11} {len(lengths) / lengths.sum():11.2%} {short:15.2%}")
     for name, way in ways(dataset.replay(1, WINDOW), lengths).items():
         count = way.num_slots if name == "packed" else len(way.starts)
-        found = jax.device_get(jax.jit(lambda way, n: way.at(n))(way, jnp.arange(count)))
-        episode, at = found.episode[:, :-1][found.mask], found.time[:, :-1][found.mask]
+        windows = jax.device_get(jax.jit(lambda way, n: way.at(n))(way, jnp.arange(count)))
+        episode, at = windows.episode[:, :-1][windows.mask], windows.time[:, :-1][windows.mask]
         _, counts = np.unique(episode * LONG + at, return_counts=True)
         error = np.abs(counts / counts.mean() - 1).max()
         last = np.mean(at == lengths[episode] - 1)
-        shares = f"{found.mask.mean():10.1%} {error:11.2%} {last:11.2%}"
+        shares = f"{windows.mask.mean():10.1%} {error:11.2%} {last:11.2%}"
         print(f"{name:22} {shares} {np.mean(lengths[episode] == SHORT):15.2%}")
 
 
@@ -193,8 +193,8 @@ def calls(sample: Callable[[Any, Any], Any], count: int) -> Callable[[Any, Any],
     jitted = jax.jit(sample)
 
     def run(data: Any, key: Any) -> Any:
-        for one in list(jax.random.split(key, count)):
-            batch = jax.block_until_ready(jitted(data, one))
+        for subkey in list(jax.random.split(key, count)):
+            batch = jax.block_until_ready(jitted(data, subkey))
         return batch
 
     return run
@@ -218,14 +218,14 @@ def total(tree: Any) -> Array:
 
 def in_turn(runs: dict[str, Callable[[], Any]], rounds: int, count: int) -> dict[str, float]:
     """Return the median microseconds of each."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    by_name: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
             start = time.perf_counter()
             jax.block_until_ready(run())
             if number:  # the first compiles
-                found[name].append((time.perf_counter() - start) / count * 1e6)
-    return {name: float(np.median(times)) for name, times in found.items()}
+                by_name[name].append((time.perf_counter() - start) / count * 1e6)
+    return {name: float(np.median(times)) for name, times in by_name.items()}
 
 
 def random_replay(spec: EnvSpec, steps: int, batch: int) -> tuple[Replay, np.ndarray]:
@@ -383,15 +383,15 @@ def report_learning(args: Args, directory: Path) -> None:
     for name in ("packed", "overhang", "full"):
         rows = []
         for seed in range(args.seeds):
-            found = []
+            scores = []
             for dataset, (program, hyper), judge in (
                 (cloned, clone, frequency),
                 (valued, values, value_errors),
             ):
                 way = ways(dataset.replay(32, WINDOW), dataset.episodes.length)[name]
                 state = learn(program, hyper, way, args.updates, seed, judge is frequency)
-                found += judge(program.policy_params(state), dataset)
-            rows.append(found)
+                scores += judge(program.policy_params(state), dataset)
+            rows.append(scores)
         mean, std = np.mean(rows, 0), np.std(rows, 0)
         cells = (f"{m:+.4f} ± {s:.4f}" for m, s in zip(mean, std, strict=True))
         print(f"{name:10} " + "   ".join(cells))

@@ -42,9 +42,9 @@ def howto(folder: Path, repository: str | None = None) -> dict[str, str]:
         "# How-to pages\n\n"
         "Each page is a file of `examples/` that runs as it is, and a notebook with outputs.\n\n"
     )
-    found = {"index.md": index + "\n".join(lines) + "\n"}
-    found |= {f"{path.stem}.md": page(path, repository) for path in files}
-    return {f"howto/{path}": text for path, text in found.items()}
+    documents = {"index.md": index + "\n".join(lines) + "\n"}
+    documents |= {f"{path.stem}.md": page(path, repository) for path in files}
+    return {f"howto/{path}": text for path, text in documents.items()}
 
 
 def downloads(folder: Path) -> dict[str, str]:
@@ -104,9 +104,9 @@ def _tidy(made: Any, place: str) -> None:
     """Keep what cells print: no bars of progress, times, or paths of this machine."""
     for cell in made.cells:
         cell.metadata.pop("execution", None)
-        printed = [one for one in cell.get("outputs", []) if one.get("name") == "stdout"]
+        printed = [stream for stream in cell.get("outputs", []) if stream.get("name") == "stdout"]
         for output in printed[:1]:
-            text = "".join(one.text for one in printed)
+            text = "".join(stream.text for stream in printed)
             output.text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text).replace(f"{place}/", "")
         if "outputs" in cell:
             cell.outputs = printed[:1]

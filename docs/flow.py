@@ -81,8 +81,8 @@ def flow_of(module: ModuleType) -> Flow:
     function, inputs, tags = _computation(module, _example_of(module))
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*inputs)
     trace = Trace()
-    found = dict(zip(shapes, trace.run(traced.jaxpr, tags), strict=True))
-    losses = {name: t for name, t in found.items() if "loss" in name or name == ACTION}
+    tags_by_shape = dict(zip(shapes, trace.run(traced.jaxpr, tags), strict=True))
+    losses = {name: t for name, t in tags_by_shape.items() if "loss" in name or name == ACTION}
     arrows = trace.arrows | {(s.name, name) for name, of in losses.items() for s in _data(of)}
     starts = {start for start, _ in arrows}
     networks = {tag.network for leaf in tags for tag in leaf if isinstance(tag, Weights)}
@@ -234,8 +234,8 @@ def _network(path: Any) -> str:
         if not isinstance(key, jax.tree_util.GetAttrKey):
             break
         names.append(key.name)
-    kept = [name for name in names if name not in ("params", "network", "log_std")]
-    return " ".join(kept) or "network"
+    parts = [name for name in names if name not in ("params", "network", "log_std")]
+    return " ".join(parts) or "network"
 
 
 # ---------------------------------------------------------------------------------- tracing
@@ -257,15 +257,15 @@ class Trace:
 
     def run(self, jaxpr: Jaxpr, inputs: list[Tags], wanted: list[bool] | None = None) -> list[Tags]:
         """Return what the outputs of a computation depend on; unwanted ones are not followed."""
-        known: dict[Any, Tags] = dict(zip(jaxpr.invars, inputs, strict=True))
+        tags_of: dict[Any, Tags] = dict(zip(jaxpr.invars, inputs, strict=True))
         wanted = wanted or [True] * len(jaxpr.outvars)
 
         def of(var: Any) -> Tags:
-            return NOTHING if isinstance(var, Literal) else known.get(var, NOTHING)
+            return NOTHING if isinstance(var, Literal) else tags_of.get(var, NOTHING)
 
         for eqn, used in _needed(jaxpr, wanted):
             tags = self._step(eqn, [of(var) for var in eqn.invars], used)
-            known |= dict(zip(eqn.outvars, tags, strict=True))
+            tags_of |= dict(zip(eqn.outvars, tags, strict=True))
         return [of(var) for var in jaxpr.outvars]
 
     def _step(self, eqn: Any, inputs: list[Tags], used: list[bool]) -> list[Tags]:
@@ -296,8 +296,8 @@ class Trace:
         return networks
 
     def _cond(self, branches: Any, inputs: list[Tags], used: list[bool]) -> list[Tags]:
-        found = [self.run(branch.jaxpr, inputs[1:], used) for branch in branches]
-        return [frozenset().union(inputs[0], *tags) for tags in zip(*found, strict=True)]
+        results = [self.run(branch.jaxpr, inputs[1:], used) for branch in branches]
+        return [frozenset().union(inputs[0], *tags) for tags in zip(*results, strict=True)]
 
     def _while(self, params: Mapping[str, Any], inputs: list[Tags]) -> list[Tags]:
         skipped, constants = params["cond_nconsts"], params["body_nconsts"]
@@ -367,10 +367,10 @@ def _carried(body: Jaxpr, wanted: list[bool], fixed: int, free: list[bool]) -> l
 def _needed(jaxpr: Jaxpr, wanted: list[bool]) -> list[tuple[Any, list[bool]]]:
     """Return the operations that wanted outputs need, in order, and which of their outputs."""
     live = {id(v) for v, want in zip(jaxpr.outvars, wanted, strict=True) if want}
-    found = []
+    equations = []
     for eqn in reversed(jaxpr.eqns):
         used = [id(var) in live for var in eqn.outvars]
         if any(used):
             live |= {id(var) for var in eqn.invars}
-            found.append((eqn, used))
-    return found[::-1]
+            equations.append((eqn, used))
+    return equations[::-1]

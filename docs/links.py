@@ -22,7 +22,7 @@ class _Page(HTMLParser):
         link = values.get(_LINKS.get(tag, ""))
         if link:
             self.links.append(link)
-        self.places |= {one for one in (values.get("id"), values.get("name")) if one}
+        self.places |= {value for value in (values.get("id"), values.get("name")) if value}
 
 
 @cache

@@ -119,7 +119,9 @@ def _filled(entry: dict[str, Any], generated: Mapping[str, pages.Pages]) -> dict
     """
     ((title, value),) = entry.items()
     if isinstance(value, list):
-        return {title: [one if isinstance(one, str) else _filled(one, generated) for one in value]}
+        return {
+            title: [item if isinstance(item, str) else _filled(item, generated) for item in value]
+        }
     if not value.startswith("generated:"):
         return entry
     index, *rest = generated[value.removeprefix("generated:")].items()
@@ -151,7 +153,7 @@ def _copies(generated: set[str]) -> Iterator[tuple[str, str]]:
 
 def _places(generated: set[str]) -> dict[Path, str]:
     """Return the page of each program, card and example, by its file."""
-    found = {}
+    places = {}
     for folder, section in (
         ("recorders", "catalogue/algorithms"),
         ("baselines", "catalogue/algorithms"),
@@ -162,8 +164,8 @@ def _places(generated: set[str]) -> dict[Path, str]:
             name = path.relative_to(ROOT / folder).with_suffix("").as_posix()
             page = f"{section}/{name if section == 'howto' else pages.slug(name)}.md"
             if page in generated:
-                found[path.resolve()] = page
-    return found
+                places[path.resolve()] = page
+    return places
 
 
 def _relinked(path: Path, target: str, places: Mapping[Path, str]) -> str:
@@ -249,7 +251,9 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("OFFMARL_QUIET", "1")
     if arguments.draw:
-        draw_environments(one for name in envs.describe() for one in pages.examples_of(name))
+        draw_environments(
+            example for name in envs.describe() for example in pages.examples_of(name)
+        )
         draw_film_strip()
         return
     try:

@@ -95,10 +95,10 @@ def environments(with_extras: bool) -> Pages:
         Whether to build the environments of other packages too, to state their sizes. Without it
         their pages hold what the registry knows.
     """
-    known = envs.describe()
+    families = envs.describe()
     rows = [
         (f"[`{name}`]({slug(name)}.md)", about.summary, about.agents, about.action, about.extra)
-        for name, about in known.items()
+        for name, about in families.items()
     ]
     index = (
         "# Environments\n\n"
@@ -111,7 +111,7 @@ def environments(with_extras: bool) -> Pages:
         "[an environment of your own](../../howto/jax_environment.md).\n\n"
     )
     pages = {"index.md": index + table(["name", "task", "agents", "actions", "extra"], rows)}
-    for name, about in known.items():
+    for name, about in families.items():
         build = with_extras or not about.extra
         pages[f"{slug(name)}.md"] = _environment(name, about, build)
     return {f"catalogue/environments/{path}": text for path, text in pages.items()}
@@ -137,7 +137,7 @@ def _environment(name: str, about: Any, build: bool) -> str:
     parts.append(table(["", ""], facts.items()))
     parts.append("\n".join(f"- {TRAITS[trait]}" for trait in about.traits) + "\n")
     if about.choices:
-        parts.append("## Choices\n\n" + ", ".join(f"`{one}`" for one in about.choices) + "\n")
+        parts.append("## Choices\n\n" + ", ".join(f"`{choice}`" for choice in about.choices) + "\n")
     if env is not None:
         parts.append(_sizes(env))
     if env is not None and not about.extra and dataclasses.is_dataclass(env):
@@ -192,9 +192,9 @@ def _arrays(tree: Any, text: str) -> str:
 def _options(kind: type) -> str:
     texts = parameter_texts(kind)
     fields = [
-        one
-        for one in dataclasses.fields(kind)
-        if one.default is not dataclasses.MISSING and one.name not in ("name", "num_agents")
+        field
+        for field in dataclasses.fields(kind)
+        if field.default is not dataclasses.MISSING and field.name not in ("name", "num_agents")
     ]
     return f"## Options\n\n{_definitions(fields, texts)}" if fields else ""
 
@@ -204,10 +204,10 @@ def _definitions(
 ) -> str:
     """Return a list of options with their defaults, which reads well on a narrow screen, too."""
     lines = []
-    for one in fields:
-        name = f"--{one.name.replace('_', '-')}" if flags else one.name
-        text = texts.get(one.name, "").replace("``", "`")
-        lines.append(f"`{name}` {_default(one)}\n:   {text or 'See the source.'}\n")
+    for field in fields:
+        name = f"--{field.name.replace('_', '-')}" if flags else field.name
+        text = texts.get(field.name, "").replace("``", "`")
+        lines.append(f"`{name}` {_default(field)}\n:   {text or 'See the source.'}\n")
     return "\n".join(lines)
 
 
@@ -228,10 +228,10 @@ def datasets() -> Pages:
     for source, group in itertools.groupby(cards, lambda card: card.source):
         headings = ["", "dataset", "vaults, with mean returns", "agents", "size", "best baseline"]
         rows = [_listed(card) for card in group]
-        kept = [0, *(n for n in range(1, 6) if any(row[n] for row in rows))]
-        kept = kept[not any(row[0] for row in rows) :]
+        columns = [0, *(n for n in range(1, 6) if any(row[n] for row in rows))]
+        columns = columns[not any(row[0] for row in rows) :]
         index += f"## {source}\n\n" + table(
-            [headings[n] for n in kept], [[row[n] for n in kept] for row in rows]
+            [headings[n] for n in columns], [[row[n] for n in columns] for row in rows]
         )
         index += "\n"
     pages = {"index.md": index, "scores.md": _scores(cards)}
@@ -274,8 +274,8 @@ def _picture_of(card: catalogue.Card) -> str | None:
     name = card.recipe.env if card.recipe and card.recipe.env else card.name.partition("/")[2]
     name = re.sub(r":.*|-\d+$", "", name)
     drawn = environment_pictures()
-    found = [path for other, path in drawn.items() if re.sub(r"-\d.*", "", other) == name]
-    return f"../../images/environments/{found[0].name}" if found else None
+    matches = [path for other, path in drawn.items() if re.sub(r"-\d.*", "", other) == name]
+    return f"../../images/environments/{matches[0].name}" if matches else None
 
 
 def _scores(cards: Sequence[catalogue.Card]) -> str:
@@ -296,38 +296,38 @@ def _scores(cards: Sequence[catalogue.Card]) -> str:
     ]
     parts += ["## The plan `six`\n", _plan_table(scores.scores("six"))]
     for dataset, group in itertools.groupby(scores.scores(), lambda score: score.dataset):
-        found = list(group)
-        digest = found[0].digest
+        scores_of = list(group)
+        digest = scores_of[0].digest
         where = recorded.get(digest, "Another recording than the catalogue's")
-        about = f"{where}, `{found[0].env}`, digest `{digest[:12]}…`."
-        if reference := found[0].reference:
+        about = f"{where}, `{scores_of[0].env}`, digest `{digest[:12]}…`."
+        if reference := scores_of[0].reference:
             about += f" Random play {reference.random:,.4g}, expert {reference.expert:,.4g}."
-        parts.append(f"## {dataset}\n\n{about}\n\n{_score_table(found)}")
+        parts.append(f"## {dataset}\n\n{about}\n\n{_score_table(scores_of)}")
     return "\n".join(parts)
 
 
-def _plan_table(found: Sequence[scores.Score]) -> str:
+def _plan_table(plan_scores: Sequence[scores.Score]) -> str:
     """Return a table of all baselines on all datasets of a plan, by best actions."""
-    datasets = sorted({score.dataset for score in found})
-    cells = {(score.baseline, score.dataset): scores.text(score.best) for score in found}
-    names = sorted({score.baseline for score in found})
+    datasets = sorted({score.dataset for score in plan_scores})
+    cells = {(score.baseline, score.dataset): scores.text(score.best) for score in plan_scores}
+    names = sorted({score.baseline for score in plan_scores})
     rows = [[name, *(cells.get((name, dataset), "") for dataset in datasets)] for name in names]
     about = (
-        f"Best actions after {found[0].updates:,} updates, {found[0].seeds} seeds. "
+        f"Best actions after {plan_scores[0].updates:,} updates, {plan_scores[0].seeds} seeds. "
         "Source: `benchmarks/six`; `offmarl benchmark six` repeats it."
     )
     return f"{table(['baseline', *datasets], rows)}\n<small>{about}</small>\n"
 
 
-def _score_table(found: Sequence[scores.Score]) -> str:
+def _score_table(rows: Sequence[scores.Score]) -> str:
     """Return a table of scores on one recording, and where they come from."""
-    updates = sorted({score.updates for score in found})
-    files = sorted({f"`{source}`" for score in found for source in score.sources})
+    updates = sorted({score.updates for score in rows})
+    files = sorted({f"`{source}`" for score in rows for source in score.sources})
     source = (
         f"After {', '.join(f'{count:,}' for count in updates)} updates. "
         f"Source, in `benchmarks/separation`: {', '.join(files)}."
     )
-    return f"{table(scores.HEADINGS, map(scores.row, found))}\n<small>{source}</small>\n"
+    return f"{table(scores.HEADINGS, map(scores.row, rows))}\n<small>{source}</small>\n"
 
 
 def _dataset(card: catalogue.Card) -> str:
@@ -346,10 +346,10 @@ def _dataset(card: catalogue.Card) -> str:
     if picture := _picture_of(card):
         parts.append(f"![An episode of this environment]({picture}){{ width=360 }}\n")
     parts += [_get(card), table(["", ""], facts.items())]
-    known = {name: uid for name, uid in card.uids.items() if uid.return_mean is not None}
-    if known:
-        parts += ["## Returns\n", returns_chart(known), _uids(known)]
-    for name, uid in known.items():
+    with_returns = {name: uid for name, uid in card.uids.items() if uid.return_mean is not None}
+    if with_returns:
+        parts += ["## Returns\n", returns_chart(with_returns), _uids(with_returns)]
+    for name, uid in with_returns.items():
         if measured := scores.on_recording(uid.digest):
             about = "Interquartile means over seeds, with 95% intervals; [all scores](scores.md)."
             parts.append(f"## Baselines on {name}\n\n{about}\n\n{_score_table(measured)}")
@@ -378,7 +378,7 @@ def _count(value: int | None, unit: str) -> str:
     return "unknown" if value is None else f"{value:,} {unit}"
 
 
-def _uids(known: Mapping[str, catalogue.Uid]) -> str:
+def _uids(uids: Mapping[str, catalogue.Uid]) -> str:
     rows = [
         (
             name,
@@ -388,7 +388,7 @@ def _uids(known: Mapping[str, catalogue.Uid]) -> str:
             f"{_number(uid.return_min)} to {_number(uid.return_max)}",
             _number(uid.joint_saco),
         )
-        for name, uid in known.items()
+        for name, uid in uids.items()
     ]
     headings = ["vault", "steps", "episodes", "mean return", "deviation", "range", "SACo"]
     shown = len(headings) - (not any(row[-1] for row in rows))
@@ -405,12 +405,12 @@ def _number(value: float | None) -> str:
 def algorithms() -> Pages:
     """Return a page for each recorder and each baseline."""
     kinds: tuple[registry.Kind, ...] = ("recorder", "baseline")
-    found = {
+    programs_by_name = {
         name: (kind, path) for kind in kinds for name, path in sorted(registry.find(kind).items())
     }
     rows = [
         (f"[`{name}`]({slug(name)}.md)", kind, registry.summary(path))
-        for name, (kind, path) in found.items()
+        for name, (kind, path) in programs_by_name.items()
     ]
     index = (
         "# Algorithms\n\n"
@@ -419,7 +419,9 @@ def algorithms() -> Pages:
         "[A baseline of your own](../../howto/own_baseline.md) is trained by its path.\n\n"
     )
     pages = {"index.md": index + table(["name", "kind", ""], rows)}
-    pages |= {f"{slug(name)}.md": _program(kind, name, p) for name, (kind, p) in found.items()}
+    pages |= {
+        f"{slug(name)}.md": _program(kind, name, p) for name, (kind, p) in programs_by_name.items()
+    }
     return {f"catalogue/algorithms/{path}": text for path, text in pages.items()}
 
 
@@ -427,8 +429,8 @@ def _program(kind: registry.Kind, name: str, path: Path) -> str:
     module = registry.load(kind, name)
     texts, verb = parameter_texts(module.Args), registry.VERBS[kind]
     where = "--env swarm/coverage-3" if kind == "recorder" else "--vault DATA"
-    own = vars(module.Args).get("__annotations__", {})
-    fields = sorted(dataclasses.fields(module.Args), key=lambda one: one.name not in own)
+    annotations = vars(module.Args).get("__annotations__", {})
+    fields = sorted(dataclasses.fields(module.Args), key=lambda one: one.name not in annotations)
     data = "the collected steps" if kind == "recorder" else "a batch"
     learns = hasattr(module, "make") and not hasattr(module, "work")  # else others learn for it
     return "\n".join(
@@ -465,8 +467,8 @@ def public_modules() -> Iterator[tuple[str, ModuleType]]:
 def api() -> Pages:
     """Return a page for the package and one for each of its public modules."""
     modules = dict(public_modules())
-    own = [name for name in offmarl.__all__ if not name.startswith("_")]
-    names = [name for name in own if f"offmarl.{name}" not in modules]
+    public = [name for name in offmarl.__all__ if not name.startswith("_")]
+    names = [name for name in public if f"offmarl.{name}" not in modules]
     rows = [
         (f"[`{name}`]({slug(name)}.md)", _first_line(module)) for name, module in modules.items()
     ]

@@ -123,14 +123,14 @@ def scores_chart(scores: Iterable[Score]) -> str:
     for value, name in ((0, "random play"), (1, "expert")):
         parts.append(f'<line class="axis" x1="{x(value)}" x2="{x(value)}" y1="0" y2="{bottom}"/>')
         parts.append(f'<text class="middle" x="{x(value)}" y="{bottom + 15}">{name}</text>')
-    for number, (dataset, found) in enumerate(rows.items()):
+    for number, (dataset, scores_of) in enumerate(rows.items()):
         y = _ROWS * number + _ROWS // 2
         parts.append(f'<text class="end" x="{_NAMES - 14}" y="{y + 4}">{dataset}</text>')
-        others = [score for score, _ in found if not score.baseline.startswith("bc")]
-        if others:
-            name = max(others, key=lambda score: score.best.value).baseline
+        other_scores = [score for score, _ in scores_of if not score.baseline.startswith("bc")]
+        if other_scores:
+            name = max(other_scores, key=lambda score: score.best.value).baseline
             parts.append(f'<text x="{_AXIS - _BEST + 12}" y="{y + 4}">{name}</text>')
-        parts += [_mark(score, where, x, y) for score, where in found]
+        parts += [_mark(score, where, x, y) for score, where in scores_of]
     return (
         f'<svg class="scores" viewBox="0 0 {_AXIS} {bottom + 20}" role="img" '
         f'aria-label="Scores of baselines, by dataset">{"".join(parts)}</svg>\n'

@@ -69,8 +69,8 @@ def scores(folder: str = "separation") -> tuple[Score, ...]:
         options = {k: v for k, v in cell["options"].items() if k not in ("seed", "seeds")}
         key = cell["digest"], cell["baseline"], json.dumps(options, sort_keys=True)
         cells.setdefault(key, []).append((path, cell))
-    found = [_score(list(group)) for group in cells.values()]
-    return tuple(sorted(found, key=lambda score: (score.dataset, -score.best.value)))
+    all_scores = [_score(list(group)) for group in cells.values()]
+    return tuple(sorted(all_scores, key=lambda score: (score.dataset, -score.best.value)))
 
 
 def _score(group: list[tuple[Path, Mapping[str, Any]]]) -> Score:
