@@ -1,9 +1,8 @@
 """Reads what files record: checked values, and names that run no code.
 
-Whoever wrote a file may be a stranger, and a copy cannot prove that it is one's own. So the fields
-of a record have types and bounds, and all its texts are `RecordedName`. A name makes offmarl import
-code only in `import_code`, which refuses those: the user names code on the command line, or in
-Python.
+The author of a file may be a stranger, and a copy does not prove its origin. So the fields of a
+record have types and bounds, and all its texts are `RecordedName`. Code is imported only by
+`import_code`, which refuses recorded names: the user names code on the command line, or in Python.
 """
 
 import json
@@ -54,9 +53,9 @@ class RecordedName(str):
 
     def __new__(cls, text: str, where: str = "the data") -> "RecordedName":
         """Mark a text."""
-        found = super().__new__(cls, text)
-        found.where = getattr(text, "where", where)
-        return found
+        instance = super().__new__(cls, text)
+        instance.where = getattr(text, "where", where)
+        return instance
 
     def partition(self, sep: str) -> tuple[str, str, str]:
         """Return the parts around the first ``sep``."""
@@ -66,8 +65,8 @@ class RecordedName(str):
         """Return the parts around the last ``sep``."""
         return self._parts(super().rpartition(sep))
 
-    def _parts(self, found: tuple[str, str, str]) -> tuple[str, str, str]:
-        return RecordedName(found[0], self.where), found[1], RecordedName(found[2], self.where)
+    def _parts(self, parts: tuple[str, str, str]) -> tuple[str, str, str]:
+        return RecordedName(parts[0], self.where), parts[1], RecordedName(parts[2], self.where)
 
 
 class Spec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -195,7 +194,7 @@ def recorded(data: Any, where: str, field: str = "") -> Any:
         return RecordedName(data, f"{where} ({field})")
     if isinstance(data, Mapping):
         return {x: recorded(y, where, f"{field}.{x}" if field else x) for x, y in data.items()}
-    return [recorded(one, where, field) for one in data] if isinstance(data, list) else data
+    return [recorded(entry, where, field) for entry in data] if isinstance(data, list) else data
 
 
 def user_toml(path: Path, shown: str, missing: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class GameTree(NamedTuple):
 
     levels: tuple[Level, ...]
     seats: Int[np.ndarray, "I"]
-    """Whose the information sets are."""
+    """The seat of each information set."""
     legal: Bool[np.ndarray, "I A"]
 
 
@@ -90,7 +90,7 @@ def has_small_tree(env: Any) -> bool:
 
 @lru_cache(maxsize=4)
 def game_tree(env: Any) -> GameTree:
-    """Return the tree of a game of pgx; `OptionError` if there is none, or too large a one."""
+    """Return the tree of a game of pgx; `OptionError` if there is none, or it is too large."""
     if not has_small_tree(env):
         raise OptionError(
             f"{env.spec.name} has no exact exploitability: only the games of pgx with at most "
@@ -148,7 +148,7 @@ def _deal(env: Pgx) -> tuple[ArrayTree, Timestep, Float[np.ndarray, "n"]]:
 
 
 def _in_batches(function: Any, *rows: ArrayTree) -> Any:
-    """Map a compiled function over rows, of which it gets the same number each time."""
+    """Map a compiled function over batches of rows, all of one size."""
     count, parts = len(jax.tree.leaves(rows)[0]), []
     for begin in range(0, count, _BATCH):
         index = np.resize(np.arange(begin, min(begin + _BATCH, count)), _BATCH)
@@ -219,8 +219,8 @@ def _distributions(
 ) -> Float[Array, "M 2 A"]:
     """Return the probabilities of all actions, for each row of carries and views.
 
-    A policy without likelihoods tells those of the actions that it draws. Those that it never drew
-    share the rest: for uniform and epsilon-greedy policies, this is exact.
+    A policy without likelihoods gives the probabilities of the actions that it draws. Actions that
+    were never drawn share the remainder: for uniform and epsilon-greedy policies, this is exact.
     """
     key, actions = jax.random.key(0), views.legal_actions.shape[-1]
 

@@ -175,7 +175,7 @@ def _traced(env: Outside, method: str, *arguments: Any) -> Any:
 
 
 def faults(spec: EnvSpec, steps: Timestep | Transition, after: View) -> Iterator[str]:
-    """Yield what no environment returns, of steps ``(E, T, ...)`` that follow resets, in NumPy.
+    """Yield the faults in steps ``(E, T, ...)`` from resets on: NumPy arrays.
 
     ``after`` are further views, such as those at the ends of episodes.
     """

@@ -249,7 +249,7 @@ def release(package: str) -> str:
 
 @lru_cache(maxsize=16)
 def release_of(module: str) -> str:
-    """Return the `release` that has a module; empty for modules of none, of several, of offmarl."""
+    """Return the `release` of a module's package; empty for none, for several, and for offmarl."""
     top = module.partition(".")[0]
     if top.startswith("_") or top in ("offmarl", "builtins"):
         return ""  # listing all packages takes a quarter of a second

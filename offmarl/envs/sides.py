@@ -241,16 +241,16 @@ class Population(NamedTuple):
     members: tuple[ArrayTree, ...]
     """Of each policy the parameters of the members that have it, ``(M, ...)``."""
     weights: Float[Array | np.ndarray, "members"]
-    """What the members weigh, in order."""
+    """Weights of the members, in order."""
 
 
 class _Memory(NamedTuple):
     """The carry of a population."""
 
     member: Int[Array, ""]
-    """Its number; -1 before the first step of an episode."""
+    """Number of the member; -1 before the first step of an episode."""
     carries: tuple[ArrayTree, ...]
-    """That of each policy."""
+    """The carry of each policy."""
 
 
 def population(

@@ -64,9 +64,9 @@ class Translator:
 
     Observations are arrays or trees of arrays, as `spec_of` describes them for their spaces: images
     keep their type. Those of agents with spaces of different sizes are padded with zeros. If the
-    spaces have different names, types or numbers of axes, all observations are flattened to float32
-    vectors, as they also are if they are so in the spec ``like``, whose order agents of the same
-    names have. Legal actions come from ``action_mask`` in the observation or the info. The state is
+    spaces have different names, types or numbers of axes, or the spec ``like`` has vectors, all
+    observations are flattened to float32 vectors. Agents with the names of those of ``like`` have
+    its order. Legal actions come from ``action_mask`` in the observation or the info. The state is
     ``env.state()``; if there is none, it is all observations, provided that these are vectors.
     """
 
@@ -332,7 +332,7 @@ def reader(space: spaces.Space[Any]) -> Callable[[Any, str], Any]:
 
 
 def flat_reader(space: spaces.Space[Any]) -> Callable[[Any, str], np.ndarray]:
-    """Return a function as that of `reader`, which reads a value as one float32 vector."""
+    """Return a function like that of `reader`, which reads a value as one float32 vector."""
     read = reader(space)
 
     def read_flat(value: Any, label: str) -> np.ndarray:
