@@ -46,11 +46,10 @@ def misfits(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_] | N
     """
     if np.can_cast(values.dtype, dtype, "safe") or not values.size:
         return None
-    if values.dtype.kind in "iuf" and dtype in _LIMITS:  # most data fits, which is quick to see
-        low, high = _LIMITS[dtype]
-        if dtype.kind == "f" and np.fmax.reduce(np.abs(values), axis=None) <= high:
-            return None
-        if dtype.kind != "f" != values.dtype.kind and low <= values.min() and values.max() <= high:
+    may_round = values.dtype.kind == "f" != dtype.kind
+    if values.dtype.kind in "iuf" and dtype in _LIMITS and not may_round:
+        low, high = _LIMITS[dtype]  # most data fits, which is quick to see
+        if low <= np.fmin.reduce(values, axis=None) and np.fmax.reduce(values, axis=None) <= high:
             return None
     with np.errstate(all="ignore"):
         if is_float(dtype):

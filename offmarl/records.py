@@ -6,6 +6,7 @@ record have types and bounds, and all its texts are `RecordedName`. Code is impo
 """
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -24,8 +25,9 @@ T = TypeVar("T")
 MOST_STEP_BYTES = 2**30
 """Maximum bytes of one step of all arrays of an environment."""
 
-_MOST_OF_A_NAME = 2**20
-"""Maximum number of agents, steps and the like that a name in a record may ask for."""
+_MOST_OF_A_NAME, _MOST_PRODUCT = 2**20, 2**30
+"""Maximum number of agents, steps and the like that a name in a record may ask for, and maximum
+product of all its numbers: arrays have several of these sizes."""
 
 _MOST_DOTS = 200
 """Maximum dots in a key or a line of a card: the parser takes quadratic time for dotted keys."""
@@ -235,10 +237,12 @@ def refuse_recorded(name: str, how: str) -> None:
 
 
 def refuse_large(name: str, numbers: Iterable[object]) -> None:
-    """Raise `OptionError` if a name from a record has a number that asks for too much memory."""
-    large = any(isinstance(x, int) and abs(x) > _MOST_OF_A_NAME for x in numbers)
+    """Raise `OptionError` if a name from a record has numbers that ask for too much memory."""
+    sizes = [max(1, abs(x)) for x in numbers if isinstance(x, int | float)]
+    large = max(sizes, default=1) > _MOST_OF_A_NAME or math.prod(map(float, sizes)) > _MOST_PRODUCT
     if large and isinstance(name, RecordedName):
         raise OptionError(
-            f"{name.where} names {str(name)!r:.200}, with a number over {_MOST_OF_A_NAME:,}, which "
-            "could ask for all memory: if you trust it, give it with --env."
+            f"{name.where} names {str(name)!r:.200}, with a number over {_MOST_OF_A_NAME:,} or a "
+            f"product of numbers over {_MOST_PRODUCT:,}, which could ask for all memory: if you "
+            "trust it, give it with --env."
         )

@@ -151,7 +151,7 @@ class OffmarlParallelEnv(ParallelEnv):
         rewards, terminations, truncations = {}, {}, {}
         for agent in agents:
             i = self.possible_agents.index(agent)
-            died = not step.last and not step.next_view.alive[i]
+            died = not (step.last or step.truncated[i] or step.next_view.alive[i])
             rewards[agent] = float(step.reward[i])
             terminations[agent] = bool(step.terminated[i]) or died
             truncations[agent] = bool(step.truncated[i])

@@ -300,14 +300,14 @@ def _resolve(name: str) -> _Entry:
         family, numbers = _find(base)
         package = {} if family.source in ("offmarl", _REGISTERED) else {"package": family.source}
         return _Entry(family, base, numbers, suffix, package)
-    records.refuse_recorded(
-        name, "with --env path/to/file.py:FACTORY or --env package.module:FACTORY"
-    )
     return _import(code)
 
 
 def _import(code: re.Match[str]) -> _Entry:
-    """Import the code that a user named."""
+    """Import the code that a user named; `UnknownNameError` for a name from a record."""
+    records.refuse_recorded(
+        code.string, "with --env path/to/file.py:FACTORY or --env package.module:FACTORY"
+    )
     location, name, suffix = code[1], code["factory"], code["options"] or ""
     factory, file = records.import_code(f"{location}:{name}", "--env")
     is_file = location.endswith(".py")
