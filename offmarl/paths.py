@@ -155,12 +155,12 @@ def register_names(finder: Finder) -> None:
     _finders.append(finder)
 
 
-def named(text: str, one: bool = False) -> Path | None:
+def named(text: str, single: bool = False) -> Path | None:
     """Return the path of the data of a name, or None if the text is a path.
 
-    With ``one``, the name of a dataset of several vaults is refused, however many are here.
+    With ``single``, the name of a dataset of several vaults is refused, however many are here.
     """
-    paths = (finder(text, one) for finder in _finders) if may_be_name(text) else ()
+    paths = (finder(text, single) for finder in _finders) if may_be_name(text) else ()
     return next((path for path in paths if path), None)
 
 

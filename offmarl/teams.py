@@ -25,7 +25,7 @@ class Team(NamedTuple):
 
     name: str
     agents: tuple[int, ...]
-    """Their indices, in order."""
+    """Indices of the agents, in order."""
 
 
 def teams_of(spec: EnvSpec) -> tuple[Team, ...]:

@@ -72,10 +72,10 @@ class Tracked(NamedTuple):
 
 
 class Tracker:
-    """What a tracker does for one run; ``target`` is what the user gave after ``NAME=``."""
+    """A tracker of one run; ``target`` is the user's text after ``NAME=``."""
 
     module: ClassVar[str]
-    """What it imports; the package may be missing."""
+    """Name of the module that it imports; its package may be missing."""
     last = -1
     """The last step that it has; -1 if none."""
 

@@ -257,7 +257,7 @@ def labelled(algorithm: str, *details: str | None) -> str:
 
 
 class _Place(msgspec.Struct):
-    """What every line of metrics has."""
+    """The fields of every line of metrics."""
 
     seed: int
     step: int

@@ -259,9 +259,9 @@ def tree_text(tree: Any, size: int) -> str:
     return ", ".join(f"{path} {leaf}".strip() for path, leaf in leaves.items()) or f"{size:,}"
 
 
-def leaf_difference(name: str, one: Any, other: Any) -> str:
+def leaf_difference(name: str, left: Any, right: Any) -> str:
     """Return the first leaf that differs, such as "extras.cost (float32 (), not absent)"."""
-    ours, theirs = (flatten_tree(tree, name) if tree else {} for tree in (one, other))
+    ours, theirs = (flatten_tree(tree, name) if tree else {} for tree in (left, right))
     for path in [*ours, *theirs]:
         first, second = ours.get(path, "absent"), theirs.get(path, "absent")
         if first != second:

@@ -85,7 +85,7 @@ class Family:
 
 
 _BUILT_IN = EnvInfo("", "2", observation="vector", action="discrete", state="native")
-"""What built-in environments are, unless ``catalogue.toml`` says otherwise."""
+"""Properties of built-in environments, unless ``catalogue.toml`` says otherwise."""
 
 
 _CATALOGUE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))

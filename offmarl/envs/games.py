@@ -41,21 +41,21 @@ class Level(NamedTuple):
     """The nodes of a tree after the same number of actions."""
 
     parent: Int[np.ndarray, "n"]
-    """Place in the level before."""
+    """Index in the level before."""
     action: Int[np.ndarray, "n"]
     """The action that led here."""
     joint: Int[np.ndarray, "n 2"]
     """The joint action that led here, in which one seat waits."""
     seat: Int[np.ndarray, "n"]
-    """Who acts; -1 if the game is over."""
+    """The seat that acts; -1 if the game is over."""
     infoset: Int[np.ndarray, "n"]
     """Row of that seat's information set; -1 if the game is over."""
     payoff: Float[np.ndarray, "n 2"]
-    """What each seat has earned so far."""
+    """Payoff of each seat so far."""
     chance: Float[np.ndarray, "n"]
     """Probability of the cards."""
     view: View
-    """What both seats see, ``(n, 2, ...)``."""
+    """The views of both seats, ``(n, 2, ...)``."""
 
 
 class GameTree(NamedTuple):
@@ -68,10 +68,10 @@ class GameTree(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """What a tabular policy is worth, by seat."""
+    """The value of a tabular policy, by seat."""
 
     value: Float[np.ndarray, "2"]
-    """What the seat earns if both play the policy."""
+    """Mean payoff of the seat if both play the policy."""
     gain: Float[np.ndarray, "2"]
     """How much more its best response earns."""
     interval: tuple[float | None, float | None] = (None, None)
@@ -282,10 +282,10 @@ def solve(tree: GameTree, table: Float[np.ndarray, "I A"]) -> Solution:
             later = worth
             worth = level.chance * reach[:, 1 - seat] * level.payoff[:, seat] * (level.seat < 0)
             if after is not None:
-                mine, row = level.seat[after.parent] == seat, level.infoset[after.parent]
+                acts, row = level.seat[after.parent] == seat, level.infoset[after.parent]
                 gains = np.where(tree.legal, 0.0, -np.inf)
-                np.add.at(gains, (row[mine], after.action[mine]), later[mine])
-                kept = ~mine | (after.action == gains.argmax(1)[row])
+                np.add.at(gains, (row[acts], after.action[acts]), later[acts])
+                kept = ~acts | (after.action == gains.argmax(1)[row])
                 worth += np.bincount(after.parent[kept], later[kept], len(worth))
             after = level
         best[seat] = worth.sum()

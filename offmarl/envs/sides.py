@@ -391,7 +391,7 @@ class Side:
         Their parameters. They are data: `against` replaces them, and `slot` leaves them out, so
         that one compiled program plays any others of a shape.
     opponents
-        What the policies are, by the name of their side.
+        The policies, by the names of their sides.
     """
 
     env: Any
@@ -421,26 +421,26 @@ class Side:
         self, key: PRNGKeyArray, state: SideState, action: Array
     ) -> tuple[SideState, Timestep]:
         """Take one step with the actions of the side's agents."""
-        policy, mine = compose(self.env.spec, self.seats), np.array(self.team.agents)
+        policy, agents = compose(self.env.spec, self.seats), np.array(self.team.agents)
         act_key, step_key = jax.random.split(key)
-        theirs, log_prob, carry = policy.act(
+        joint, log_prob, carry = policy.act(
             self.others, state.carry, state.view.observation, state.view.legal_actions, act_key
         )
-        number = policy.number(carry) if policy.number else jnp.zeros(len(theirs), jnp.int32)
-        joint = theirs.at[mine].set(action)
+        number = policy.number(carry) if policy.number else jnp.zeros(len(joint), jnp.int32)
+        joint = joint.at[agents].set(action)
         inner, timestep = self.env.step(step_key, state.inner, joint)
         carry = remember(policy, carry, timestep.reward, timestep.terminated | timestep.truncated)
         after = SideState(inner, timestep.next_view, carry)
         view = _part(timestep.next_view, self.team.agents)
-        terminated, truncated = timestep.terminated[mine], timestep.truncated[mine]
+        terminated, truncated = timestep.terminated[agents], timestep.truncated[agents]
         return after, Timestep(
             view,
             view,
-            timestep.reward[mine],
+            timestep.reward[agents],
             terminated,
             truncated,
             last=(terminated | truncated).all(),
-            shaping=None if timestep.shaping is None else timestep.shaping[mine],
+            shaping=None if timestep.shaping is None else timestep.shaping[agents],
             extras=_pack(_others_of(self.team, state.view, joint, log_prob, number, timestep)),
             won=timestep.won,
         )
@@ -526,8 +526,8 @@ def play_side(env: Environment, team: str, opponents: Mapping[str, TeamPolicy]) 
     team
         Name of the side whose agents act: a team, or agents of one, joined by commas.
     opponents
-        Who acts for each other side, by its name. Each is drawn on its own, if it is a
-        `population`.
+        The policy of each other side, by its name. Members of several populations are drawn
+        independently.
 
     Raises
     ------

@@ -59,9 +59,9 @@ class _Contact(NamedTuple):
     closing: Float[Array, "C N"]
     """Speed at which they approach, 0 if they do not."""
     overlap: Float[Array, "C N"]
-    """At the beginning of the step."""
+    """Overlap at the beginning of the step."""
     remaining: Float[Array, "C N"]
-    """Rest of the step after the contact."""
+    """Fraction of the step after the contact."""
     normal: tuple[Array, ...]
     """Direction from the drone to the other: D arrays."""
 
@@ -112,8 +112,8 @@ def collide(
 def _meet(drone: _Motion, other: _Motion, squared: Float[Array, "C N"], reach: float) -> _Contact:
     """Return the first contact of each pair in the step."""
     offset, course, relative = (
-        [theirs - mine for theirs, mine in zip(its, ours, strict=True)]
-        for its, ours in zip(other[:3], drone[:3], strict=True)
+        [b - a for a, b in zip(*vectors, strict=True)]
+        for vectors in zip(drone[:3], other[:3], strict=True)
     )
     pair = (other.number != drone.number) & (squared <= reach**2)
     inside = sum_of_squares(offset) - _CONTACT**2
