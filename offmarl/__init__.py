@@ -86,10 +86,10 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)
 
 
-def _find_dataset(name: str, one: bool) -> "Path | None":
+def _find_dataset(name: str, single: bool) -> "Path | None":
     from offmarl.hub.cache import find  # it imports the hub's client
 
-    return find(name, one)
+    return find(name, single)
 
 
 def _open_published(url: "Url") -> "HubDriver":

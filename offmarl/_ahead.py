@@ -29,16 +29,16 @@ _own = local()
 def ahead(
     items: Iterable[_Item], start: Callable[[_Item], _Work], depth: int
 ) -> Iterator[tuple[_Item, _Work]]:
-    """Yield each item with the handle of its work, started for ``depth`` items before the first.
+    """Yield each item with the handle of its work, which is started ``depth`` items ahead.
 
     The items may be infinite; see `end_if_abandoned`.
     """
-    rest = iter(items)
-    waiting = deque((item, start(item)) for item in islice(rest, depth))
+    iterator = iter(items)
+    waiting = deque((item, start(item)) for item in islice(iterator, depth))
     while waiting:
         end_if_abandoned()
         yield waiting.popleft()
-        waiting.extend((item, start(item)) for item in islice(rest, 1))
+        waiting.extend((item, start(item)) for item in islice(iterator, 1))
 
 
 def in_thread(work: Callable[[], _Work], name: str, awaited: bool = True) -> "Future[_Work]":
@@ -53,11 +53,11 @@ def in_thread(work: Callable[[], _Work], name: str, awaited: bool = True) -> "Fu
         _own.future = done
         with suppress(InvalidStateError):  # it was cancelled
             try:
-                found = work()
+                result = work()
             except BaseException as error:
                 done.set_exception(error)
             else:
-                done.set_result(found)
+                done.set_result(result)
 
     thread = Thread(target=run, name=name, daemon=True)
     if awaited:

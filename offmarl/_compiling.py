@@ -90,8 +90,8 @@ def _jit_with(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @cache
         def compiled() -> Callable[P, R]:
-            found: Callable[P, R] = jax.jit(function, compiler_options=of_compiler(), **options)
-            return found
+            program: Callable[P, R] = jax.jit(function, compiler_options=of_compiler(), **options)
+            return program
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:

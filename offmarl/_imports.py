@@ -63,22 +63,22 @@ def code_digest(file: Path) -> str:
 
     Those are modules in its directory and below, and in its package.
     """
-    found, left = dict[Path, bytes](), [file]
-    while left:
-        if (path := left.pop()).is_file() and path not in found:
-            found[path] = path.read_bytes()
-            left += _imported(path, found[path])
-    digests = [hashlib.sha256(found[path]).digest() for path in sorted(found)]
+    sources, queue = dict[Path, bytes](), [file]
+    while queue:
+        if (path := queue.pop()).is_file() and path not in sources:
+            sources[path] = path.read_bytes()
+            queue += _imported(path, sources[path])
+    digests = [hashlib.sha256(sources[path]).digest() for path in sorted(sources)]
     return (digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()).hex()
 
 
 def _imported(path: Path, source: bytes) -> Iterator[Path]:
-    """Yield where the modules would be, around a file, that it imports."""
+    """Yield the possible paths, near a file, of the modules that it imports."""
     with suppress(SyntaxError, ValueError):  # its import says what is wrong
         for node in ast.walk(ast.parse(source)):
             if not isinstance(node, ast.Import | ast.ImportFrom):
                 continue
-            level, names = 1, [one.name for one in node.names]
+            level, names = 1, [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 home, level = node.module or "", max(node.level, 1)
                 names = [home, *(f"{home}.{name}" for name in names)]
@@ -92,15 +92,15 @@ def _imported(path: Path, source: bytes) -> Iterator[Path]:
 class _FromSource(SourceFileLoader):
     """Compiles a file each time.
 
-    Python takes compiled code for that of the file if time in seconds and size are equal. A file
-    that is changed soon after it was imported would be taken for the old one.
+    Python reuses compiled code if the file's size and its time in seconds are the same, so a change
+    soon after the import would have no effect.
     """
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of the file as it is."""
         del fullname
-        found: CodeType = self.source_to_code(self.get_data(self.path), self.path)
-        return found
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
 
 
 def import_module(name: str) -> ModuleType:
@@ -114,15 +114,15 @@ def import_module(name: str) -> ModuleType:
 
 def attribute(module: ModuleType, name: str, where: str) -> Any:
     """Return an attribute of a module, with dots for nested ones; `OptionError` if it has none."""
-    found: Any = module
+    value: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             public = [key for key in vars(module) if not key.startswith("_")]
             raise OptionError(
                 f"{where} has no {name}: it defines {', '.join(public) or 'nothing'}."
             )
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def summarize(error: BaseException) -> str:
@@ -252,24 +252,24 @@ def lazy_names(
     source = ast.parse(Path(str(module.__file__)).read_bytes())
     block = next(node for node in source.body if isinstance(node, ast.If)).body
     imports = [node for node in block if isinstance(node, ast.ImportFrom)]
-    homes = {one.name: (node.module or "", one.name) for node in imports for one in node.names}
-    public = {one.asname: homes[one.name] for node in imports for one in node.names if one.asname}
+    homes = {x.name: (node.module or "", x.name) for node in imports for x in node.names}
+    public = {x.asname: homes[x.name] for node in imports for x in node.names if x.asname}
     for node in block:
         if isinstance(node, ast.Assign):
             public[ast.unparse(node.targets[0])] = homes[ast.unparse(node.value)]
-    listed = sorted(public)
+    names = sorted(public)
 
     def load(name: str) -> Any:
         home, attribute = public.get(name, (package, name))
         if home != package:
             if extra := extras.get(home.rpartition(".")[2]):
                 import_optional(extra, extra)
-            found = getattr(importlib.import_module(home), attribute)
+            value = getattr(importlib.import_module(home), attribute)
         elif name in public or (not name.startswith("_") and find_spec(f"{package}.{name}")):
-            found = importlib.import_module(f"{package}.{name}")
+            value = importlib.import_module(f"{package}.{name}")
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        setattr(module, name, found)
-        return found
+        setattr(module, name, value)
+        return value
 
-    return listed, load, lambda: listed
+    return names, load, lambda: names

@@ -104,53 +104,53 @@ def alone() -> Iterator[None]:
 
 
 @contextmanager
-def writing(lock: Path, what: Path, take_over: bool = False) -> Iterator[None]:
-    """Hold the right to write something, which a file names the holder of, while the block runs.
+def writing(lock: Path, target: Path, take_over: bool = False) -> Iterator[None]:
+    """Hold the lock of a file or directory to write, while the block runs.
 
-    If the process that the file names has died, it is taken over. On some file systems, locks do
-    not reach other machines: for a process of another one, ``take_over`` says that it has ended.
+    The lock's file names its holder. The lock of a process that has died is taken over. On some
+    file systems, locks do not reach other machines: ``take_over`` says that a process there ended.
     `RunError` if another process may hold the lock, or its file cannot be written.
     """
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        held = _taken(lock, what, take_over or _alone.get())
+        file = _take(lock, target, take_over or _alone.get())
     except OSError as error:
-        reason = f"{what} cannot be written to ({error.strerror})"
+        reason = f"{target} cannot be written to ({error.strerror})"
         raise RunError(f"{reason}: choose another output with --out.") from None
-    own = held.text
+    text = file.text
     try:
         yield
     finally:
-        if held.is_in_place() and held.text == own:  # it was not taken over
+        if file.is_in_place() and file.text == text:  # it was not taken over
             lock.unlink(missing_ok=True)
-        held.release()
+        file.release()
 
 
-def _taken(path: Path, what: Path, take_over: bool) -> FileLock:
+def _take(path: Path, target: Path, take_over: bool) -> FileLock:
     while True:
-        file, here = FileLock(path), socket.gethostname()
+        file, host = FileLock(path), socket.gethostname()
         before = _holder(file)
         try:
             is_free = file.acquire()
         except OSError:  # the file system has no flock
-            is_here = before is not None and before.host == here
+            is_here = before is not None and before.host == host
             is_free = not (is_here and before and Path(f"/proc/{before.process}").exists())
         holder = _holder(file)
         if not is_free:
             since = f", for {_age(holder.since)}" if holder else ""
             raise RunError(
-                f"{what} is being written by {holder or 'another process'}{since}: wait until it "
+                f"{target} is being written by {holder or 'another process'}{since}: wait until it "
                 "is done, stop it, or choose another output with --out."
             )
         if not file.is_in_place():  # its holder has just removed it
             continue
-        if holder is not None and holder.host != here and not take_over:
+        if holder is not None and holder.host != host and not take_over:
             raise RunError(
-                f"{what} was being written by {holder}, which has shown no sign of life for "
-                f"{_age(_last_change(path, what))}, and cannot be seen from this machine: if it "
+                f"{target} was being written by {holder}, which has shown no sign of life for "
+                f"{_age(_last_change(path, target))}, and cannot be seen from this machine: if it "
                 "has ended, add --take-over."
             )
-        file.write(msgspec.json.encode(_Holder(here, os.getpid(), time.time())).decode())
+        file.write(msgspec.json.encode(_Holder(host, os.getpid(), time.time())).decode())
         return file
 
 
@@ -161,9 +161,9 @@ def _holder(file: FileLock) -> _Holder | None:
     return None
 
 
-def _last_change(lock: Path, what: Path) -> float:
+def _last_change(lock: Path, target: Path) -> float:
     """Return when a file beside a lock changed last; with a file's lock, only those of its name."""
-    names = f"{glob.escape(what.stem)}.*" if what.parent == lock.parent else "*"
+    names = f"{glob.escape(target.stem)}.*" if target.parent == lock.parent else "*"
     times = [0.0]
     for path in lock.parent.glob(names):
         with suppress(OSError):

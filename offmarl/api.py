@@ -36,8 +36,8 @@ def list_datasets(
     if remote:
         start = str(directory)
         return [asdict(card) for card in hub.cards("" if start == "." else start, env, agents)]
-    found = list_vaults(directory, env, agents)
-    return [{"path": path, **summary._asdict()} for path, summary in found]
+    vaults = list_vaults(directory, env, agents)
+    return [{"path": path, **summary._asdict()} for path, summary in vaults]
 
 
 def train(program: str, vault: Vaults, **options: Any) -> RunReport:
@@ -53,8 +53,8 @@ def train(program: str, vault: Vaults, **options: Any) -> RunReport:
     >>> run = offmarl.train("bc", "vaults/swarm/coverage-3.vlt/mappo-0-medium", seeds=5)
     >>> run.curves["policy_loss"].mean
     """
-    given = {"vault": vault, **options}
-    return describe_run(run_program("baseline", program, given, f"train({program!r})"))
+    values = {"vault": vault, **options}
+    return describe_run(run_program("baseline", program, values, f"train({program!r})"))
 
 
 def compare(
@@ -73,5 +73,5 @@ def compare(
     >>> print(offmarl.compare("runs/bc", "runs/maicq").latex())
     """
     paths = [run.directory if isinstance(run, RunReport) else Path(run) for run in runs]
-    given = {env: Reference(*ends) for env, ends in (references or {}).items()}
-    return report.compare_runs(paths, recorded(), given, pool_settings, baseline)
+    scales = {env: Reference(*ends) for env, ends in (references or {}).items()}
+    return report.compare_runs(paths, recorded(), scales, pool_settings, baseline)

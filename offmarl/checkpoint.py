@@ -146,9 +146,9 @@ class Checkpoints:
         step = self._existing(step)
         about = self._read_about(step)
         for name, part in like.items():
-            wanted, saved = _leaf_types(part), about["leaves"].get(name, {})
-            saved = {leaf: saved[leaf] for leaf in wanted if leaf in saved} if partly else saved
-            self._check(step, name, wanted, saved)
+            expected, saved = _leaf_types(part), about["leaves"].get(name, {})
+            saved = {leaf: saved[leaf] for leaf in expected if leaf in saved} if partly else saved
+            self._check(step, name, expected, saved)
         return self._restore(step, like, about["checksums"]), about["info"]
 
     def resume(self, like: Mapping[str, ArrayTree]) -> Resumed | None:
@@ -209,11 +209,11 @@ class Checkpoints:
 
     def _remove_what_failed(self, path: Path) -> None:
         """Delete what a failed save wrote; its threads may still write for a short while."""
-        left = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
+        partial = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
         for _ in range(100):
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             time.sleep(0.02)
-            if not left.exists():
+            if not partial.exists():
                 return
 
     def _set_aside(self, step: int, reason: str) -> None:
@@ -234,18 +234,18 @@ class Checkpoints:
         path = self._directory / str(step)
         parts = {name: _abstract(part) for name, part in like.items()}
         try:
-            found = {name: _read(path / name, part) for name, part in parts.items()}
+            trees = {name: _read(path / name, part) for name, part in parts.items()}
         except Exception as error:  # TensorStore raises errors of any type for damaged files
             if _is_of_system(error) and isinstance(error, OSError | MemoryError | ImportError):
                 raise
             if _is_of_system(error) or not self._can_save_and_read(parts):
                 raise self._unreadable(step, _in_words(error)) from error
             raise self._damaged(step, _in_words(error)) from None
-        for name, part in found.items():
+        for name, part in trees.items():
             for leaf, checksum in _checksums(part).items():
                 if checksum != sums[name][leaf]:
                     raise self._damaged(step, f"the checksum of {name}{leaf} is wrong")
-        return {name: _with_keys(part, found[name]) for name, part in like.items()}
+        return {name: _with_keys(part, trees[name]) for name, part in like.items()}
 
     def _can_save_and_read(self, parts: Mapping[str, Any]) -> bool:
         """Whether a small checkpoint of the same structure can be saved and read.
@@ -290,11 +290,11 @@ class Checkpoints:
             "the installation with `offmarl doctor`."
         )
 
-    def _check(self, step: int, name: str, wanted: dict[str, Any], found: dict[str, Any]) -> None:
+    def _check(self, step: int, name: str, expected: dict[str, Any], saved: dict[str, Any]) -> None:
         different = [
-            f"{name}{leaf} is {found.get(leaf, 'absent')}, not {wanted.get(leaf, 'absent')}"
-            for leaf in sorted(wanted.keys() | found.keys())
-            if wanted.get(leaf) != found.get(leaf)
+            f"{name}{leaf} is {saved.get(leaf, 'absent')}, not {expected.get(leaf, 'absent')}"
+            for leaf in sorted(expected.keys() | saved.keys())
+            if expected.get(leaf) != saved.get(leaf)
         ]
         if different:
             raise RunError(
@@ -311,9 +311,9 @@ class Checkpoints:
             logging.getLogger(name).addFilter(_is_news)
         if jax.process_count() == 1:
             return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-        own = jax.process_index()  # otherwise orbax waits for the other processes
+        process = jax.process_index()  # otherwise orbax waits for the other processes
         options = ocp.options.MultiprocessingOptions(
-            primary_host=own, active_processes={own}, barrier_sync_key_prefix="offmarl"
+            primary_host=process, active_processes={process}, barrier_sync_key_prefix="offmarl"
         )
         composite = ocp.CompositeOptions(multiprocessing_options=options)
         handler = ocp.CompositeCheckpointHandler(composite_options=composite)
@@ -336,7 +336,7 @@ def _read(directory: Path, part: ArrayTree) -> ArrayTree:
         array = tensorstore.open(spec, read=True).result()
         chunk = array.chunk_layout.read_chunk.shape or ()
         same = (array.shape, array.dtype.numpy_dtype) == (leaf.shape, leaf.dtype)
-        if not same or any(one > size for one, size in zip(chunk, leaf.shape, strict=True)):
+        if not same or any(length > size for length, size in zip(chunk, leaf.shape, strict=True)):
             raise ValueError(f"{name} is stored with another type, shape or chunks")
         return array.read().result()
 
@@ -351,15 +351,15 @@ def _in_words(error: BaseException) -> str:
 def _is_of_system(error: BaseException) -> bool:
     """Whether memory, descriptors or a library are missing, and the files may be intact."""
     return any(
-        isinstance(one, MemoryError | ImportError)
-        or (isinstance(one, OSError) and not isinstance(one, _MISSING))
-        or any(int(number) != errno.ENOENT for number in _OS_ERROR.findall(str(one)))
-        for one in _chain(error)
+        isinstance(cause, MemoryError | ImportError)
+        or (isinstance(cause, OSError) and not isinstance(cause, _MISSING))
+        or any(int(number) != errno.ENOENT for number in _OS_ERROR.findall(str(cause)))
+        for cause in _chain(error)
     )
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a log is not of another thread or task of orbax about an error that it raises."""
+    """Whether a log record is about anything but an error that orbax also raises."""
     _, error, _ = record.exc_info or (None, None, None)
     text = str(record.msg)
     late = "was never retrieved" in text and re.search("orbax|OCDBT", f"{text} {error}")
@@ -368,8 +368,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 def _of_system(error: ValueError, path: Path) -> OSError | None:
     """Return the error of the operating system that an error of TensorStore is about, if any."""
-    for one in _chain(error):
-        for number in map(int, _OS_ERROR.findall(str(one))):
+    for cause in _chain(error):
+        for number in map(int, _OS_ERROR.findall(str(cause))):
             return OSError(number, os.strerror(number), str(path))
     return None
 

@@ -54,7 +54,7 @@ NonNegative = Annotated[float, Rule("at least 0 and finite", lambda x: 0 <= x < 
 
 
 def check_seed(seed: int, name: str = "seed") -> int:
-    """Return a seed of 32 bits; `OptionError` for others, which would draw what one of these does.
+    """Return a seed of 32 bits; `OptionError` for others, of which JAX would use the last 32 bits.
 
     Programs count up from theirs, which is a `Seed`.
     """
@@ -105,12 +105,12 @@ _cache: Any = cache  # type checkers take the class of a dataclass for unhashabl
 @_cache
 def with_role(kind: Any, role: Role) -> frozenset[str]:
     """Return the names of a dataclass's fields that have a role, or one of several."""
-    found = set()
+    names = set()
     for base in getattr(kind, "__mro__", ()):
-        for one in fields(base) if is_dataclass(base) else ():
-            if one.metadata.get("roles", Role(0)) & role:
-                found.add(one.name)
-    return frozenset(found)
+        for entry in fields(base) if is_dataclass(base) else ():
+            if entry.metadata.get("roles", Role(0)) & role:
+                names.add(entry.name)
+    return frozenset(names)
 
 
 Vaults = str | Path | Mapping[str, float] | tuple[str, ...]
@@ -122,8 +122,8 @@ class Validated:
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
-        for one in fields(self):  # type: ignore[arg-type]
-            check_rules(one.name, hints[one.name], getattr(self, one.name))
+        for entry in fields(self):  # type: ignore[arg-type]
+            check_rules(entry.name, hints[entry.name], getattr(self, entry.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +163,11 @@ class RecordingArgs(DeviceArgs):
 
 
 def changed(args: T, **values: Any) -> T:
-    """Return arguments with other values, which keep where the others came from."""
-    found = copy(args)
+    """Return a copy of arguments with new values; it keeps the recorded origins of the others."""
+    clone = copy(args)
     for name, value in values.items():
-        object.__setattr__(found, name, value)
-    return found
+        object.__setattr__(clone, name, value)
+    return clone
 
 
 def check_rules(name: str, hint: Any, value: Any) -> None:
@@ -193,7 +193,7 @@ def _rules(hint: Any) -> Iterator[Rule]:
 def float_fields(kind: type) -> list[str]:
     """Return the names of a dataclass's fields that are numbers with a fraction, in order."""
     hints = get_type_hints(kind)
-    return [one.name for one in fields(kind) if hints[one.name] is float]
+    return [entry.name for entry in fields(kind) if hints[entry.name] is float]
 
 
 def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
@@ -203,14 +203,14 @@ def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
     infinity; it ignores entries that are no fields.
     """
     hints = get_type_hints(kind, include_extras=True)
-    names = [one.name for one in fields(kind) if one.name in values]  # type: ignore[arg-type]
-    given = {
+    names = [entry.name for entry in fields(kind) if entry.name in values]  # type: ignore[arg-type]
+    arguments = {
         name: converted(name, hints[name], values[name])
         for name in names
         if values[name] is not None or NoneType in get_args(hints[name])
     }
     try:
-        return kind(**given)
+        return kind(**arguments)
     except TypeError as error:
         raise OptionError(f"{error}.") from None
 
@@ -232,12 +232,12 @@ def read_values(
 
 def check_names(kind: type, names: Iterable[str], refused: Collection[str] = ()) -> None:
     """Raise an error for the first name that is no argument of a dataclass, or is refused."""
-    known = [one.name for one in fields(kind) if one.name not in refused]
+    arguments = [entry.name for entry in fields(kind) if entry.name not in refused]
     for name in names:
         if name in refused:
             raise OptionError(f"{name} cannot be set in a file: give it with the command.")
-        if name not in known:
-            raise unknown_name("argument", name, known)
+        if name not in arguments:
+            raise unknown_name("argument", name, arguments)
 
 
 _WORDS = {
@@ -259,13 +259,13 @@ def converted(name: str, hint: Any, value: Any) -> Any:
         return Path(text) if kind is Path and isinstance(text, str) else text
 
     try:
-        found = msgspec.convert(value, hint, dec_hook=path, str_keys=True)
+        result = msgspec.convert(value, hint, dec_hook=path, str_keys=True)
     except msgspec.ValidationError:
         raise OptionError(f"{name} must be {_words(hint)}, not {value!r:.80}.") from None
     except TypeError:  # msgspec reads no such type
-        found = tuple(value) if isinstance(value, list) else value
-    check_rules(name, hint, found)
-    return found
+        result = tuple(value) if isinstance(value, list) else value
+    check_rules(name, hint, result)
+    return result
 
 
 def _words(hint: Any) -> str:

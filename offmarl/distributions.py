@@ -148,8 +148,8 @@ class ClippedGaussian(NamedTuple):
 
     def sample(self, key: PRNGKeyArray) -> Float[Array, "*b A"]:
         """Draw an action."""
-        drawn = self.mean + self.std * jax.random.normal(key, self.mean.shape)
-        return jnp.where(self.legal_actions, jnp.clip(drawn, -1.0, 1.0), 0.0)
+        u = self.mean + self.std * jax.random.normal(key, self.mean.shape)
+        return jnp.where(self.legal_actions, jnp.clip(u, -1.0, 1.0), 0.0)
 
     def sample_and_log_prob(
         self, key: PRNGKeyArray
@@ -226,9 +226,9 @@ class TanhGaussian(NamedTuple):
         where the action is clipped: a soft actor-critic, which decreases it, is pulled back.
         """
         noise = jax.random.normal(key, self.mean.shape)
-        drawn = self.mean + self.std * noise
-        of_entry = norm.logpdf(noise) - jnp.log(self.std) - _log_slope(drawn)
-        return self._squash(drawn), jnp.where(self.legal_actions, of_entry, 0.0).sum(-1)
+        u = self.mean + self.std * noise
+        of_entry = norm.logpdf(noise) - jnp.log(self.std) - _log_slope(u)
+        return self._squash(u), jnp.where(self.legal_actions, of_entry, 0.0).sum(-1)
 
     def mode(self) -> Float[Array, "*b A"]:
         """Return the tanh of the mean. This is the median of the action, not its density's peak."""
@@ -236,8 +236,8 @@ class TanhGaussian(NamedTuple):
 
     def log_prob(self, action: Float[Array, "*b A"]) -> Float[Array, "*b"]:
         """Return the log-density of an action."""
-        drawn = jnp.arctanh(jnp.clip(action, -_LARGEST_TANH, _LARGEST_TANH))
-        of_entry = norm.logpdf(drawn, self.mean, self.std) - _log_slope(drawn)
+        u = jnp.arctanh(jnp.clip(action, -_LARGEST_TANH, _LARGEST_TANH))
+        of_entry = norm.logpdf(u, self.mean, self.std) - _log_slope(u)
         return jnp.where(self.legal_actions, of_entry, 0.0).sum(-1)
 
     def entropy(self) -> Float[Array, "*b"]:
@@ -248,8 +248,8 @@ class TanhGaussian(NamedTuple):
         of_entry = of_gaussian + (_log_slope(nodes) * weights).sum(-1)
         return jnp.where(self.legal_actions, of_entry, 0.0).sum(-1)
 
-    def _squash(self, drawn: Float[Array, "*b A"]) -> Float[Array, "*b A"]:
-        inside = jnp.clip(jnp.tanh(drawn), -_LARGEST_TANH, _LARGEST_TANH)
+    def _squash(self, u: Float[Array, "*b A"]) -> Float[Array, "*b A"]:
+        inside = jnp.clip(jnp.tanh(u), -_LARGEST_TANH, _LARGEST_TANH)
         return jnp.where(self.legal_actions, inside, 0.0)
 
 

@@ -63,13 +63,13 @@ def nash(payoffs: Payoffs) -> list[Float[np.ndarray, "M"]]:
     that the simplex method ends at. `OptionError` for another table.
     """
     require_constant_sum(payoffs, "the table")
-    found = []
+    strategies = []
     for payoff in (payoffs[0], payoffs[1].T):
-        own, other = payoff.shape
-        value = [*np.zeros(own), -1.0]  # the last variable is the least payoff, which is maximised
-        exceeds = np.hstack([-payoff.T, np.ones((other, 1))])
-        found.append(_solve(value, exceeds, [*[(0, None)] * own, (None, None)], own))
-    return found
+        rows, columns = payoff.shape
+        value = [*np.zeros(rows), -1.0]  # the last variable is the least payoff, which is maximised
+        exceeds = np.hstack([-payoff.T, np.ones((columns, 1))])
+        strategies.append(_solve(value, exceeds, [*[(0, None)] * rows, (None, None)], rows))
+    return strategies
 
 
 def coarse_correlated(payoffs: Payoffs) -> Float[np.ndarray, "*members"]:
@@ -78,10 +78,10 @@ def coarse_correlated(payoffs: Payoffs) -> Float[np.ndarray, "*members"]:
     No player gains by playing one member whatever is drawn (Moulin and Vial 1978).
     """
     sizes, rows = payoffs.shape[1:], []
-    for seat, own in enumerate(payoffs):
+    for seat, payoff in enumerate(payoffs):
         for member in range(sizes[seat]):
-            always = np.expand_dims(own.take(member, seat), seat)
-            rows.append((always - own).ravel())
+            always = np.expand_dims(payoff.take(member, seat), seat)
+            rows.append((always - payoff).ravel())
     size = payoffs[0].size
     return _solve(-payoffs.sum(0).ravel(), rows, [(0, None)] * size, size).reshape(sizes)
 
@@ -90,10 +90,10 @@ def _solve(cost: Any, at_most_0: Any, bounds: Any, size: int) -> np.ndarray:
     """Return the distribution, the first variables of a linear program, of the least cost."""
     num_rows, num_columns = np.shape(at_most_0)
     sums = [[*np.ones(size), *np.zeros(num_columns - size)]]
-    found = linprog(cost, at_most_0, np.zeros(num_rows), sums, [1.0], bounds)
-    if not found.success:
-        raise OptionError(f"no equilibrium of the table is found: {found.message}")
-    weights = np.clip(found.x[:size], 0, None)
+    result = linprog(cost, at_most_0, np.zeros(num_rows), sums, [1.0], bounds)
+    if not result.success:
+        raise OptionError(f"no equilibrium of the table is found: {result.message}")
+    weights = np.clip(result.x[:size], 0, None)
     return weights / weights.sum()
 
 
@@ -107,14 +107,14 @@ def alpha_rank(payoffs: Payoffs, epsilon: float = 1e-6) -> Float[np.ndarray, "*m
     sizes = payoffs.shape[1:]
     profiles = list(np.ndindex(*sizes))
     place = {profile: number for number, profile in enumerate(profiles)}
-    chain, tried = np.zeros((len(profiles), len(profiles))), max(sum(sizes) - len(sizes), 1)
+    chain, moves = np.zeros((len(profiles), len(profiles))), max(sum(sizes) - len(sizes), 1)
     for profile in profiles:
         for seat, size in enumerate(sizes):
             for member in {*range(size)} - {profile[seat]}:
                 other = (*profile[:seat], member, *profile[seat + 1 :])
                 gain = payoffs[seat][other] - payoffs[seat][profile]
-                taken = 0.5 if gain == 0 else 1 - epsilon if gain > 0 else epsilon
-                chain[place[profile], place[other]] = taken / tried
+                probability = 0.5 if gain == 0 else 1 - epsilon if gain > 0 else epsilon
+                chain[place[profile], place[other]] = probability / moves
     np.fill_diagonal(chain, 1 - chain.sum(1))
     balance = np.vstack([chain.T - np.eye(len(profiles)), np.ones(len(profiles))])
     masses, *_ = np.linalg.lstsq(balance, [*np.zeros(len(profiles)), 1.0])

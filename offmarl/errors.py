@@ -168,10 +168,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str], see: str = "") -> U
     """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    some = f"{', '.join(names[:10])} ..." if len(names) > 20 else f"{', '.join(names)}."
+    listing = f"{', '.join(names[:10])} ..." if len(names) > 20 else f"{', '.join(names)}."
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     else:
-        hint = f"known: {some}" if names else "none exist."
+        hint = f"known: {listing}" if names else "none exist."
     more = f" See `{see}`." if see else ""
     return UnknownNameError(f"no {kind} named {name!r}: {hint}{more}")

@@ -105,8 +105,8 @@ def require_time_limit(spec: EnvSpec) -> int:
 def require_room_for(spec: EnvSpec, num_episodes: int) -> None:
     """Raise `OptionError` if no memory holds so many episodes side by side."""
     keys = 2 * 8 * require_time_limit(spec)
-    needed = num_episodes * (bytes_of(empty_view(spec)) + keys)
-    require_room(needed, f"{num_episodes:,} episodes side by side")
+    num_bytes = num_episodes * (bytes_of(empty_view(spec)) + keys)
+    require_room(num_bytes, f"{num_episodes:,} episodes side by side")
 
 
 def evaluate(
@@ -209,13 +209,13 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
     minus half the mean absolute difference of the entries that an agent has.
     """
 
-    def step(carry: ArrayTree, seen: _Seen) -> tuple[ArrayTree, Array]:
-        view = seen.observation, seen.legal_actions
+    def step(carry: ArrayTree, data: _Step) -> tuple[ArrayTree, Array]:
+        view = data.observation, data.legal_actions
         action, _, after = policy.act(params, carry, *view, jax.random.key(0))
         if policy.log_prob is not None:  # the carry follows the recorded action
-            _, after = policy.log_prob(params, carry, *view, seen.action)
-        found = _agreement(action, seen.action, seen.legal_actions)
-        return remember(policy, after, seen.reward, seen.done), found
+            _, after = policy.log_prob(params, carry, *view, data.action)
+        agrees = _agreement(action, data.action, data.legal_actions)
+        return remember(policy, after, data.reward, data.done), agrees
 
     return _means(policy, step, episodes, episodes.choices)
 
@@ -246,16 +246,16 @@ def log_likelihood(
     if log_prob_of is None:
         raise OptionError("this policy has no log_prob, so the likelihood of actions is unknown.")
 
-    def step(carry: ArrayTree, seen: _Seen) -> tuple[ArrayTree, Array]:
+    def step(carry: ArrayTree, data: _Step) -> tuple[ArrayTree, Array]:
         log_prob, carry = log_prob_of(
-            params, carry, seen.observation, seen.legal_actions, seen.action
+            params, carry, data.observation, data.legal_actions, data.action
         )
-        return remember(policy, carry, seen.reward, seen.done), log_prob
+        return remember(policy, carry, data.reward, data.done), log_prob
 
     return _means(policy, step, episodes, episodes.mask[..., None] & episodes.view_tm1.alive)
 
 
-class _Seen(NamedTuple):
+class _Step(NamedTuple):
     """A recorded step, as input of a policy."""
 
     observation: ArrayTree
@@ -267,7 +267,7 @@ class _Seen(NamedTuple):
 
 def _means(
     policy: Policy,
-    step: Callable[[ArrayTree, _Seen], tuple[ArrayTree, Array]],
+    step: Callable[[ArrayTree, _Step], tuple[ArrayTree, Array]],
     episodes: Sequence,
     counted: Bool[Array, "episodes T N"],
 ) -> Float[Array, "episodes"]:
@@ -275,8 +275,8 @@ def _means(
 
     def of_episode(episode: Sequence, counted: Bool[Array, "T N"]) -> Float[Array, ""]:
         view, done = episode.view_tm1, episode.terminated | episode.truncated
-        seen = _Seen(view.observation, view.legal_actions, episode.action, episode.reward, done)
-        _, values = jax.lax.scan(step, policy.initial_carry(), seen)
+        data = _Step(view.observation, view.legal_actions, episode.action, episode.reward, done)
+        _, values = jax.lax.scan(step, policy.initial_carry(), data)
         return jnp.where(counted, values, 0).sum() / counted.sum()
 
     return jax.vmap(of_episode)(episodes, counted)

@@ -46,11 +46,10 @@ def misfits(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_] | N
     """
     if np.can_cast(values.dtype, dtype, "safe") or not values.size:
         return None
-    if values.dtype.kind in "iuf" and dtype in _LIMITS:  # most data fits, which is quick to see
-        low, high = _LIMITS[dtype]
-        if dtype.kind == "f" and np.fmax.reduce(np.abs(values), axis=None) <= high:
-            return None
-        if dtype.kind != "f" != values.dtype.kind and low <= values.min() and values.max() <= high:
+    may_round = values.dtype.kind == "f" != dtype.kind
+    if values.dtype.kind in "iuf" and dtype in _LIMITS and not may_round:
+        low, high = _LIMITS[dtype]  # most data fits, which is quick to see
+        if low <= np.fmin.reduce(values, axis=None) and np.fmax.reduce(values, axis=None) <= high:
             return None
     with np.errstate(all="ignore"):
         if is_float(dtype):
@@ -83,9 +82,8 @@ def warn_of_lost_digits(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -
 def fit(value: Any, leaf: ArraySpec, what: str) -> NDArray[Any]:
     """Return a value as an array of the shape and type of a spec; `InvalidValueError` otherwise.
 
-    Axes of length 1 may be added or left out. NaN and infinity fit floats: what becomes of them is
-    for the caller to say. ``what`` names the value in messages, such as "the observation of
-    agent_0".
+    Axes of length 1 may be added or left out. NaN and infinity fit floats: the caller decides
+    about them. ``what`` names the value in messages, such as "the observation of agent_0".
     """
     dtype = leaf.numpy_dtype
     try:
@@ -117,5 +115,5 @@ def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def to_unit_range(action: Any, low: Any, high: Any) -> NDArray[np.float64]:
     """Scale continuous actions from their bounds to [-1, 1]; bounds of an entry may be equal."""
-    found: NDArray[np.float64] = 2 * (action - low) / np.where(high > low, high - low, 1) - 1
-    return found
+    scaled: NDArray[np.float64] = 2 * (action - low) / np.where(high > low, high - low, 1) - 1
+    return scaled

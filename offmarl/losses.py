@@ -37,10 +37,10 @@ def masked_mean(
         importance weights of prioritised replay. Terms are multiplied by it; the mean still
         divides by the number of entries of the mask. None weighs all terms equally.
     """
-    kept = jnp.where(mask, x, 0.0)
+    terms = jnp.where(mask, x, 0.0)
     if weight is not None:
-        kept = kept * weight.reshape(*weight.shape, *(1,) * (x.ndim - weight.ndim))
-    return kept.sum() / jnp.maximum(mask.sum(), 1)
+        terms = terms * weight.reshape(*weight.shape, *(1,) * (x.ndim - weight.ndim))
+    return terms.sum() / jnp.maximum(mask.sum(), 1)
 
 
 # ---------------------------------------------------------------------- temporal differences
@@ -101,9 +101,9 @@ def lambda_targets(
     v_t = jnp.append(v_tm1[1:], 0.0)
 
     def step(target_t: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
-        r, discount, own, following, follows = x
-        target = r + discount * ((1 - lambda_) * following + lambda_ * target_t)
-        target = jnp.where(follows, target, jnp.where(discount == 0.0, r, own))
+        r, discount, v, v_next, follows = x
+        target = r + discount * ((1 - lambda_) * v_next + lambda_ * target_t)
+        target = jnp.where(follows, target, jnp.where(discount == 0.0, r, v))
         return target, target
 
     inputs = (r_t, discount_t, v_tm1, v_t, has_next)
@@ -297,8 +297,8 @@ def softmax_weights(
     flows through the weights.
     """
     logits = jnp.where(mask, x / temperature, -jnp.inf)
-    some = mask.any(axis=0, keepdims=True)
-    weights = jax.nn.softmax(jnp.where(some, logits, 0.0), axis=0)
+    nonempty = mask.any(axis=0, keepdims=True)
+    weights = jax.nn.softmax(jnp.where(nonempty, logits, 0.0), axis=0)
     return jax.lax.stop_gradient(weights * mask.sum(axis=0, keepdims=True) * mask)
 
 
@@ -310,8 +310,8 @@ def weighted_mean(x: Float[Array, "*b"], weight: Float[Array, "*b"]) -> Float[Ar
 
     Entries of x with the weight 0 may be NaN.
     """
-    kept = jnp.where(weight > 0, x, 0.0) * weight
-    return kept.sum() / jnp.maximum(weight.sum(), _TINY)
+    terms = jnp.where(weight > 0, x, 0.0) * weight
+    return terms.sum() / jnp.maximum(weight.sum(), _TINY)
 
 
 def soft_maximum(
@@ -325,8 +325,8 @@ def soft_maximum(
     exponents = jnp.where(weight > 0, x / temperature, 0.0)
     top = jax.lax.stop_gradient(exponents.max(where=weight > 0, initial=-1e30))
     total = (weight * jnp.exp(jnp.where(weight > 0, exponents - top, 0.0))).sum()
-    found = temperature * (jnp.log(jnp.maximum(total, _TINY)) + top)
-    return jnp.where((weight > 0).any(), found, 0.0)
+    maximum = temperature * (jnp.log(jnp.maximum(total, _TINY)) + top)
+    return jnp.where((weight > 0).any(), maximum, 0.0)
 
 
 def divergence(

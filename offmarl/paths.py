@@ -35,30 +35,30 @@ def local(path: str | os.PathLike[str]) -> Path:
     return _without_parents(full)
 
 
-_given: dict[Path, str] = {}
+_texts: dict[Path, str] = {}
 
 
 def note_given(arguments: Iterable[str]) -> None:
     """Remember how the arguments of a command write paths, for `shown`."""
-    _given.clear()
+    _texts.clear()
     for argument in (".", *arguments):
         text = argument.partition("=")[2] if argument.startswith("-") else argument
         with suppress(OptionError):
-            _given[local(text)] = text
+            _texts[local(text)] = text
 
 
 def shown(path: PurePath) -> str:
     """Return a path for people, as the command's arguments write it or its nearest parent."""
-    near = next((one for one in (path, *path.parents) if one in _given), None)
-    return str(path if near is None else Path(_given[near]) / path.relative_to(near))
+    near = next((place for place in (path, *path.parents) if place in _texts), None)
+    return str(path if near is None else Path(_texts[near]) / path.relative_to(near))
 
 
 def distinct(paths: Iterable[Path]) -> list[Path]:
     """Return paths without those that lead to the same place as an earlier one."""
-    found: dict[str, Path] = {}
+    by_place: dict[str, Path] = {}
     for path in paths:
-        found.setdefault(os.path.realpath(path), path)
-    return [*found.values()]
+        by_place.setdefault(os.path.realpath(path), path)
+    return [*by_place.values()]
 
 
 @contextmanager
@@ -67,21 +67,21 @@ def no_empty_directories(path: Path, always: bool = False) -> Iterator[None]:
 
     ``always``: also if the block does not fail.
     """
-    made = [one for one in (path, *path.parents) if not os.path.lexists(one)]
+    missing = [directory for directory in (path, *path.parents) if not os.path.lexists(directory)]
     done = False
     try:
         yield
         done = not always
     finally:
-        for one in () if done else made:
+        for directory in () if done else missing:
             with suppress(OSError):
-                one.rmdir()
+                directory.rmdir()
 
 
 def kind_of(path: Path, kinds: Collection[str], what: str) -> str:
-    """Return the suffix of a file to write, without the dot; `OptionError` if it is none of some.
+    """Return the suffix of a file to write, without the dot; `OptionError` if not of ``kinds``.
 
-    ``what`` is written, such as "a figure".
+    ``what`` names the content in messages, such as "a figure".
     """
     kind = path.suffix.removeprefix(".").lower()
     if kind not in kinds:
@@ -130,11 +130,11 @@ def below(*names: str, option: str) -> Path:
     replaced, because the author of the data chose the names. `OptionError` names the ``option`` to
     give instead of an unusable name.
     """
-    found = [[_clean(part) for part in name.split("/")] for name in names]
-    for name, parts in zip(names, found, strict=True):
+    components = [[_clean(part) for part in name.split("/")] for name in names]
+    for name, parts in zip(names, components, strict=True):
         if not any(parts):
             raise OptionError(f"the name {name!r} in the data cannot be a path: give {option}.")
-    return Path(*(part for parts in found for part in parts if part))
+    return Path(*(part for parts in components for part in parts if part))
 
 
 def _clean(part: str) -> str:
@@ -155,13 +155,13 @@ def register_names(finder: Finder) -> None:
     _finders.append(finder)
 
 
-def named(text: str, one: bool = False) -> Path | None:
+def named(text: str, single: bool = False) -> Path | None:
     """Return the path of the data of a name, or None if the text is a path.
 
-    With ``one``, the name of a dataset of several vaults is refused, however many are here.
+    With ``single``, the name of a dataset of several vaults is refused, however many are here.
     """
-    found = (finder(text, one) for finder in _finders) if may_be_name(text) else ()
-    return next((path for path in found if path), None)
+    paths = (finder(text, single) for finder in _finders) if may_be_name(text) else ()
+    return next((path for path in paths if path), None)
 
 
 def may_be_name(text: str) -> bool:

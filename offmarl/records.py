@@ -1,12 +1,12 @@
 """Reads what files record: checked values, and names that run no code.
 
-Whoever wrote a file may be a stranger, and a copy cannot prove that it is one's own. So the fields
-of a record have types and bounds, and all its texts are `RecordedName`. A name makes offmarl import
-code only in `import_code`, which refuses those: the user names code on the command line, or in
-Python.
+The author of a file may be a stranger, and a copy does not prove its origin. So the fields of a
+record have types and bounds, and all its texts are `RecordedName`. Code is imported only by
+`import_code`, which refuses recorded names: the user names code on the command line, or in Python.
 """
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -25,8 +25,9 @@ T = TypeVar("T")
 MOST_STEP_BYTES = 2**30
 """Maximum bytes of one step of all arrays of an environment."""
 
-_MOST_OF_A_NAME = 2**20
-"""Maximum number of agents, steps and the like that a name in a record may ask for."""
+_MOST_OF_A_NAME, _MOST_PRODUCT = 2**20, 2**30
+"""Maximum number of agents, steps and the like that a name in a record may ask for, and maximum
+product of all its numbers: arrays have several of these sizes."""
 
 _MOST_DOTS = 200
 """Maximum dots in a key or a line of a card: the parser takes quadratic time for dotted keys."""
@@ -54,9 +55,9 @@ class RecordedName(str):
 
     def __new__(cls, text: str, where: str = "the data") -> "RecordedName":
         """Mark a text."""
-        found = super().__new__(cls, text)
-        found.where = getattr(text, "where", where)
-        return found
+        instance = super().__new__(cls, text)
+        instance.where = getattr(text, "where", where)
+        return instance
 
     def partition(self, sep: str) -> tuple[str, str, str]:
         """Return the parts around the first ``sep``."""
@@ -66,8 +67,8 @@ class RecordedName(str):
         """Return the parts around the last ``sep``."""
         return self._parts(super().rpartition(sep))
 
-    def _parts(self, found: tuple[str, str, str]) -> tuple[str, str, str]:
-        return RecordedName(found[0], self.where), found[1], RecordedName(found[2], self.where)
+    def _parts(self, parts: tuple[str, str, str]) -> tuple[str, str, str]:
+        return RecordedName(parts[0], self.where), parts[1], RecordedName(parts[2], self.where)
 
 
 class Spec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -195,7 +196,7 @@ def recorded(data: Any, where: str, field: str = "") -> Any:
         return RecordedName(data, f"{where} ({field})")
     if isinstance(data, Mapping):
         return {x: recorded(y, where, f"{field}.{x}" if field else x) for x, y in data.items()}
-    return [recorded(one, where, field) for one in data] if isinstance(data, list) else data
+    return [recorded(entry, where, field) for entry in data] if isinstance(data, list) else data
 
 
 def user_toml(path: Path, shown: str, missing: str) -> dict[str, Any]:
@@ -236,10 +237,12 @@ def refuse_recorded(name: str, how: str) -> None:
 
 
 def refuse_large(name: str, numbers: Iterable[object]) -> None:
-    """Raise `OptionError` if a name from a record has a number that asks for too much memory."""
-    large = any(isinstance(x, int) and abs(x) > _MOST_OF_A_NAME for x in numbers)
+    """Raise `OptionError` if a name from a record has numbers that ask for too much memory."""
+    sizes = [max(1, abs(x)) for x in numbers if isinstance(x, int | float)]
+    large = max(sizes, default=1) > _MOST_OF_A_NAME or math.prod(map(float, sizes)) > _MOST_PRODUCT
     if large and isinstance(name, RecordedName):
         raise OptionError(
-            f"{name.where} names {str(name)!r:.200}, with a number over {_MOST_OF_A_NAME:,}, which "
-            "could ask for all memory: if you trust it, give it with --env."
+            f"{name.where} names {str(name)!r:.200}, with a number over {_MOST_OF_A_NAME:,} or a "
+            f"product of numbers over {_MOST_PRODUCT:,}, which could ask for all memory: if you "
+            "trust it, give it with --env."
         )

@@ -37,7 +37,7 @@ def init_rollout(
 
 
 def meet(env: Environment, state: ArrayTree) -> ArrayTree:
-    """Return the state of a program, with rollouts against an environment's others."""
+    """Return a program's state whose rollouts have the parameters of an environment's others."""
 
     def of_node(node: ArrayTree) -> ArrayTree:
         is_rollout = isinstance(node, RolloutState)
@@ -74,8 +74,8 @@ def rollout(
         Id of the policy to record, for all agents or for each; of several policies
         (`Policy.number`) that of the first. A new value does not recompile.
     among
-        With environments that are some of more, which are computed elsewhere: the number of the
-        first one, and how many there are. They have the same keys as if all were here.
+        If these environments are a part of several: the number of the first, and how many there
+        are in all. Their random keys are the same in any division.
 
     Returns
     -------

@@ -220,9 +220,9 @@ def bootstrap_interval(
                 f"an interval needs at least {MIN_RUNS} runs: got {len(array)}. Train more seeds."
             )
     generator = np.random.default_rng(check_seed(seed))
-    drawn = [_resample(generator, array, resamples) for array in scores]
+    samples = [_resample(generator, array, resamples) for array in scores]
     tail = expanded_tail(_TAIL, min(map(len, scores))) if method == "expanded" else _TAIL
-    low, high = np.quantile(estimate(*drawn), [tail, 1 - tail], axis=0)
+    low, high = np.quantile(estimate(*samples), [tail, 1 - tail], axis=0)
     return np.asarray(low), np.asarray(high)
 
 

@@ -25,7 +25,7 @@ class Team(NamedTuple):
 
     name: str
     agents: tuple[int, ...]
-    """Their indices, in order."""
+    """Indices of the agents, in order."""
 
 
 def teams_of(spec: EnvSpec) -> tuple[Team, ...]:
@@ -44,7 +44,7 @@ def teams_of(spec: EnvSpec) -> tuple[Team, ...]:
             f"team_names {spec.team_names} do not fit the teams {spec.teams}: name each team."
         )
     return tuple(
-        Team(name, tuple(agent for agent, own in enumerate(numbers) if own == number))
+        Team(name, tuple(agent for agent, team in enumerate(numbers) if team == number))
         for name, number in zip(names, distinct, strict=True)
     )
 
@@ -63,10 +63,10 @@ def find_side(spec: EnvSpec, name: str) -> Team:
     teams, agents = {team.name: team for team in teams_of(spec)}, agent_names(spec)
     for part in name.split(","):
         if name not in teams and part not in agents:
-            where = spec.name or "the environment"
-            raise unknown_name(f"team or agent of {where}", part, [*teams, *agents])
-    chosen = tuple(sorted({agents.index(part) for part in name.split(",") if part in agents}))
-    side = teams.get(name) or Team(name_of_side(spec, chosen), chosen)
+            env_name = spec.name or "the environment"
+            raise unknown_name(f"team or agent of {env_name}", part, [*teams, *agents])
+    members = tuple(sorted({agents.index(part) for part in name.split(",") if part in agents}))
+    side = teams.get(name) or Team(name_of_side(spec, members), members)
     if not any(set(side.agents) <= set(team.agents) for team in teams.values()):
         raise OptionError(f"the agents {name} are of several teams: a side is of one.")
     return side
@@ -74,8 +74,8 @@ def find_side(spec: EnvSpec, name: str) -> Team:
 
 def name_of_side(spec: EnvSpec, agents: Sequence[int]) -> str:
     """Return the name of a side that `find_side` finds, of the team or of the agents."""
-    own = (team.name for team in teams_of(spec) if team.agents == tuple(agents))
-    return next(own, ",".join(agent_names(spec)[agent] for agent in agents))
+    names = (team.name for team in teams_of(spec) if team.agents == tuple(agents))
+    return next(names, ",".join(agent_names(spec)[agent] for agent in agents))
 
 
 def policy_columns(spec: EnvSpec) -> dict[str, int]:
@@ -87,8 +87,8 @@ def policy_columns(spec: EnvSpec) -> dict[str, int]:
     teams = teams_of(spec)
     first = {team.name: team.agents[0] for team in teams if len(teams) > 1}
     agents = {name: number for number, name in enumerate(agent_names(spec))}
-    found = {f"policy_{name}": number for name, number in (first | agents).items()}
-    return {"policy": 0} | found
+    columns = {f"policy_{name}": number for name, number in (first | agents).items()}
+    return {"policy": 0} | columns
 
 
 def agent_names(spec: EnvSpec) -> list[str]:

@@ -72,7 +72,7 @@ _GAP = 2
 """Width of the space between two columns."""
 
 
-class _Drawn:
+class _Lines:
     """Lines that a function makes for the width of a terminal."""
 
     def __init__(self, lines: Callable[[Console, int], Iterator[Text]]):
@@ -88,7 +88,7 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
     If the columns do not fit beside each other, the cells of a row are listed below each other.
     """
     cells = [[*row] for row in rows]
-    return _Drawn(lambda console, width: _table(columns, cells, title, console, width))
+    return _Lines(lambda console, width: _table(columns, cells, title, console, width))
 
 
 def _table(
@@ -96,13 +96,13 @@ def _table(
 ) -> Iterator[Text]:
     by_column = [*zip(columns, *rows, strict=True)]
     right = [any(isinstance(cell, int | float) for cell in below) for _, *below in by_column]
-    most = [max(cell_len(_shown(cell)) for cell in one) for one in by_column]
-    least = [most[0], *(max(map(_longest_word, map(_text, one))) for one in by_column[1:])]
+    most = [max(cell_len(_shown(cell)) for cell in column) for column in by_column]
+    least = [most[0], *(max(map(_longest_word, map(_text, column))) for column in by_column[1:])]
     room = width - _GAP * (len(columns) - 1)
-    left = max(cell_len(columns[0]), room - sum(least[1:]))
-    if left < most[0]:  # long names have lines of their own, so the other columns take the room
-        left = max(cell_len(columns[0]), min(left, room - sum(most[1:])))
-    least[0] = most[0] = min(most[0], left)
+    lead = max(cell_len(columns[0]), room - sum(least[1:]))
+    if lead < most[0]:  # long names have lines of their own, so the other columns take the room
+        lead = max(cell_len(columns[0]), min(lead, room - sum(most[1:])))
+    least[0] = most[0] = min(most[0], lead)
     if title:
         yield Text(printable(title), style="bold")
     yield Text()
@@ -125,22 +125,22 @@ def _table(
     yield Text()
 
 
-def grid(named: Mapping[str, str | PurePath]) -> RenderableType:
+def grid(values: Mapping[str, str | PurePath]) -> RenderableType:
     """Return facts with their names, one per line; paths are kept whole."""
     facts = [
         # Escaped here, because Rich drops some control characters.
         (name, _text(x) if isinstance(x, PurePath) else printable(x))
-        for name, x in named.items()
+        for name, x in values.items()
     ]
-    return _Drawn(lambda console, width: _facts(facts, console, width))
+    return _Lines(lambda console, width: _facts(facts, console, width))
 
 
 def _facts(facts: Sequence[tuple[str, str]], console: Console, width: int) -> Iterator[Text]:
-    left = max((cell_len(name) for name, _ in facts), default=0)
+    lead = max((cell_len(name) for name, _ in facts), default=0)
     for name, value in facts:
-        least, room = _longest_word(value), width - left - _GAP
+        least, room = _longest_word(value), width - lead - _GAP
         if least <= room:  # otherwise the value has a line of its own
-            yield from _folded([name, value], [left, room], [False] * 2, console, ["bold", ""])
+            yield from _folded([name, value], [lead, room], [False] * 2, console, ["bold", ""])
         else:
             yield _whole(name, "bold")
             yield from _folded([value], [max(width, least)], [False], console)
@@ -177,7 +177,7 @@ def _shown(cell: Any) -> str:
 
 
 class _Whole(str):
-    """A text that does not go on in the next line, as a path."""
+    """A text that is not wrapped, such as a path."""
 
 
 def _text(cell: Any) -> str:
@@ -189,7 +189,7 @@ def _longest_word(text: str) -> int:
 
 
 def _shared(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:
-    """Return widths of columns; what room there is goes to the narrowest that want more."""
+    """Return the widths of columns: spare room goes to the narrowest that need more."""
     widths = [*least]
     for _ in range(room - sum(least)):
         if growing := [i for i, width in enumerate(widths) if width < most[i]]:

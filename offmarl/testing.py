@@ -84,14 +84,14 @@ def experience(
 def views(spec: EnvSpec, lead: tuple[int, ...], rng: np.random.Generator) -> View:
     """Make random views ``(*lead, ...)``."""
     agents, leaves = (*lead, spec.num_agents), spec.view_spec
-    made: Any = (
+    arrays: Any = (
         map_tree(lambda leaf: entries(leaf, lead, rng), leaves.observation),
         map_tree(lambda leaf: entries(leaf, lead, rng), leaves.state),
         rng.random((*agents, spec.action_size)) < 0.7,
         rng.random(agents) < 0.9,
     )
-    made[2][..., 0] |= ~made[2].any(-1)  # whoever is alive can do something
-    return View(*made)
+    arrays[2][..., 0] |= ~arrays[2].any(-1)  # whoever is alive can do something
+    return View(*arrays)
 
 
 def entries(leaf: ArraySpec, lead: tuple[int, ...], rng: np.random.Generator) -> Any:
@@ -140,29 +140,29 @@ def image_spec(name: str = "", shape: tuple[int, ...] = (8, 8, 3)) -> EnvSpec:
 
 def steps_of(transition: Transition, start: int, stop: int) -> Transition:
     """Return an interval of time of ``(rows, T, ...)`` steps."""
-    cut: Transition = map_tree(lambda x: x[:, start:stop], transition)
-    return cut
+    interval: Transition = map_tree(lambda x: x[:, start:stop], transition)
+    return interval
 
 
 def concatenate(parts: list[Transition]) -> Transition:
     """Put ``(rows, T, ...)`` steps one after the other."""
-    joined: Transition = map_tree(lambda *arrays: np.concatenate(arrays, axis=1), *parts)
-    return joined
+    steps: Transition = map_tree(lambda *arrays: np.concatenate(arrays, axis=1), *parts)
+    return steps
 
 
 def assert_same(actual: Transition, expected: Transition) -> None:
     """Raise `AssertionError` unless all arrays have the same entries, shapes and types."""
-    found, wanted = encoding.to_disk(actual), encoding.to_disk(expected)
-    assert found.keys() == wanted.keys()
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
-        assert found[name].dtype == array.dtype, name
+    arrays, expected_arrays = encoding.to_disk(actual), encoding.to_disk(expected)
+    assert arrays.keys() == expected_arrays.keys()
+    for name, array in expected_arrays.items():
+        np.testing.assert_array_equal(arrays[name], array, err_msg=name)
+        assert arrays[name].dtype == array.dtype, name
     np.testing.assert_array_equal(actual.last, expected.last)
 
 
 def episodes_of(transition: Transition) -> list[Episode]:
     """Find every episode, step by step."""
-    found = []
+    episodes = []
     rows, length = transition.last.shape
     for row in range(rows):
         start = 0
@@ -170,9 +170,9 @@ def episodes_of(transition: Transition) -> list[Episode]:
             end = start
             while end < length - 1 and not transition.last[row, end]:
                 end += 1
-            found.append(_episode(transition, row, start, end))
+            episodes.append(_episode(transition, row, start, end))
             start = end + 1
-    return found
+    return episodes
 
 
 def _episode(transition: Transition, row: int, start: int, end: int) -> Episode:
@@ -263,31 +263,31 @@ class DriverConformance:
 
     def check(self, place: Place, parts: list[tuple[Transition, FinalObservations]]) -> None:
         """Check that the vault holds exactly these records."""
-        found = vault.open_vault(place)
-        whole = concatenate([transition for transition, _ in parts])
-        assert found.length == whole.last.shape[1]
-        assert_same(found.transitions(), whole)
-        assert table_of(found.episodes) == episodes_of(whole)
-        self._check_finals(found, parts)
+        dataset = vault.open_vault(place)
+        steps = concatenate([transition for transition, _ in parts])
+        assert dataset.length == steps.last.shape[1]
+        assert_same(dataset.transitions(), steps)
+        assert table_of(dataset.episodes) == episodes_of(steps)
+        self._check_finals(dataset, parts)
 
-    def _check_finals(self, found: Any, parts: list[tuple[Transition, FinalObservations]]) -> None:
-        ends = zip(found.episodes.row, found.episodes.start + found.episodes.length, strict=True)
-        number = dict(zip(ends, found.episodes.final, strict=True))
+    def _check_finals(self, data: Any, parts: list[tuple[Transition, FinalObservations]]) -> None:
+        ends = zip(data.episodes.row, data.episodes.start + data.episodes.length, strict=True)
+        number = dict(zip(ends, data.episodes.final, strict=True))
         begin = 0
         for transition, finals in parts:
             for index, (row, time) in enumerate(zip(finals.row, finals.time, strict=True)):
                 final = number[int(row), begin + int(time) + 1]
-                stored = map_tree(lambda leaf, at=final: leaf[at], found.finals)
-                given = map_tree(lambda leaf, at=index: leaf[at], finals.view)
-                map_tree(np.testing.assert_array_equal, stored, given)
+                actual = map_tree(lambda leaf, at=final: leaf[at], data.finals)
+                expected = map_tree(lambda leaf, at=index: leaf[at], finals.view)
+                map_tree(np.testing.assert_array_equal, actual, expected)
             begin += transition.last.shape[1]
 
     def test_an_empty_vault(self, place: Place) -> None:
         """It can be read, and has the sizes and spec of its creation."""
         self.create(place).close()
-        found = vault.open_vault(place)
-        assert (found.rows, found.length, found.spec) == (self.rows, 0, self.spec)
-        assert len(found.episodes.row) == 0
+        dataset = vault.open_vault(place)
+        assert (dataset.rows, dataset.length, dataset.spec) == (self.rows, 0, self.spec)
+        assert len(dataset.episodes.row) == 0
 
     def test_flushed_steps_can_be_read(self, place: Place) -> None:
         """A reader sees all flushed steps while the writer continues."""
@@ -347,12 +347,12 @@ class DriverConformance:
         with self.create(place) as writer:
             for part in parts:
                 writer.append(*part)
-        found = vault.open_vault(place)
-        whole = concatenate([transition for transition, _ in parts])
+        dataset = vault.open_vault(place)
+        steps = concatenate([transition for transition, _ in parts])
         for start, stop in ((0, 1), (5, 17), (10, 12), (23, 24)):
-            assert_same(found.transitions(start, stop), steps_of(whole, start, stop))
+            assert_same(dataset.transitions(start, stop), steps_of(steps, start, stop))
         with np.testing.assert_raises(VaultError):
-            found.transitions(20, 25)
+            dataset.transitions(20, 25)
 
     def test_provenance(self, place: Place) -> None:
         """It is merged, and written with the next flush."""
@@ -388,9 +388,9 @@ class DriverConformance:
 
     def test_a_missing_vault_cannot_be_opened(self, place: Place) -> None:
         """Opening it raises an error of offmarl."""
-        for opened in (vault.open_vault, vault.resume):
+        for function in (vault.open_vault, vault.resume):
             with np.testing.assert_raises(OffmarlError):
-                opened(place)
+                function(place)
 
     def test_the_digest_is_of_the_content(self, place: Place) -> None:
         """It does not depend on how the steps were appended."""
@@ -424,36 +424,36 @@ class DriverConformance:
 
     def test_it_is_listed(self, place: Place) -> None:
         """Listing the directory above it returns its path and length."""
-        found, _ = self.written(place, 9)
-        ((listed, summary),) = vault.list_vaults(found.path.parent)
-        assert (str(listed), summary.steps) == (str(found.path), 18)
+        dataset, _ = self.written(place, 9)
+        ((path, summary),) = vault.list_vaults(dataset.path.parent)
+        assert (str(path), summary.steps) == (str(dataset.path), 18)
 
     def test_images_trees_and_extras(self, place: Place) -> None:
         """Every leaf keeps its type and shape."""
         transition, finals = experience(typed_spec("test/typed"), 2, 20)
         with vault.create(place, typed_spec("test/typed"), rows=2, **self.options) as writer:
             writer.append(transition, finals)
-        found = vault.open_vault(place)
-        assert_same(found.transitions(), transition)
-        self._check_finals(found, [(transition, finals)])
+        dataset = vault.open_vault(place)
+        assert_same(dataset.transitions(), transition)
+        self._check_finals(dataset, [(transition, finals)])
 
     def test_windows(self, place: Place) -> None:
         """Any windows can be gathered, also across chunks."""
-        found, parts = self.written(place, 20, 13)
-        whole = concatenate([transition for transition, _ in parts])
+        dataset, parts = self.written(place, 20, 13)
+        steps = concatenate([transition for transition, _ in parts])
         rows, starts = np.array([0, 1, 1, 0]), np.array([0, 5, 13, 28])
-        windows = found.window_transitions(rows, starts, 5)
+        windows = dataset.window_transitions(rows, starts, 5)
         for window, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            expected = whole.reward[row, start : start + 5]
+            expected = steps.reward[row, start : start + 5]
             np.testing.assert_array_equal(windows.reward[window], expected)
 
     def test_replay(self, place: Place) -> None:
         """Replay on the device and streamed replay give the same batches."""
         import jax  # tests of files do not need it
 
-        found, _ = self.written(place, 30)
-        batch = found.replay(batch=4, length=3).sample(jax.random.fold_in(jax.random.key(0), 0))
-        with found.stream(batch=4, length=3) as stream:
+        dataset, _ = self.written(place, 30)
+        batch = dataset.replay(batch=4, length=3).sample(jax.random.fold_in(jax.random.key(0), 0))
+        with dataset.stream(batch=4, length=3) as stream:
             streamed = next(stream)
         jax.tree.map(np.testing.assert_array_equal, batch, streamed)
 
@@ -461,23 +461,23 @@ class DriverConformance:
         """Verification passes, also with all steps read."""
         self.written(place, 21, 8)
         for deep in (False, True):
-            found = vault.verify(place, deep=deep)
-            assert found.sound, found.faults
-            assert found.length == 29
+            report = vault.verify(place, deep=deep)
+            assert report.sound, report.faults
+            assert report.length == 29
 
     def test_a_vault_of_stock_flashbax(self, place: Place, tmp_path: Path) -> None:
         """It can be read, and verification passes."""
         ((transition, _),) = self.parts(20)
         copy_stock(write_stock(tmp_path / "stock.vlt" / "a", transition), place)
-        found = vault.open_vault(place)
-        assert (found.native, found.rows, found.length) == (False, self.rows, 20)
-        assert_same(found.transitions(), transition)
+        dataset = vault.open_vault(place)
+        assert (dataset.native, dataset.rows, dataset.length) == (False, self.rows, 20)
+        assert_same(dataset.transitions(), transition)
         assert vault.verify(place, deep=True).sound
 
     def test_it_is_copied(self, place: Place) -> None:
         """The verbs read from the place and write to it."""
-        found, _ = self.written(place, 12)
-        doubled = vault.cat([found, place], found.path.parent / "doubled")
-        assert doubled.num_steps == 2 * found.num_steps
-        longest = vault.filter(doubled, "length >= p50", found.path.parent / "longest")
+        dataset, _ = self.written(place, 12)
+        doubled = vault.cat([dataset, place], dataset.path.parent / "doubled")
+        assert doubled.num_steps == 2 * dataset.num_steps
+        longest = vault.filter(doubled, "length >= p50", dataset.path.parent / "longest")
         assert 0 < longest.num_steps < doubled.num_steps

@@ -45,7 +45,7 @@ FILE = "tracking.json"
 _SECONDS, _SECONDS_HERE = 5.0, 60.0
 """How long a training waits for a server, and for files and databases."""
 _SCHEMES = ("http", "https")
-"""Those of servers."""
+"""Schemes of the URLs of servers."""
 _LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",
@@ -72,10 +72,10 @@ class Tracked(NamedTuple):
 
 
 class Tracker:
-    """What a tracker does for one run; ``target`` is what the user gave after ``NAME=``."""
+    """A tracker of one run; ``target`` is the user's text after ``NAME=``."""
 
     module: ClassVar[str]
-    """What it imports; the package may be missing."""
+    """Name of the module that it imports; its package may be missing."""
     last = -1
     """The last step that it has; -1 if none."""
 
@@ -101,7 +101,7 @@ _part: ContextVar[Mapping[str, str]] = ContextVar("part", default={})  # noqa: B
 
 @contextmanager
 def part(number: int, parent: str) -> Iterator[None]:
-    """Make the runs in the block parts of a tracked run, each the one of a number."""
+    """Make the run in the block part ``number`` of a tracked run."""
     about = {"id": f"{parent}-{number}", "parent": parent, "name": f"trial {number}"}
     token = _part.set(about)
     try:
@@ -135,7 +135,7 @@ class Trackers:
     def _make(self, text: str, run: Tracked) -> None:
         import_module(KINDS[text.partition("=")[0]].module)  # takes a while
         seconds = _SECONDS if _server(text).scheme in _SCHEMES else _SECONDS_HERE
-        self._open[text] = _Patience(3 * seconds).wait(partial(_begun, text, run))
+        self._open[text] = _Patience(3 * seconds).wait(partial(_tracker_of, text, run))
         self._patience[text] = _Patience(seconds)
 
     def sync(self) -> None:
@@ -174,9 +174,9 @@ class Trackers:
             return
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            whole = file.read().rpartition(b"\n")[0]
-        self._offset += len(whole) + 1 if whole else 0
-        records = [json.loads(line) for line in whole.splitlines()]
+            content = file.read().rpartition(b"\n")[0]
+        self._offset += len(content) + 1 if content else 0
+        records = [json.loads(line) for line in content.splitlines()]
         records.sort(key=lambda record: record["step"])  # stable: the seeds' lines stay in order
         for step, same in groupby(records, key=lambda record: record["step"]):
             yield step, dict(_scalars(same, self._single))
@@ -233,7 +233,7 @@ def give(
     """
 
     def fill(text: str) -> None:
-        tracker = _begun(text, run)
+        tracker = _tracker_of(text, run)
         _fill(tracker, steps)
         for file in files:
             tracker.keep(file)
@@ -252,7 +252,7 @@ def give(
             tracking.notice(f"warning: {error}")
 
 
-def _begun(text: str, run: Tracked) -> Tracker:
+def _tracker_of(text: str, run: Tracked) -> Tracker:
     """Return the tracker of a run; `RunError` for a strange id, because it names directories."""
     if not re.fullmatch(r"[0-9a-f]{32}(-\d+)?", run.id):
         raise RunError(
@@ -290,25 +290,25 @@ class _Patience:
 
     def wait(self, work: Callable[[], Any]) -> Any:
         """Return what work returns in a thread; `TimeoutError` if it goes on for too long."""
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             return briefly(work, "offmarl-tracker", self._left)
         finally:
-            left = max(begun + self._left - time.monotonic(), 0)
-            self._left = min(left + 0.5, self._most)
+            remaining = max(start + self._left - time.monotonic(), 0)
+            self._left = min(remaining + 0.5, self._most)
 
 
 def tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
-    """Return what trackers are told of a run, from its ``run.json``."""
-    found: Mapping[str, Any] = _part.get()
+    """Describe a run for trackers, from its ``run.json``."""
+    about: Mapping[str, Any] = _part.get()
     with suppress(RunError):  # there is no such file, or it is damaged
-        found = found or {"id": tracking.read_json(directory, FILE).get("id")}
-    if not isinstance(found.get("id"), str):
-        tracking.write_json(directory / FILE, found := {"id": uuid.uuid4().hex})
+        about = about or {"id": tracking.read_json(directory, FILE).get("id")}
+    if not isinstance(about.get("id"), str):
+        tracking.write_json(directory / FILE, about := {"id": uuid.uuid4().hex})
     origin = {key: record[key] for key in ("program", "vault", "vault_digest") if key in record}
     name = " ".join(filter(None, (record["program"], record["spec"]["name"], directory.name)))
     config = flat({**record["args"], **origin})
-    return Tracked(directory, found.get("name", name), found["id"], config, found.get("parent"))
+    return Tracked(directory, about.get("name", name), about["id"], config, about.get("parent"))
 
 
 def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,9 +321,9 @@ def _scalars(records: Iterable[Mapping[str, Any]], single: bool) -> Iterator[tup
     for record in records:
         prefix = "" if single else f"seed_{record['seed']}/"
         for name, value in record.items():
-            known = value if isinstance(value, list) else [value]
-            if name not in ("seed", "step") and known and None not in known:
-                yield f"{prefix}{name}", float(np.mean(known))
+            values = value if isinstance(value, list) else [value]
+            if name not in ("seed", "step") and values and None not in values:
+                yield f"{prefix}{name}", float(np.mean(values))
 
 
 @contextmanager
@@ -373,23 +373,23 @@ class _MLflow(Tracker):
         uri = target or environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         name = environ.get("MLFLOW_EXPERIMENT_NAME") or "offmarl"
-        known = self._client.get_experiment_by_name(name)
-        self._experiment = known.experiment_id if known else self._client.create_experiment(name)
-        found = self._found(run.id)
-        if not found:
+        experiment = self._client.get_experiment_by_name(name)
+        self._experiment = (
+            experiment.experiment_id if experiment else self._client.create_experiment(name)
+        )
+        runs = self._runs_of(run.id)
+        if not runs:
             tags = {"offmarl_id": run.id, "directory": str(run.directory)}
             if run.parent is not None:
-                tags["mlflow.parentRunId"] = self._found(run.parent)[0].info.run_id
-            found = [self._client.create_run(self._experiment, tags=tags, run_name=run.name)]
-            self._describe(found[0].info.run_id, run.config)
-        self._id = found[0].info.run_id
+                tags["mlflow.parentRunId"] = self._runs_of(run.parent)[0].info.run_id
+            runs = [self._client.create_run(self._experiment, tags=tags, run_name=run.name)]
+            self._describe(runs[0].info.run_id, run.config)
+        self._id = runs[0].info.run_id
         self._client.update_run(self._id, status="RUNNING")
-        histories = (
-            self._client.get_metric_history(self._id, key) for key in found[0].data.metrics
-        )
-        self.last = max((entry.step for one in histories for entry in one), default=-1)
+        histories = (self._client.get_metric_history(self._id, key) for key in runs[0].data.metrics)
+        self.last = max((entry.step for history in histories for entry in history), default=-1)
 
-    def _found(self, identity: str) -> Any:
+    def _runs_of(self, identity: str) -> Any:
         return self._client.search_runs([self._experiment], f"tags.offmarl_id = '{identity}'")
 
     def _describe(self, run: str, config: Mapping[str, Any]) -> None:

@@ -60,7 +60,7 @@ SAMPLED_RETURN = "sampled_episode_return"
 """Returns with sampled actions, of a policy that otherwise takes its best actions."""
 
 OTHER_RETURN: dict[Acting, str] = {"greedy": GREEDY_RETURN, "sampled": SAMPLED_RETURN}
-"""Names of the returns of the way to act that is not the program's own."""
+"""Names of the returns of the other way to act than the program's."""
 
 WON, GREEDY_WON = "episode_won", "greedy_episode_won"
 """Whether the episodes of `RETURN` and `GREEDY_RETURN` were won, where environments tell it."""
@@ -107,15 +107,15 @@ def write_json(path: Path, data: Any) -> None:
 
 def read_run(directory: Path) -> dict[str, Any]:
     """Return the content of ``run.json`` in a run's directory; `RunError` if that fails."""
-    data, where = read_json(directory, RUN_FILE), str(directory / RUN_FILE)
+    data, file = read_json(directory, RUN_FILE), str(directory / RUN_FILE)
     with _way_out(directory):
-        records.checked(data, records.Run, where, RunError)
+        records.checked(data, records.Run, file, RunError)
         try:
             EnvSpec.from_json(data["spec"])
-            found: dict[str, Any] = records.recorded(data, where)
-            return found
+            record: dict[str, Any] = records.recorded(data, file)
+            return record
         except (ShapeError, RecursionError) as error:
-            raise RunError(f"{where} is not valid: {error}") from None
+            raise RunError(f"{file} is not valid: {error}") from None
 
 
 @contextmanager
@@ -124,10 +124,10 @@ def _way_out(directory: Path) -> Iterator[None]:
     try:
         yield
     except RunError as error:
-        kept = "with its" if (directory / CHECKPOINTS).is_dir() else "which has no"
+        having = "with its" if (directory / CHECKPOINTS).is_dir() else "which has no"
         raise RunError(
             f"{str(error).removesuffix('.')}: restore it from a copy, or remove {directory}, "
-            f"{kept} checkpoints, and run its command again."
+            f"{having} checkpoints, and run its command again."
         ) from None
 
 
@@ -159,9 +159,9 @@ def publishable(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a run with the ends of paths, which say nothing of this machine."""
     args, more = record["args"], dict[str, Any]()
     short = {name: path_end(args[name]) for name in _PATHS if args.get(name) is not None}
-    if given := args.get("opponents"):
-        members = map(_MEMBER.findall, given)
-        short["opponents"] = ["".join(x + path_end(y) + z for x, y, z in one) for one in members]
+    if names := args.get("opponents"):
+        members = map(_MEMBER.findall, names)
+        short["opponents"] = ["".join(a + path_end(b) + c for a, b, c in x) for x in members]
     if record.get("file"):
         more["file"] = PurePath(record["file"]).name
     if "opponents" in record:
@@ -181,7 +181,7 @@ def _policies_end(about: Any) -> Any:
 def path_end(value: Any) -> Any:
     """Return the last two parts of a path, or of each path in a list; anything else as it is."""
     if isinstance(value, list | tuple):
-        return [path_end(one) for one in value]
+        return [path_end(entry) for entry in value]
     return "/".join(PurePath(value).parts[-2:]) if isinstance(value, str) else value
 
 
@@ -226,11 +226,11 @@ def _packed(path: Path, name: str) -> dict[str, Any]:
     document = {}
     with suppress(RunError):
         document = records.parse(path.read_bytes(), str(path), RunError)
-    found = document.get(name)
-    if not isinstance(found, dict):
+    content = document.get(name)
+    if not isinstance(content, dict):
         raise FileNotFoundError(name)
     labelled = name == RUN_FILE and "baseline" in document
-    return {"label": document["baseline"], **found} if labelled else found
+    return {"label": document["baseline"], **content} if labelled else content
 
 
 def holds(directory: Path, name: str) -> bool:
@@ -246,18 +246,18 @@ def acting_of(run: Mapping[str, Any]) -> Acting:
 
 
 def other_acting(run: Mapping[str, Any]) -> Acting:
-    """Return the way to act that is not the own one of a run's program."""
+    """Return the other way to act than that of the policies of a run."""
     return "sampled" if acting_of(run) == "greedy" else "greedy"
 
 
 def labelled(algorithm: str, *details: str | None) -> str:
     """Return an algorithm's name with details, such as "bc (greedy)"."""
-    given = ", ".join(filter(None, details))
-    return f"{algorithm} ({given})" if given else algorithm
+    text = ", ".join(filter(None, details))
+    return f"{algorithm} ({text})" if text else algorithm
 
 
 class _Place(msgspec.Struct):
-    """What every line of metrics has."""
+    """The fields of every line of metrics."""
 
     seed: int
     step: int
@@ -285,24 +285,24 @@ def read(path: Path) -> list[dict[str, Any]]:
         lines = [to_json(row).encode() for row in rows] if isinstance(rows, list) else []
     else:
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    found: list[dict[str, Any]] = []
+    metrics: list[dict[str, Any]] = []
     for line in lines:
         try:
             row: dict[str, Any] = msgspec.json.decode(line, type=_Line)
             msgspec.convert(row, _Place)
         except ValueError:
-            where = f"{path} is damaged from line {len(found) + 1} on"
-            warnings.warn(f"{where}: that line and what follows are left out.", stacklevel=1)
+            message = f"{path} is damaged from line {len(metrics) + 1} on"
+            warnings.warn(f"{message}: that line and what follows are left out.", stacklevel=1)
             break
-        found.append(row)
-    return found
+        metrics.append(row)
+    return metrics
 
 
 def cut(path: Path, step: int) -> None:
     """Remove the records after ``step``, so that a run that resumes there does not repeat them."""
     if path.exists():
-        kept = [record for record in read(path) if record["step"] <= step]
-        replace_file(path, "".join(to_json(record) + "\n" for record in kept))
+        rows = [record for record in read(path) if record["step"] <= step]
+        replace_file(path, "".join(to_json(record) + "\n" for record in rows))
 
 
 def last(path: Path, metric: str) -> float:
@@ -464,16 +464,16 @@ class _Lines:
     def __call__(self, steps: int = 1, note: str = "") -> None:
         self._completed += steps
         (before, done), now = self._printed, time.monotonic()
-        left, compiled, self._compiles = self._total - self._completed, self._compiles, False
-        due = left <= 0 or now - before >= _SECONDS_BETWEEN_LINES
+        todo, compiled, self._compiles = self._total - self._completed, self._compiles, False
+        due = todo <= 0 or now - before >= _SECONDS_BETWEEN_LINES
         if due or compiled:
             self._printed = now, self._completed
         if due:
             rate = (self._completed - done) / max(now - before, 1e-9)
             counts = f"{self._completed:,}/{self._total:,} {self._unit}".rstrip()
-            time_left = f"{timedelta(seconds=round(left / rate))} left" if left > 0 < rate else ""
+            time_left = f"{timedelta(seconds=round(todo / rate))} left" if todo > 0 < rate else ""
             # The first steps take as long as their compilation, and tell nothing of others.
-            speed = ("", "") if compiled and left > 0 else (_rate(rate, self._unit), time_left)
+            speed = ("", "") if compiled and todo > 0 else (_rate(rate, self._unit), time_left)
             self.show(counts, *speed, note)
 
     def show(self, *parts: str) -> None:

@@ -259,9 +259,9 @@ def tree_text(tree: Any, size: int) -> str:
     return ", ".join(f"{path} {leaf}".strip() for path, leaf in leaves.items()) or f"{size:,}"
 
 
-def leaf_difference(name: str, one: Any, other: Any) -> str:
+def leaf_difference(name: str, left: Any, right: Any) -> str:
     """Return the first leaf that differs, such as "extras.cost (float32 (), not absent)"."""
-    ours, theirs = (flatten_tree(tree, name) if tree else {} for tree in (one, other))
+    ours, theirs = (flatten_tree(tree, name) if tree else {} for tree in (left, right))
     for path in [*ours, *theirs]:
         first, second = ours.get(path, "absent"), theirs.get(path, "absent")
         if first != second:
@@ -287,11 +287,11 @@ class Continuous:
     size: int
 
 
-def _vector_or_tree(given: Any, size: int) -> tuple[SpecTree | None, int]:
+def _vector_or_tree(spec: Any, size: int) -> tuple[SpecTree | None, int]:
     """Return None and the size for a float32 vector; a tree and its entries for others."""
-    if given is None:
+    if spec is None:
         return None, size
-    tree = spec_tree(given)
+    tree = spec_tree(spec)
     entries = sum(leaf.size for leaf in flatten_tree(tree).values())
     return (None if tree == ArraySpec((entries,)) else tree), entries
 
@@ -386,8 +386,8 @@ class EnvSpec:
                     f"observation {name} is of agent {leaf.agents[-1]}, and there are "
                     f"{self.num_agents}."
                 )
-        others = [*flatten_tree(state or {}).values(), *self.extras.values()]
-        if any(not isinstance(leaf, ArraySpec) or leaf.agents for leaf in others):
+        leaves = [*flatten_tree(state or {}).values(), *self.extras.values()]
+        if any(not isinstance(leaf, ArraySpec) or leaf.agents for leaf in leaves):
             raise ShapeError("extras are arrays, not trees; they and states have no `agents`.")
 
     @cached_property
@@ -482,8 +482,8 @@ class EnvSpec:
         environments do not use them. For packages see `release_difference`: the same name may
         stand for another environment in another release.
         """
-        if found := release_difference(self.package, other.package):
-            return found
+        if reason := release_difference(self.package, other.package):
+            return reason
         if self.num_agents != other.num_agents:
             return f"num_agents ({self.num_agents}, not {other.num_agents})"
         for name, size in (("observation", "observation_size"), ("global_state", "state_size")):

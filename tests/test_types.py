@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl.errors import ShapeError
+from offmarl.errors import InvalidValueError, ShapeError
+from offmarl.gate import fit
 from offmarl.types import (
     DTYPES,
     ArraySpec,
@@ -226,3 +227,10 @@ def test_specs_are_mappings() -> None:
     """A `SpecDict` compares with dictionaries, and its order does not matter."""
     assert SpecDict({"b": IMAGE, "a": IMAGE}) == {"a": IMAGE, "b": IMAGE}
     assert hash(SpecDict({"b": IMAGE, "a": IMAGE})) == hash(SpecDict({"a": IMAGE, "b": IMAGE}))
+
+
+@pytest.mark.parametrize("number", [-(2**31), 2**31 - 1, 70_000])
+def test_whole_numbers_that_would_become_infinite_do_not_fit(number):
+    with pytest.raises(InvalidValueError, match=f"{number}.*does not fit into float16"):
+        fit(np.full(2, number, np.int32), ArraySpec((2,), "float16"), "the height")
+    assert fit(np.full(2, number, np.int32), ArraySpec((2,)), "the height").dtype == np.float32

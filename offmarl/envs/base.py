@@ -50,8 +50,8 @@ def extras_of(env: Any, key: PRNGKeyArray, state: EnvState) -> dict[str, Array] 
     """Return the extras of the step that ``env.step(key, state, action)`` takes; None for none."""
     if not env.spec.extras or not hasattr(env, "extras"):
         return None
-    found: dict[str, Array] = env.extras(key, state)
-    return found
+    extras: dict[str, Array] = env.extras(key, state)
+    return extras
 
 
 def restart(view: View) -> Timestep:
@@ -134,7 +134,7 @@ def plain_scene(side: int, drones: Float[Array, "P D"], **more: Array) -> Scene:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """An environment around another one, which does what the wrapper does not."""
+    """A wrapper around an environment, which passes on all attributes that it does not define."""
 
     env: Any
 
@@ -239,14 +239,14 @@ def _reset_in_parts(
     few = -(-size // _PARTS)
     (who,) = jnp.nonzero(over, size=few * _PARTS, fill_value=size)
 
-    def reset_some(start: Array, old: ArrayTree) -> tuple[Array, ArrayTree]:
-        some = jax.lax.dynamic_slice(who, (start,), (few,))
-        fresh = jax.vmap(begin)(keys[some])
-        old = jax.tree.map(lambda x, y: x.at[some].set(y, mode="drop"), old, fresh)
+    def reset_part(start: Array, old: ArrayTree) -> tuple[Array, ArrayTree]:
+        rows = jax.lax.dynamic_slice(who, (start,), (few,))
+        fresh = jax.vmap(begin)(keys[rows])
+        old = jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), old, fresh)
         return start + few, old
 
-    left = (jnp.zeros((), jnp.int32), old)
-    return jax.lax.while_loop(lambda x: x[0] < over.sum(), lambda x: reset_some(*x), left)[1]
+    initial = (jnp.zeros((), jnp.int32), old)
+    return jax.lax.while_loop(lambda x: x[0] < over.sum(), lambda x: reset_part(*x), initial)[1]
 
 
 def _broadcast(size: int, batched: ArrayTree, args: ArrayTree) -> ArrayTree:

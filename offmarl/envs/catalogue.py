@@ -85,7 +85,7 @@ class Family:
 
 
 _BUILT_IN = EnvInfo("", "2", observation="vector", action="discrete", state="native")
-"""What built-in environments are, unless ``catalogue.toml`` says otherwise."""
+"""Properties of built-in environments, unless ``catalogue.toml`` says otherwise."""
 
 
 _CATALOGUE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
@@ -98,8 +98,8 @@ def _read() -> Iterator[Family]:
     """Read the built-in environments from ``catalogue.toml``."""
     for group in _CATALOGUE["group"]:
         prefix, environments = group.pop("prefix"), group.pop("environments")
-        for name, own in environments.items():
-            values = group | own
+        for name, entry in environments.items():
+            values = group | entry
             about = {x.name: values.pop(x.name) for x in fields(EnvInfo) if x.name in values}
             about |= {key: tuple(about[key]) for key in ("traits", "choices") if key in about}
             factory = f"offmarl.envs.{values.pop('factory')}"

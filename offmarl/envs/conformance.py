@@ -108,12 +108,12 @@ def _rollout(
         action_key, step_key = jax.random.split(key)
         action = sample_actions(env.spec, view.legal_actions, action_key)
         after, timestep = resetting.step(step_key, state, action)
-        seen, same = None, jnp.ones((), bool)
+        expected, same = None, jnp.ones((), bool)
         if reference:
             own_key, _ = jax.random.split(step_key)
-            seen, theirs = reference.step(own_key, state, action)
-            same = timestep.last | _close(reference.inner(after), theirs, tolerance)
-        return (after, timestep.view), Steps(state, action, step_key, timestep, seen, same)
+            expected, inner = reference.step(own_key, state, action)
+            same = timestep.last | _close(reference.inner(after), inner, tolerance)
+        return (after, timestep.view), Steps(state, action, step_key, timestep, expected, same)
 
     return jax.lax.scan(step, carry, jax.random.split(key, CHUNK))
 
@@ -146,16 +146,16 @@ def record(
     program = compiled(env, reference_of, tolerance)
     reset_key, *keys = jax.random.split(jax.random.key(7), 1 + NUM_STEPS // CHUNK)
     keys = [jax.random.split(key, NUM_ENVS) for key in keys]
-    begun = [program.reset(key) for key in jax.random.split(reset_key, NUM_ENVS)]
-    (state, first), seen = jax.tree.map(lambda *each: _join("stack", each, 0), *begun)
+    resets = [program.reset(key) for key in jax.random.split(reset_key, NUM_ENVS)]
+    (state, first), reference = jax.tree.map(lambda *leaves: _join("stack", leaves, 0), *resets)
     carry = start = state, first.view
     chunks = []
     for key in keys:
         carry, steps = program.run(carry, key)
         chunks.append(jax.device_get(steps))
-    steps = jax.tree.map(lambda *each: _join("concatenate", each, 1), *chunks)
+    steps = jax.tree.map(lambda *leaves: _join("concatenate", leaves, 1), *chunks)
     again = program.run(start, keys[0])[1]
-    return jax.device_get(Recording(first, seen, steps, again))
+    return jax.device_get(Recording(first, reference, steps, again))
 
 
 def _join(how: str, arrays: Any, axis: int) -> Any:
@@ -173,8 +173,8 @@ def _close(left: Any, right: Any, tolerance: float) -> Any:
             return jnp.isclose(a, b, tolerance, tolerance / 10, equal_nan=True).all()
         return (a == b).all()
 
-    each = jax.tree.map(lambda a, b: same(jnp.asarray(a), jnp.asarray(b)), left, right)
-    return jnp.stack(jax.tree.leaves(each)).all()
+    equal = jax.tree.map(lambda a, b: same(jnp.asarray(a), jnp.asarray(b)), left, right)
+    return jnp.stack(jax.tree.leaves(equal)).all()
 
 
 def _assert_close(left: Any, right: Any, tolerance: float) -> None:
@@ -265,8 +265,8 @@ class EnvironmentConformance:
         steps = recording.steps
         for t in [0, 1, *_ends(steps)]:
             _, alone, _ = self._step_alone(env, steps, t)
-            kept = _at(steps.timestep, t)
-            _assert_close(alone._replace(view=kept.view), kept, self.tolerance)
+            batched = _at(steps.timestep, t)
+            _assert_close(alone._replace(view=batched.view), batched, self.tolerance)
 
     def _check_another_episode_begins_where_one_ends(self, env: Any, recording: Recording) -> None:
         steps, reset = recording.steps, self._programs(env).reset
@@ -279,8 +279,8 @@ class EnvironmentConformance:
         chex.assert_trees_all_equal(*jax.tree.map(lambda x: x[going_on], views))
 
     def _check_everything_is_finite(self, env: Any, recording: Recording) -> None:
-        seen = recording.first, recording.steps.timestep
-        finite = jax.tree.map(lambda x: bool(np.isfinite(x).all()), seen)
+        timesteps = recording.first, recording.steps.timestep
+        finite = jax.tree.map(lambda x: bool(np.isfinite(x).all()), timesteps)
         assert all(jax.tree.leaves(finite))
 
     def _check_values_that_shapes_do_not_show(self, env: Any, recording: Recording) -> None:
@@ -316,8 +316,8 @@ class EnvironmentConformance:
     def _compare(self, ours: Timestep, theirs: Seen) -> None:
         lead = ours.last.ndim
         for i, expected in enumerate(theirs.observations):
-            own = map_tree(lambda x, i=i: x.take(i, axis=lead), ours.next_view.observation)
-            unpadded = map_tree(lambda x, y: x[tuple(map(slice, y.shape))], own, expected)
+            observation = map_tree(lambda x, i=i: x.take(i, axis=lead), ours.next_view.observation)
+            unpadded = map_tree(lambda x, y: x[tuple(map(slice, y.shape))], observation, expected)
             _assert_close(unpadded, expected, self.tolerance)
         if theirs.legal_actions is not None:
             chex.assert_trees_all_equal(ours.next_view.legal_actions, theirs.legal_actions)

@@ -41,21 +41,21 @@ class Level(NamedTuple):
     """The nodes of a tree after the same number of actions."""
 
     parent: Int[np.ndarray, "n"]
-    """Place in the level before."""
+    """Index in the level before."""
     action: Int[np.ndarray, "n"]
     """The action that led here."""
     joint: Int[np.ndarray, "n 2"]
-    """The same of both seats: one of them waits."""
+    """The joint action that led here, in which one seat waits."""
     seat: Int[np.ndarray, "n"]
-    """Who acts; -1 if the game is over."""
+    """The seat that acts; -1 if the game is over."""
     infoset: Int[np.ndarray, "n"]
     """Row of that seat's information set; -1 if the game is over."""
     payoff: Float[np.ndarray, "n 2"]
-    """What each seat has earned so far."""
+    """Payoff of each seat so far."""
     chance: Float[np.ndarray, "n"]
     """Probability of the cards."""
     view: View
-    """What both seats see, ``(n, 2, ...)``."""
+    """The views of both seats, ``(n, 2, ...)``."""
 
 
 class GameTree(NamedTuple):
@@ -63,15 +63,15 @@ class GameTree(NamedTuple):
 
     levels: tuple[Level, ...]
     seats: Int[np.ndarray, "I"]
-    """Whose the information sets are."""
+    """The seat of each information set."""
     legal: Bool[np.ndarray, "I A"]
 
 
 class Solution(NamedTuple):
-    """What a tabular policy is worth, by seat."""
+    """The value of a tabular policy, by seat."""
 
     value: Float[np.ndarray, "2"]
-    """What the seat earns if both play the policy."""
+    """Mean payoff of the seat if both play the policy."""
     gain: Float[np.ndarray, "2"]
     """How much more its best response earns."""
     interval: tuple[float | None, float | None] = (None, None)
@@ -90,7 +90,7 @@ def has_small_tree(env: Any) -> bool:
 
 @lru_cache(maxsize=4)
 def game_tree(env: Any) -> GameTree:
-    """Return the tree of a game of pgx; `OptionError` if there is none, or too large a one."""
+    """Return the tree of a game of pgx; `OptionError` if there is none, or it is too large."""
     if not has_small_tree(env):
         raise OptionError(
             f"{env.spec.name} has no exact exploitability: only the games of pgx with at most "
@@ -99,20 +99,20 @@ def game_tree(env: Any) -> GameTree:
     states, timestep, chance = _deal(env)
     step = jit_rarely_run()(jax.vmap(partial(env.step, jax.random.key(0))))
     parent = action = np.full(len(chance), -1)
-    payoff, known, joint = np.zeros((len(chance), 2)), [parent] * 2, np.stack([parent] * 2, 1)
+    payoff, histories, joint = np.zeros((len(chance), 2)), [parent] * 2, np.stack([parent] * 2, 1)
     levels, seats, legal = list[Level](), list[Any](), list[Any]()
     num_infosets = 0
     while True:
         view = timestep.view
         acts = view.legal_actions[..., :-1]
         seat = np.where(acts.any((1, 2)), acts.any(-1).argmax(-1), -1)
-        known = [
-            _number((known[x], joint[:, x], view.observation[:, x], view.legal_actions[:, x]))
+        histories = [
+            _number((histories[x], joint[:, x], view.observation[:, x], view.legal_actions[:, x]))
             for x in range(2)
         ]
         live = np.flatnonzero(seat >= 0)
-        mine = (2 * np.where(seat == 0, *known) + seat)[live]
-        _, first, which = np.unique(mine, return_index=True, return_inverse=True)
+        labels = (2 * np.where(seat == 0, *histories) + seat)[live]
+        _, first, which = np.unique(labels, return_index=True, return_inverse=True)
         infoset = np.full(len(seat), -1)
         infoset[live] = num_infosets + which
         payoff = payoff + timestep.reward
@@ -127,7 +127,7 @@ def game_tree(env: Any) -> GameTree:
         waits = env.spec.num_actions - 1
         joint = np.where(seat[parent, None] == np.arange(2), action[:, None], waits)
         states, timestep = _in_batches(step, _rows(states, parent), joint.astype(np.int32))
-        payoff, chance, known = payoff[parent], chance[parent], [own[parent] for own in known]
+        payoff, chance, histories = payoff[parent], chance[parent], [x[parent] for x in histories]
 
 
 def _deal(env: Pgx) -> tuple[ArrayTree, Timestep, Float[np.ndarray, "n"]]:
@@ -139,7 +139,7 @@ def _deal(env: Pgx) -> tuple[ArrayTree, Timestep, Float[np.ndarray, "n"]]:
     players = [first, 1 - first, *range(2, size)]
 
     def begin(cards: Int[Array, "size"]) -> tuple[ArrayTree, Timestep]:
-        by_player = {"_cards": jnp.stack([cards[one] for one in players])} if size else {}
+        by_player = {"_cards": jnp.stack([cards[player] for player in players])} if size else {}
         return env.begin(inner.replace(**by_player))
 
     dealt = jit_rarely_run()(jax.vmap(begin))(jnp.asarray(deals, jnp.int32))
@@ -148,12 +148,12 @@ def _deal(env: Pgx) -> tuple[ArrayTree, Timestep, Float[np.ndarray, "n"]]:
 
 
 def _in_batches(function: Any, *rows: ArrayTree) -> Any:
-    """Map a compiled function over rows, of which it gets the same number each time."""
+    """Map a compiled function over batches of rows, all of one size."""
     count, parts = len(jax.tree.leaves(rows)[0]), []
     for begin in range(0, count, _BATCH):
-        some = np.resize(np.arange(begin, min(begin + _BATCH, count)), _BATCH)
-        parts.append(jax.device_get(function(*_rows(rows, some))))
-    return jax.tree.map(lambda *each: np.concatenate(each)[:count], *parts)
+        index = np.resize(np.arange(begin, min(begin + _BATCH, count)), _BATCH)
+        parts.append(jax.device_get(function(*_rows(rows, index))))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *parts)
 
 
 def _rows(tree: Any, index: Int[np.ndarray, "n"]) -> Any:
@@ -183,16 +183,16 @@ def tabulate(tree: GameTree, policy: Policy, params: ArrayTree) -> Float[np.ndar
     carry = jax.tree.map(lambda x: np.stack([x] * len(tree.levels[0].seat)), carry)
     for number, level in enumerate(tree.levels):
         if number and jax.tree.leaves(carry):
-            given = _rows((carry, tree.levels[number - 1].view), level.parent)
-            carry = _in_batches(partial(_remembered, policy, params), *given, level.joint)
+            before = _rows((carry, tree.levels[number - 1].view), level.parent)
+            carry = _in_batches(partial(_remembered, policy, params), *before, level.joint)
         rows, first = np.unique(level.infoset, return_index=True)
         at = first[rows >= 0]  # of nodes that look the same to their seat, any one
         ends.append(_rows((carry, level.view), at))
-    ends = jax.tree.map(lambda *each: np.concatenate(each), *ends)
+    ends = jax.tree.map(lambda *leaves: np.concatenate(leaves), *ends)
     _, first, same = np.unique(_number(ends), return_index=True, return_inverse=True)
     draws = bool(policy.draws(params))
-    found = _distributions(policy, draws, params, *_rows(ends, first))
-    table = np.asarray(found, float)[same, tree.seats] * tree.legal
+    probabilities = _distributions(policy, draws, params, *_rows(ends, first))
+    table = np.asarray(probabilities, float)[same, tree.seats] * tree.legal
     return table / table.sum(1, keepdims=True)
 
 
@@ -200,17 +200,17 @@ def tabulate(tree: GameTree, policy: Policy, params: ArrayTree) -> Float[np.ndar
 def _remembered(
     policy: Policy, params: ArrayTree, carry: ArrayTree, view: View, joint: Array
 ) -> ArrayTree:
-    """Return what a policy remembers after actions, for each row of the others."""
+    """Return the carries of a policy after joint actions, one for each row."""
 
-    def one(carry: ArrayTree, view: View, joint: Array) -> ArrayTree:
-        seen = view.observation, view.legal_actions
+    def update(carry: ArrayTree, view: View, joint: Array) -> ArrayTree:
+        inputs = view.observation, view.legal_actions
         if policy.log_prob is None:
-            after = policy.act(params, carry, *seen, jax.random.key(0))[2]
+            after = policy.act(params, carry, *inputs, jax.random.key(0))[2]
         else:
-            after = policy.log_prob(params, carry, *seen, joint)[1]
+            after = policy.log_prob(params, carry, *inputs, joint)[1]
         return remember(policy, after, jnp.zeros(2), jnp.zeros(2, bool))
 
-    return jax.vmap(one)(carry, view, joint)
+    return jax.vmap(update)(carry, view, joint)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -219,28 +219,28 @@ def _distributions(
 ) -> Float[Array, "M 2 A"]:
     """Return the probabilities of all actions, for each row of carries and views.
 
-    A policy without likelihoods tells those of the actions that it draws. Those that it never drew
-    share the rest: for uniform and epsilon-greedy policies, this is exact.
+    A policy without likelihoods gives the probabilities of the actions that it draws. Actions that
+    were never drawn share the remainder: for uniform and epsilon-greedy policies, this is exact.
     """
     key, actions = jax.random.key(0), views.legal_actions.shape[-1]
 
-    def one(given: tuple[ArrayTree, View]) -> Float[Array, "2 A"]:
-        carry, view = given
-        seen, likelihood = (view.observation, view.legal_actions), policy.log_prob
+    def distribution(row: tuple[ArrayTree, View]) -> Float[Array, "2 A"]:
+        carry, view = row
+        inputs, likelihood = (view.observation, view.legal_actions), policy.log_prob
         if not draws:
-            return jax.nn.one_hot(policy.act(params, carry, *seen, key)[0], actions)
+            return jax.nn.one_hot(policy.act(params, carry, *inputs, key)[0], actions)
         if likelihood is not None:
             joint = jnp.arange(actions)[:, None].repeat(2, 1)
-            log_prob, _ = jax.vmap(lambda own: likelihood(params, carry, *seen, own))(joint)
+            log_prob, _ = jax.vmap(lambda choice: likelihood(params, carry, *inputs, choice))(joint)
             return jnp.exp(log_prob).T
         keys = jax.random.split(key, _DRAWS)
-        action, log_prob, _ = jax.vmap(lambda own: policy.act(params, carry, *seen, own))(keys)
-        known = (jax.nn.one_hot(action, actions) * jnp.exp(log_prob)[..., None]).max(0)
-        other = view.legal_actions & (known == 0)
-        rest = jnp.maximum(1 - known.sum(1), 0) / jnp.maximum(other.sum(1), 1)
-        return jnp.where(other, rest[:, None], known)
+        action, log_prob, _ = jax.vmap(lambda draw: policy.act(params, carry, *inputs, draw))(keys)
+        probability = (jax.nn.one_hot(action, actions) * jnp.exp(log_prob)[..., None]).max(0)
+        other = view.legal_actions & (probability == 0)
+        remainder = jnp.maximum(1 - probability.sum(1), 0) / jnp.maximum(other.sum(1), 1)
+        return jnp.where(other, remainder[:, None], probability)
 
-    return jax.lax.map(one, (carries, views), batch_size=min(_BATCH, len(views.alive)))
+    return jax.lax.map(distribution, (carries, views), batch_size=min(_BATCH, len(views.alive)))
 
 
 # ------------------------------------------------------------------------------------- values
@@ -276,19 +276,19 @@ def solve(tree: GameTree, table: Float[np.ndarray, "I A"]) -> Solution:
     for level, reach in reached:
         weight = level.chance * reach.prod(1) * (level.seat < 0)
         value += weight @ level.payoff
-    for own in range(2):
+    for seat in range(2):
         after, worth = None, np.zeros(0)
         for level, reach in reversed(reached):  # worth: times the probability of all but `own`
             later = worth
-            worth = level.chance * reach[:, 1 - own] * level.payoff[:, own] * (level.seat < 0)
+            worth = level.chance * reach[:, 1 - seat] * level.payoff[:, seat] * (level.seat < 0)
             if after is not None:
-                mine, row = level.seat[after.parent] == own, level.infoset[after.parent]
+                acts, row = level.seat[after.parent] == seat, level.infoset[after.parent]
                 gains = np.where(tree.legal, 0.0, -np.inf)
-                np.add.at(gains, (row[mine], after.action[mine]), later[mine])
-                kept = ~mine | (after.action == gains.argmax(1)[row])
+                np.add.at(gains, (row[acts], after.action[acts]), later[acts])
+                kept = ~acts | (after.action == gains.argmax(1)[row])
                 worth += np.bincount(after.parent[kept], later[kept], len(worth))
             after = level
-        best[own] = worth.sum()
+        best[seat] = worth.sum()
     return Solution(value, best - value)
 
 

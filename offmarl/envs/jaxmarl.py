@@ -233,7 +233,7 @@ def _with_inventory(env: Any, observations: Observations) -> Sequence[Any]:
 
 
 def _pair_with_inventory(env: Any, observations: Observations) -> Sequence[Any]:
-    return [_grid(each["observation"], each["inventory"]) for each in observations]
+    return [_grid(x["observation"], x["inventory"]) for x in observations]
 
 
 def _grid(grid: Array, inventory: Array) -> dict[str, Array]:
@@ -385,11 +385,11 @@ class JaxMarl:
         """Take one step with JaxMARL's ``step_env``."""
         wrapped = _wrap(self)
         env, compat = wrapped.env, wrapped.compat
-        taken = wrapped.actions.split(action)
-        by_agent = dict(zip(env.agents, taken, strict=True))
-        given = tuple(taken) if compat.tuple_of_actions else by_agent
+        actions = wrapped.actions.split(action)
+        by_agent = dict(zip(env.agents, actions, strict=True))
+        joint_action = tuple(actions) if compat.tuple_of_actions else by_agent
         with quiet(*_WARNINGS):
-            observations, inner, rewards, dones, info = env.step_env(key, state.inner, given)
+            observations, inner, rewards, dones, info = env.step_env(key, state.inner, joint_action)
             view = _view(wrapped, observations, inner)
             terminal = compat.terminal and compat.terminal(env, state.inner, by_agent, inner)
         reward = _by_agent(env, rewards)
@@ -432,10 +432,10 @@ def _wrap(env: JaxMarl) -> _Wrapped:
         with jax.ensure_compile_time_eval():
             inner = _construct(env)
         observations, _ = jax.eval_shape(inner.reset, jax.random.key(0))
-    each = jax.eval_shape(lambda seen: _split(compat, inner, seen), observations)
+    trees = jax.eval_shape(lambda by_agent: _split(compat, inner, by_agent), observations)
     actions = Actions(tuple(_action_space(inner, agent) for agent in inner.agents))
-    sizes = tuple(sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in each)
-    are_vectors = all(leaf.ndim < 2 for leaf in jax.tree.leaves(each))
+    sizes = tuple(sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in trees)
+    are_vectors = all(leaf.ndim < 2 for leaf in jax.tree.leaves(trees))
     return _Wrapped(inner, compat, actions, sizes, are_vectors)
 
 
@@ -476,12 +476,12 @@ def _native_state(wrapped: _Wrapped, key: PRNGKeyArray) -> Array | None:
 
 def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:
     env, compat = wrapped.env, wrapped.compat
-    observation, joined = _observe(wrapped, observations)
+    observation, concatenated = _observe(wrapped, observations)
     state = compat.state and compat.state(env, observations, inner)
     legal = compat.legal(env, inner) if compat.legal and wrapped.actions.discrete else None
     return View(
         observation=observation,
-        state=joined if state is None else state.astype(jnp.float32),
+        state=concatenated if state is None else state.astype(jnp.float32),
         legal_actions=wrapped.actions.legal(legal and [legal[agent] for agent in env.agents]),
         alive=compat.alive(env, inner) if compat.alive else jnp.ones(len(env.agents), bool),
     )
@@ -500,13 +500,13 @@ def _observe(wrapped: _Wrapped, observations: Observations) -> tuple[ArrayTree, 
     That state is all vectors concatenated without padding; observations of other shapes would only
     be stored twice, so there is no state then.
     """
-    each = _split(wrapped.compat, wrapped.env, observations)
+    trees = _split(wrapped.compat, wrapped.env, observations)
     if len(set(wrapped.observation_sizes)) > 1:
-        vectors = [flatten(own) for own in each]
+        vectors = [flatten(tree) for tree in trees]
         return pad(vectors, max(wrapped.observation_sizes)), jnp.concatenate(vectors)
     # Stack before flattening: JaxMARL sliced these out of one array, and XLA undoes the slicing
     # only in this order.
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     if not wrapped.are_vectors:
         return stacked, jnp.zeros(0)
     observation = jax.vmap(flatten)(stacked)
@@ -530,18 +530,18 @@ def _options(env_class: str, compat: str) -> dict[str, Option]:
     An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen.
     """
     cls = _load_class(env_class, compat)
-    own, passes_on = _arguments(cls)
+    arguments, passes_on = _arguments(cls)
     if env_class == "HeuristicEnemySMAX":
-        own |= _arguments(_load_class("SMAX", compat))[0]
+        arguments |= _arguments(_load_class("SMAX", compat))[0]
     elif compat == "mabrax":
-        own |= _arguments(cls.__mro__[1])[0]
+        arguments |= _arguments(cls.__mro__[1])[0]
     elif passes_on:
         base = _arguments(_load_class("SimpleMPE", compat))[0]
-        own = {k: v for k, v in base.items() if k not in _SET_BY_MPE_SUBCLASSES} | own
+        arguments = {k: v for k, v in base.items() if k not in _SET_BY_MPE_SUBCLASSES} | arguments
     if env_class == "OvercookedV2":
-        own["agent_view_size"] = 0
+        arguments["agent_view_size"] = 0
     kinds = (bool, int, float, str)
-    return {k: v for k, v in own.items() if type(v) in kinds and k not in _NOT_OPTIONS}
+    return {k: v for k, v in arguments.items() if type(v) in kinds and k not in _NOT_OPTIONS}
 
 
 def _arguments(cls: Any) -> tuple[dict[str, Any], bool]:
@@ -573,27 +573,27 @@ def _construct(env: JaxMarl) -> Any:
         with _no_mujoco_log() if env.compat == "mabrax" else nullcontext():
             return _load_class(env.env_class, env.compat)(**_convert(env, arguments))
     except (TypeError, ValueError, AssertionError, LookupError, NotImplementedError) as error:
-        listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
+        options = ", ".join(f"{name}={value}" for name, value in arguments.items())
         raise OptionError(
-            f"JaxMARL cannot create {env.env_class} with {listed}: {error}"
+            f"JaxMARL cannot create {env.env_class} with {options}: {error}"
         ) from error
 
 
 def _convert(env: JaxMarl, arguments: Mapping[str, Option]) -> dict[str, Any]:
     """Return the arguments for the class: objects where a name holds only a word."""
-    given: dict[str, Any] = dict(arguments)
+    values: dict[str, Any] = dict(arguments)
     if "SMAX" in env.env_class:
-        given["scenario"] = _package(env.compat).map_name_to_scenario(given["scenario"])
+        values["scenario"] = _package(env.compat).map_name_to_scenario(values["scenario"])
     if env.env_class == "Overcooked":
-        given["layout"] = _package(env.compat).overcooked_layouts[given["layout"]]
-    if given.get("agent_view_size") == 0:
-        given["agent_view_size"] = None
+        values["layout"] = _package(env.compat).overcooked_layouts[values["layout"]]
+    if values.get("agent_view_size") == 0:
+        values["agent_view_size"] = None
     if COMPAT[env.compat].time_limit is inner_steps:
         default = _options(env.env_class, env.compat)["num_inner_steps"]
-        given["num_inner_steps"] = 1 + given.get("num_inner_steps", default)
+        values["num_inner_steps"] = 1 + values.get("num_inner_steps", default)
     if env.compat == "mabrax":
-        given["auto_reset"] = False
-    return given
+        values["auto_reset"] = False
+    return values
 
 
 @contextmanager

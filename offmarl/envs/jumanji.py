@@ -125,14 +125,14 @@ class Jumanji:
     def _build(self) -> Wrapped:
         raise NotImplementedError
 
-    def _make(self, module: str, generator: str, drawn: str, other: str) -> Any:
+    def _make(self, module: str, generator: str, start: str, other: str) -> Any:
         """Create an environment of Jumanji, by the name of the class.
 
-        ``drawn`` are the options that its generator of initial states takes, ``other`` those that
-        it takes itself.
+        ``start`` names the options of its generator of initial states, ``other`` those of the
+        environment.
         """
         of_generator, of_environment = (
-            {name: getattr(self, name) for name in names.split()} for names in (drawn, other)
+            {name: getattr(self, name) for name in names.split()} for names in (start, other)
         )
         make_states = getattr(_environment(f"{module}.generator"), generator)
         make = getattr(_environment(module), type(self).__name__)
@@ -174,16 +174,16 @@ def _spec(env: Jumanji) -> EnvSpec:
 
 
 def _view(wrapped: Wrapped, observation: Observation) -> View:
-    each = wrapped.observe(observation)
+    observations = wrapped.observe(observation)
     mask = getattr(observation, "action_mask", None)
     spec = wrapped.env.action_spec
     choices = np.asarray(spec.num_values)[:1].tolist() if hasattr(spec, "num_values") else []
     everything = jnp.ones((*spec.shape, *choices), bool)
     return View(
-        observation=each,
-        state=each.ravel() if wrapped.state is None else wrapped.state(observation),
+        observation=observations,
+        state=observations.ravel() if wrapped.state is None else wrapped.state(observation),
         legal_actions=everything if mask is None else mask,
-        alive=jnp.ones(each.shape[0], bool),
+        alive=jnp.ones(observations.shape[0], bool),
     )
 
 
@@ -208,8 +208,8 @@ class RobotWarehouse(Jumanji):
 
     def _build(self) -> Wrapped:
         is_collision = _environment("routing.robot_warehouse.utils").is_collision
-        drawn = "shelf_rows shelf_columns column_height num_agents sensor_range request_queue_size"
-        env = self._make("routing.robot_warehouse", "RandomGenerator", drawn, "time_limit")
+        start = "shelf_rows shelf_columns column_height num_agents sensor_range request_queue_size"
+        env = self._make("routing.robot_warehouse", "RandomGenerator", start, "time_limit")
 
         def collided(state: State) -> Bool[Array, ""]:
             who = jnp.arange(self.num_agents)
@@ -242,9 +242,9 @@ class LevelBasedForaging(Jumanji):
         return 1 / self.num_agents if self.normalize_reward else None
 
     def _build(self) -> Wrapped:
-        drawn = "grid_size num_agents num_food fov max_agent_level force_coop"
+        start = "grid_size num_agents num_food fov max_agent_level force_coop"
         other = "time_limit normalize_reward penalty"
-        env = self._make("routing.lbf", "RandomGenerator", drawn, other)
+        env = self._make("routing.lbf", "RandomGenerator", start, other)
         return Wrapped(
             env,
             self.time_limit,
@@ -292,8 +292,8 @@ class SearchAndRescue(Jumanji):
 
         def observe(observation: Observation) -> Float[Array, "N O"]:
             view = observation.searcher_views.reshape(self.num_searchers, -1)
-            left = jnp.full((self.num_searchers, 1), observation.targets_remaining)
-            return jnp.concatenate([view, observation.positions, left], axis=-1)
+            remaining = jnp.full((self.num_searchers, 1), observation.targets_remaining)
+            return jnp.concatenate([view, observation.positions, remaining], axis=-1)
 
         return Wrapped(
             env,
@@ -326,17 +326,17 @@ class Connector(Jumanji):
                 f"the ends of {self.num_agents} paths have no room on {self.grid_size} x "
                 f"{self.grid_size} cells: choose fewer agents, or a larger grid."
             )
-        drawn = "grid_size num_agents"
-        env = self._make("routing.connector", "RandomWalkGenerator", drawn, "time_limit")
+        start = "grid_size num_agents"
+        env = self._make("routing.connector", "RandomWalkGenerator", start, "time_limit")
 
         def own_cells(grid: Num[Array, "height width"]) -> Bool[Array, "N 3 height width"]:
             values = 1 + jnp.arange(3 * self.num_agents).reshape(self.num_agents, 3, 1, 1)
             return grid == values
 
         def observe(observation: Observation) -> Array:
-            grid, own = observation.grid, own_cells(observation.grid)
+            grid, cells = observation.grid, own_cells(observation.grid)
             of_kind = (grid > 0) & ((grid - 1) % 3 == jnp.arange(3).reshape(3, 1, 1))
-            return _image(jnp.concatenate([own, of_kind & ~own], axis=1))
+            return _image(jnp.concatenate([cells, of_kind & ~cells], axis=1))
 
         def everything(observation: Observation) -> Array:
             return _image(own_cells(observation.grid).reshape(-1, *observation.grid.shape))
@@ -372,8 +372,8 @@ class Cleaner(Jumanji):
 
     def _build(self) -> Wrapped:
         constants = _environment("routing.cleaner.constants")
-        drawn, other = "num_rows num_cols num_agents", "time_limit penalty_per_timestep"
-        env = self._make("routing.cleaner", "RandomGenerator", drawn, other)
+        start, other = "num_rows num_cols num_agents", "time_limit penalty_per_timestep"
+        env = self._make("routing.cleaner", "RandomGenerator", start, other)
 
         def channels(observation: Observation) -> tuple[Array, Array]:
             grid, (rows, columns) = observation.grid, observation.agents_locations.T
@@ -383,10 +383,10 @@ class Cleaner(Jumanji):
 
         def observe(observation: Observation) -> Array:
             maze, agents = channels(observation)
-            others = agents.sum(0) > agents
+            teammates = agents.sum(0) > agents
             shared = jnp.broadcast_to(maze, (self.num_agents, *maze.shape))
-            own = jnp.stack([agents, others], axis=1)
-            return _image(jnp.concatenate([shared, own], axis=1))
+            occupancy = jnp.stack([agents, teammates], axis=1)
+            return _image(jnp.concatenate([shared, occupancy], axis=1))
 
         return Wrapped(
             env,
@@ -416,8 +416,8 @@ class MultiCvrp(Jumanji):
         env = module.MultiCVRP(generator(self.num_customers, self.num_vehicles))
 
         def vehicles(observation: Observation) -> Float[Array, "N features"]:
-            kept = jnp.stack([observation.vehicles.local_times, observation.vehicles.capacities])
-            return jnp.concatenate([observation.vehicles.coordinates, kept.T], axis=-1)
+            status = jnp.stack([observation.vehicles.local_times, observation.vehicles.capacities])
+            return jnp.concatenate([observation.vehicles.coordinates, status.T], axis=-1)
 
         def customers(observation: Observation) -> Float[Array, "features"]:
             return flatten((observation.nodes, observation.windows, observation.coeffs))

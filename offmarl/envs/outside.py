@@ -51,44 +51,44 @@ class Outside(Wrapper):
 
     def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
         """Return the extras of the step that ``step(key, state, action)`` takes."""
-        found = extras_of(self.env, key, state) or {}
-        specs = {name: self.spec.extras[name] for name in self.spec.extras if name in found}
-        return _cast(f"{self.spec.name}: extras", specs, found)
+        extras = extras_of(self.env, key, state) or {}
+        specs = {name: self.spec.extras[name] for name in self.spec.extras if name in extras}
+        return _cast(f"{self.spec.name}: extras", specs, extras)
 
 
-def outcome(spec: EnvSpec, method: str, found: Any) -> tuple[EnvState, Timestep]:
+def outcome(spec: EnvSpec, method: str, result: Any) -> tuple[EnvState, Timestep]:
     """Return what reset or step returned, in the types of the spec; `ShapeError` if it differs."""
-    parts = found if type(found) is tuple else [found]
+    parts = result if type(result) is tuple else [result]
     kinds = ["array" if isinstance(x, jax.Array) else type(x).__name__ for x in parts]
-    views = [type(x).__name__ for x in found[1][:2]] if kinds[1:] == ["Timestep"] else []
+    views = [type(x).__name__ for x in result[1][:2]] if kinds[1:] == ["Timestep"] else []
     if views != ["View", "View"]:
         raise ShapeError(
             f"{spec.name}: {method} returns {', '.join(kinds + views)}: return the state, and a "
             "Timestep of two View as offmarl.envs.restart and offmarl.envs.transition make it."
         )
-    state, timestep = found
+    state, timestep = result
     numbers, flags = (ArraySpec((spec.num_agents,), dtype) for dtype in ("float32", "bool"))
     shaping = None if timestep.shaping is None else numbers
     extras = {name: spec.extras[name] for name in spec.extras if name in (timestep.extras or ())}
     last = ArraySpec((), "bool")
     won = None if timestep.won is None else last
     arrays: Any = (numbers, flags, flags, last, shaping, extras or None, won)
-    wanted = Timestep(spec.view_spec, spec.view_spec, *arrays)
-    return state, _cast(f"{spec.name}: {method}", wanted, timestep)
+    specs = Timestep(spec.view_spec, spec.view_spec, *arrays)
+    return state, _cast(f"{spec.name}: {method}", specs, timestep)
 
 
-def _cast(what: str, wanted: Any, found: Any) -> Any:
+def _cast(source: str, tree: Any, arrays: Any) -> Any:
     """Return arrays in the types of a tree of specs; `ShapeError` if their shapes differ."""
-    ours, theirs = _named(found), _named(wanted)
-    for name in {**ours, **theirs}:
-        leaf, spec = ours.get(name), theirs.get(name)
+    leaves, specs = _named(arrays), _named(tree)
+    for name in {**leaves, **specs}:
+        leaf, spec = leaves.get(name), specs.get(name)
         if leaf is None or spec is None or not _fits(leaf, spec):
             returned = "nothing" if leaf is None else f"{jnp.asarray(leaf).dtype} {jnp.shape(leaf)}"
             raise ShapeError(
-                f"{what} returns {name} as {returned}, and its spec says {spec or 'nothing'}."
+                f"{source} returns {name} as {returned}, and its spec says {spec or 'nothing'}."
             )
-    leaves = [jnp.asarray(ours[name]).astype(spec.numpy_dtype) for name, spec in theirs.items()]
-    return jax.tree.unflatten(jax.tree.structure(wanted), leaves)
+    typed = [jnp.asarray(leaves[name]).astype(spec.numpy_dtype) for name, spec in specs.items()]
+    return jax.tree.unflatten(jax.tree.structure(tree), typed)
 
 
 def _named(tree: Any) -> dict[str, Any]:
@@ -99,9 +99,9 @@ def _named(tree: Any) -> dict[str, Any]:
 def _fits(leaf: Any, spec: ArraySpec) -> bool:
     """Whether an array has the shape of a spec, and numbers that its type holds."""
     dtype, kinds = jnp.asarray(leaf).dtype, (np.bool_, np.integer, np.floating)
-    whole = spec.numpy_dtype.kind in "iu"  # to which others would be rounded, or wrap around
+    integral = spec.numpy_dtype.kind in "iu"  # other types would be rounded, or wrap around
     plain = any(jnp.issubdtype(dtype, kind) for kind in kinds)
-    holds = plain and (not whole or np.can_cast(dtype, spec.numpy_dtype))
+    holds = plain and (not integral or np.can_cast(dtype, spec.numpy_dtype))
     return holds and jnp.shape(leaf) == spec.shape
 
 
@@ -175,35 +175,35 @@ def _traced(env: Outside, method: str, *arguments: Any) -> Any:
 
 
 def faults(spec: EnvSpec, steps: Timestep | Transition, after: View) -> Iterator[str]:
-    """Yield what no environment returns, of steps ``(E, T, ...)`` that follow resets, in NumPy.
+    """Yield the faults in steps ``(E, T, ...)`` from resets on: NumPy arrays.
 
     ``after`` are further views, such as those at the ends of episodes.
     """
     sizes = np.array(spec.action_sizes or [spec.action_size] * spec.num_agents)
     beyond = np.arange(spec.action_size) >= sizes[:, None]
     for view in (steps.view, after):
-        yield from _where(view.alive & ~view.legal_actions.any(-1), "lives without a legal action")
-        yield from _where((view.legal_actions & beyond).any(-1), "has actions beyond action_sizes")
+        yield from _report(view.alive & ~view.legal_actions.any(-1), "lives without a legal action")
+        yield from _report((view.legal_actions & beyond).any(-1), "has actions beyond action_sizes")
         if spec.is_vector:
             apart = (view.state != spec.shared(view).state) & ~np.isnan(view.state)
-            what = 'has a state that is not all observations, and the spec says "concatenated"'
-            yield from _where(apart.any(-1, keepdims=True), what)
+            message = 'has a state that is not all observations, and the spec says "concatenated"'
+            yield from _report(apart.any(-1, keepdims=True), message)
         if spec.observation_sizes:
             padding = np.arange(spec.observation_size) >= np.array(spec.observation_sizes)[:, None]
-            seen = ((view.observation != 0) & padding).any(-1)
-            yield from _where(seen, "observes numbers beyond its entry of observation_sizes")
+            nonzero = ((view.observation != 0) & padding).any(-1)
+            yield from _report(nonzero, "observes numbers beyond its entry of observation_sizes")
     if spec.reward == "team":
         differs = (steps.reward != steps.reward[..., :1]) & ~np.isnan(steps.reward)
-        yield from _where(differs, 'has another reward than agent 0, and the spec says "team"')
-    yield from _where(steps.terminated & steps.truncated, "is terminated and truncated")
+        yield from _report(differs, 'has another reward than agent 0, and the spec says "team"')
+    yield from _report(steps.terminated & steps.truncated, "is terminated and truncated")
     time, begins = np.arange(steps.last.shape[1]), np.roll(steps.last, 1, axis=1)
     length = 1 + time - np.maximum.accumulate(np.where(begins, time, 0), axis=1)
     late = length > (spec.time_limit or np.inf)
-    yield from _where(late[..., None], f"acts after the time limit of {spec.time_limit} steps")
+    yield from _report(late[..., None], f"acts after the time limit of {spec.time_limit} steps")
 
 
-def _where(wrong: Any, what: str) -> Iterator[str]:
+def _report(wrong: Any, message: str) -> Iterator[str]:
     if wrong.any():
         *place, agent = np.argwhere(wrong)[0].tolist()
-        where = "in environment {}, step {}".format(*place) if place[1:] else "after an episode"
-        yield f"agent {agent} {what} ({where})"
+        location = "in environment {}, step {}".format(*place) if place[1:] else "after an episode"
+        yield f"agent {agent} {message} ({location})"

@@ -76,8 +76,8 @@ class OffmarlParallelEnv(ParallelEnv):
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Start an episode; the same seed starts the same episode."""
         del options
-        drawn = int(self._random.integers(2**31)) if seed is None else seed
-        reset_key, self._key = jax.random.split(jax.random.key(check_seed(drawn)))
+        number = int(self._random.integers(2**31)) if seed is None else seed
+        reset_key, self._key = jax.random.split(jax.random.key(check_seed(number)))
         self._state, timestep = self._reset(reset_key)
         self._view = jax.device_get(timestep.view)
         alive = self._view.alive
@@ -97,7 +97,7 @@ class OffmarlParallelEnv(ParallelEnv):
 
     def state(self) -> np.ndarray:
         """Return the global state."""
-        spec, state = self.env.spec, self._seen().state
+        spec, state = self.env.spec, self._current_view().state
         if isinstance(state, Mapping) or not spec.state_size:
             raise NotImplementedError(f"{spec.name} has no state of one array.")
         return np.asarray(state)
@@ -113,45 +113,45 @@ class OffmarlParallelEnv(ParallelEnv):
     def render(self) -> None:
         """Do nothing: rendering is not supported."""
 
-    def _seen(self) -> View:
+    def _current_view(self) -> View:
         if self._view is None:
             raise OptionError("no episode has started: call reset first.")
         return self._view
 
     def _observations(self, agents: Sequence[str]) -> dict[str, Any]:
-        view = self._seen()
+        view = self._current_view()
         return {agent: self._observation(view, agent) for agent in agents}
 
     def _observation(self, view: View, agent: str) -> Any:
         spec, i = self.env.spec, self.possible_agents.index(agent)
-        own = map_tree(lambda leaf: leaf[i], view.observation)
-        seen = as_value(_own_spec(spec, i), own if spec.observation else own[: _own_size(spec, i)])
+        row = map_tree(lambda leaf: leaf[i], view.observation)
+        value = as_value(_own_spec(spec, i), row if spec.observation else row[: _own_size(spec, i)])
         if not isinstance(spec.action, Discrete):
-            return seen
+            return value
         actions = self.action_spaces[agent].n
-        return {SEEN: seen, MASK: np.asarray(view.legal_actions[i, :actions], np.int8)}
+        return {SEEN: value, MASK: np.asarray(view.legal_actions[i, :actions], np.int8)}
 
     def _joint(self, actions: Mapping[str, Any]) -> np.ndarray:
         missing = [agent for agent in self.agents if agent not in actions]
         if missing or not self.agents:
-            what = f"no action for {', '.join(missing)}" if missing else "no episode has started"
-            raise OptionError(f"{self.env.spec.name}: {what}: give one for each of env.agents.")
-        spec, legal = self.env.spec, self._seen().legal_actions
+            reason = f"no action for {', '.join(missing)}" if missing else "no episode has started"
+            raise OptionError(f"{self.env.spec.name}: {reason}: give one for each of env.agents.")
+        spec, legal = self.env.spec, self._current_view().legal_actions
         if isinstance(spec.action, Discrete):
             anything = legal.argmax(-1)  # for agents that no longer act
             names = enumerate(self.possible_agents)
             return np.array([actions.get(a, anything[i]) for i, a in names], np.int32)
         joint = np.zeros(legal.shape, np.float32)
         for i, agent in enumerate(self.possible_agents):
-            own = np.asarray(actions.get(agent, ()), np.float32)
-            joint[i, : own.size] = own
+            vector = np.asarray(actions.get(agent, ()), np.float32)
+            joint[i, : vector.size] = vector
         return joint
 
     def _signals(self, agents: Sequence[str], step: Timestep) -> tuple[dict[str, Any], ...]:
         rewards, terminations, truncations = {}, {}, {}
         for agent in agents:
             i = self.possible_agents.index(agent)
-            died = not step.last and not step.next_view.alive[i]
+            died = not (step.last or step.truncated[i] or step.next_view.alive[i])
             rewards[agent] = float(step.reward[i])
             terminations[agent] = bool(step.terminated[i]) or died
             truncations[agent] = bool(step.truncated[i])
@@ -172,8 +172,8 @@ def _spaces(spec: EnvSpec, agent: int) -> tuple[gymnasium.Space, gymnasium.Space
     if not isinstance(spec.action, Discrete):
         return observation, gymnasium.spaces.Box(-1, 1, (size,), np.float32)
     mask = gymnasium.spaces.Box(0, 1, (size,), np.int8)
-    both = gymnasium.spaces.Dict({SEEN: observation, MASK: mask})
-    return both, gymnasium.spaces.Discrete(size)
+    space = gymnasium.spaces.Dict({SEEN: observation, MASK: mask})
+    return space, gymnasium.spaces.Discrete(size)
 
 
 class PettingZooPolicy:

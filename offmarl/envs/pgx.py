@@ -96,11 +96,11 @@ class Pgx:
         """
         inner, first, time, history = state
         (num_actions,) = inner.legal_action_mask.shape
-        taken = action[(inner.current_player != first).astype(jnp.int32)]
-        taken = jnp.minimum(taken, num_actions - 1)
-        after = strongly_typed(self.wrapped.step(inner, taken))
+        move = action[(inner.current_player != first).astype(jnp.int32)]
+        move = jnp.minimum(move, num_actions - 1)
+        after = strongly_typed(self.wrapped.step(inner, move))
         if self.history:
-            history = history.at[time].set(jax.nn.one_hot(taken, num_actions))
+            history = history.at[time].set(jax.nn.one_hot(move, num_actions))
         state = PgxState(after, first, time + 1, history)
         over = jnp.broadcast_to(after.terminated, 2)
         reward = after.rewards[self._players(state)].astype(jnp.float32)
@@ -112,16 +112,16 @@ class Pgx:
     def _view(self, state: PgxState) -> View:
         players, inner = self._players(state), state.inner
         # pgx's public `observe` is for the player to move only.
-        seen = jax.vmap(lambda player: self.wrapped._observe(inner, player))(players)
-        is_vector = seen.ndim == 2
+        arrays = jax.vmap(lambda player: self.wrapped._observe(inner, player))(players)
+        is_vector = arrays.ndim == 2
         if is_vector:
             history = jnp.broadcast_to(state.history.ravel(), (2, state.history.size))
-            seen = jnp.concatenate([seen.astype(jnp.float32), history], axis=1)
+            arrays = jnp.concatenate([arrays.astype(jnp.float32), history], axis=1)
         moves = (players == inner.current_player) & ~inner.terminated
         legal = moves[:, None] & inner.legal_action_mask
         return View(
-            observation=seen,
-            state=seen.ravel() if is_vector else jnp.zeros(0),  # boards would be stored twice
+            observation=arrays,
+            state=arrays.ravel() if is_vector else jnp.zeros(0),  # boards would be stored twice
             legal_actions=jnp.concatenate([legal, ~moves[:, None]], axis=1),
             alive=jnp.ones(2, bool),
         )

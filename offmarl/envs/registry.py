@@ -103,10 +103,10 @@ def describe() -> dict[str, EnvInfo]:
     In a name, a single capital letter stands for any number, and a word in capitals for one of
     ``EnvInfo.choices``. Plug-ins are listed without importing them.
     """
-    known: dict[str, EnvInfo] = {}
+    infos: dict[str, EnvInfo] = {}
     for family in _families():
-        known.setdefault(family.name, family.about)
-    return known
+        infos.setdefault(family.name, family.about)
+    return infos
 
 
 def names() -> list[str]:
@@ -130,17 +130,17 @@ def family_of(name: str) -> str:
 
 def info(name: str) -> EnvInfo:
     """Return the known properties of an environment; arguments and errors are those of `make`."""
-    found = _resolve(name)
-    about = found.family.about
-    known = about.summary and not isinstance(found.family.factory, EntryPoint)
-    return about if known else _info_of(found.load())
+    entry = _resolve(name)
+    about = entry.family.about
+    known = about.summary and not isinstance(entry.family.factory, EntryPoint)
+    return about if known else _info_of(entry.load())
 
 
 def options_of(name: str) -> dict[str, Any]:
     """Return the options of an environment and their defaults; see `make`."""
-    found = _resolve(name)
-    _, known = _arguments(found, found.load())
-    return {key: None if value is _REQUIRED else value for key, value in known.items()}
+    entry = _resolve(name)
+    _, defaults = _arguments(entry, entry.load())
+    return {key: None if value is _REQUIRED else value for key, value in defaults.items()}
 
 
 def make(name: str, **options: Option) -> "Environment":
@@ -170,16 +170,16 @@ def make(name: str, **options: Option) -> "Environment":
     PluginError
         The environment is from an installed package that cannot be imported.
     """
-    found, full, made = _made(name, options)
-    if found.family.source != "offmarl":
+    entry, full, result = _create(name, options)
+    if entry.family.source != "offmarl":
         from offmarl.envs.outside import admit
 
-        module = getattr(found.load(), "__module__", "")
-        package = found.source.get("package") or release_of(module)
-        made = admit(made, full, package)
-    if found.source:
-        _sources[full] = found.source
-    env: Environment = made
+        module = getattr(entry.load(), "__module__", "")
+        package = entry.source.get("package") or release_of(module)
+        result = admit(result, full, package)
+    if entry.source:
+        _sources[full] = entry.source
+    env: Environment = result
     return env
 
 
@@ -190,28 +190,28 @@ def make_parallel(name: str) -> tuple[str, Any] | None:
     """
     if not (_FILE.fullmatch(name) or _MODULE.fullmatch(name)):
         return None
-    found, full, made = _made(name, {})
-    if not hasattr(made, "possible_agents"):
+    entry, full, result = _create(name, {})
+    if not hasattr(result, "possible_agents"):
         return None
-    _sources[full] = found.source
-    return full, made
+    _sources[full] = entry.source
+    return full, result
 
 
-def _made(name: str, options: Mapping[str, Option]) -> "tuple[_Found, str, Any]":
+def _create(name: str, options: Mapping[str, Option]) -> "tuple[_Entry, str, Any]":
     """Return the result of an environment's factory, and its full name."""
-    found = _resolve(name)
-    factory = found.load()
-    sizes, defaults = _arguments(found, factory)
-    parsed = _parse(name, found.suffix)
-    records.refuse_large(name, [*found.numbers, *parsed.values()])
-    given = _check(found.family.name, defaults, parsed | {**options})
-    if missing := [key for key in defaults if defaults[key] is _REQUIRED and key not in given]:
+    entry = _resolve(name)
+    factory = entry.load()
+    sizes, defaults = _arguments(entry, factory)
+    parsed = _parse(name, entry.suffix)
+    records.refuse_large(name, [*entry.numbers, *parsed.values()])
+    values = _check(entry.family.name, defaults, parsed | {**options})
+    if missing := [key for key in defaults if defaults[key] is _REQUIRED and key not in values]:
         raise OptionError(
-            f"{found.base} needs {missing[0]}: write {found.base}:{missing[0]}=VALUE."
+            f"{entry.base} needs {missing[0]}: write {entry.base}:{missing[0]}=VALUE."
         )
-    canonical = ",".join(f"{key}={_write(given[key])}" for key in sorted(given))
-    full = f"{found.base}:{canonical}".rstrip(":")
-    return found, full, _call(found, factory, full, {**found.family.fixed, **sizes, **given})
+    canonical = ",".join(f"{key}={_write(values[key])}" for key in sorted(values))
+    full = f"{entry.base}:{canonical}".rstrip(":")
+    return entry, full, _call(entry, factory, full, {**entry.family.fixed, **sizes, **values})
 
 
 def source(name: str) -> dict[str, str]:
@@ -249,12 +249,12 @@ def release(package: str) -> str:
 
 @lru_cache(maxsize=16)
 def release_of(module: str) -> str:
-    """Return the `release` that has a module; empty for modules of none, of several, of offmarl."""
+    """Return the `release` of a module's package; empty for none, for several, and for offmarl."""
     top = module.partition(".")[0]
     if top.startswith("_") or top in ("offmarl", "builtins"):
         return ""  # listing all packages takes a quarter of a second
-    found = {*metadata.packages_distributions().get(top, ())}
-    return release(*found) if len(found) == 1 else ""
+    packages = {*metadata.packages_distributions().get(top, ())}
+    return release(*packages) if len(packages) == 1 else ""
 
 
 def short_name(name: str) -> str:
@@ -266,8 +266,8 @@ def short_name(name: str) -> str:
 # ------------------------------------------------------------------ names
 
 
-class _Found(NamedTuple):
-    """A parsed name."""
+class _Entry(NamedTuple):
+    """The parsed name of an environment, and its family."""
 
     family: Family
     base: str
@@ -293,28 +293,28 @@ def _families() -> tuple[Family, ...]:
     return (*BUILT_IN, *_registered.values(), *_plugins(tuple(sys.path)))
 
 
-def _resolve(name: str) -> _Found:
+def _resolve(name: str) -> _Entry:
     base, _, suffix = name.partition(":")
     code = _FILE.fullmatch(name) or _MODULE.fullmatch(name)
     if code is None or any(family.match(base) is not None for family in _families()):
         family, numbers = _find(base)
         package = {} if family.source in ("offmarl", _REGISTERED) else {"package": family.source}
-        return _Found(family, base, numbers, suffix, package)
-    records.refuse_recorded(
-        name, "with --env path/to/file.py:FACTORY or --env package.module:FACTORY"
-    )
+        return _Entry(family, base, numbers, suffix, package)
     return _import(code)
 
 
-def _import(code: re.Match[str]) -> _Found:
-    """Import the code that a user named."""
-    where, name, suffix = code[1], code["factory"], code["options"] or ""
-    factory, file = records.import_code(f"{where}:{name}", "--env")
-    is_file = where.endswith(".py")
-    base = f"{Path(where).name if is_file else where}:{name}"
-    source = {"factory": name, "file" if is_file else "module": where}
+def _import(code: re.Match[str]) -> _Entry:
+    """Import the code that a user named; `UnknownNameError` for a name from a record."""
+    records.refuse_recorded(
+        code.string, "with --env path/to/file.py:FACTORY or --env package.module:FACTORY"
+    )
+    location, name, suffix = code[1], code["factory"], code["options"] or ""
+    factory, file = records.import_code(f"{location}:{name}", "--env")
+    is_file = location.endswith(".py")
+    base = f"{Path(location).name if is_file else location}:{name}"
+    source = {"factory": name, "file" if is_file else "module": location}
     source |= {"sha256": code_digest(Path(file))} if file else {}
-    return _Found(Family(base, factory, EnvInfo(""), None, where), base, (), suffix, source)
+    return _Entry(Family(base, factory, EnvInfo(""), None, location), base, (), suffix, source)
 
 
 def _find(base: str) -> tuple[Family, tuple[Option, ...]]:
@@ -323,12 +323,12 @@ def _find(base: str) -> tuple[Family, tuple[Option, ...]]:
     if not matches:
         raise _not_found(base)
     if len(matches) > 1:
-        listed = " and ".join(
+        candidates = " and ".join(
             sorted(f"{family.name!r} of {family.source}" for family, _ in matches)
         )
         raise OptionError(
-            f"the environment name {base!r} is ambiguous: it matches {listed}. Uninstall or rename "
-            "one of them."
+            f"the environment name {base!r} is ambiguous: it matches {candidates}. Uninstall or "
+            "rename one of them."
         )
     return matches[0]
 
@@ -363,12 +363,12 @@ def _longer(family: Family, base: str) -> list[str]:
     return [name for name in full if family.match(name) is not None]
 
 
-def _overlap(one: Family, other: Family) -> bool:
+def _overlap(family: Family, other: Family) -> bool:
     """Whether a name can belong to both families."""
     return (
-        one.name == other.name
-        or one.match(_example(other)) is not None
-        or other.match(_example(one)) is not None
+        family.name == other.name
+        or family.match(_example(other)) is not None
+        or other.match(_example(family)) is not None
     )
 
 
@@ -376,10 +376,10 @@ def _example(family: Family) -> str:
     return re.sub(r"-[A-Z]\b", "-1", family.name)
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(factory: Any, other: Any) -> bool:
     """Whether two factories have the same definition, as when a notebook cell runs again."""
-    places = [(getattr(f, "__module__", f), getattr(f, "__qualname__", f)) for f in (one, other)]
-    return places[0] == places[1]
+    names = [(getattr(f, "__module__", f), getattr(f, "__qualname__", f)) for f in (factory, other)]
+    return names[0] == names[1]
 
 
 def _info_of(factory: Any) -> EnvInfo:
@@ -397,11 +397,11 @@ def _info_of(factory: Any) -> EnvInfo:
 def _plugins(path: tuple[str, ...]) -> tuple[Family, ...]:
     """Return the environments of installed packages, read once for each import path."""
     del path
-    found = []
+    families = []
     for point in entry_points(group=_GROUP):
         about = EnvInfo(f"from the package {_package(point)}")
-        found.append(Family(point.name, point, about, None, _package(point)))
-    return tuple(found)
+        families.append(Family(point.name, point, about, None, _package(point)))
+    return tuple(families)
 
 
 def _package(point: EntryPoint) -> str:
@@ -423,27 +423,27 @@ def _load_plugin(name: str, point: EntryPoint) -> Any:
 # ------------------------------------------------------------------ arguments
 
 
-def _arguments(found: _Found, factory: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _arguments(entry: _Entry, factory: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments that the numbers in the name set, and all options with defaults."""
-    family = found.family
+    family = entry.family
     if hasattr(factory, "options") and family.source == "offmarl":
-        return dict(zip(family.sizes or (), found.numbers, strict=True)), factory.options(
+        return dict(zip(family.sizes or (), entry.numbers, strict=True)), factory.options(
             **family.fixed
         )
     hidden = {"name", *family.fixed}
     parameters = {
         key: parameter.default
-        for key, parameter in _parameters(found.base, factory).items()
+        for key, parameter in _parameters(entry.base, factory).items()
         if key not in hidden and parameter.kind not in _VARIABLE
     }
     required = [key for key, default in parameters.items() if default is inspect.Parameter.empty]
     sizes = required if family.sizes is None else family.sizes
-    if len(found.numbers) > len(sizes):
+    if len(entry.numbers) > len(sizes):
         raise OptionError(
-            f"{found.base}: the name has {len(found.numbers)} numbers, and {family.source} has "
+            f"{entry.base}: the name has {len(entry.numbers)} numbers, and {family.source} has "
             f"{len(sizes)} arguments without a default for them."
         )
-    set_by_name = dict(zip(sizes, found.numbers, strict=False))
+    set_by_name = dict(zip(sizes, entry.numbers, strict=False))
     return set_by_name, {
         key: _REQUIRED if default is inspect.Parameter.empty else default
         for key, default in parameters.items()
@@ -461,11 +461,11 @@ def _parameters(name: str, factory: Any) -> Mapping[str, inspect.Parameter]:
         ) from error
 
 
-def _call(found: _Found, factory: Any, name: str, arguments: dict[str, Any]) -> Any:
+def _call(entry: _Entry, factory: Any, name: str, arguments: dict[str, Any]) -> Any:
     """Return the result of a factory."""
-    if found.family.source == "offmarl":
+    if entry.family.source == "offmarl":
         return getattr(factory, "build", factory)(name=name, **arguments)
-    if "name" in _parameters(found.base, factory):
+    if "name" in _parameters(entry.base, factory):
         arguments["name"] = name
     try:
         return factory(**arguments)

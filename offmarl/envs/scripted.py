@@ -48,13 +48,12 @@ def scripted_policies(env: Environment) -> dict[str, Policy]:
 
     They act for all agents, and their parameters are an empty tuple.
     """
-    own: Any = env
-    found: dict[str, Policy] = {}
-    if hasattr(own, "scripted"):
-        found[SCRIPTED] = own.scripted()
-    if hasattr(own, "scripted_policies"):
-        found |= own.scripted_policies()
-    return found | {name: make(env) for name, make in _made_for(env).items()}
+    policies: dict[str, Policy] = {}
+    if hasattr(env, "scripted"):
+        policies[SCRIPTED] = env.scripted()
+    if hasattr(env, "scripted_policies"):
+        policies |= env.scripted_policies()
+    return policies | {name: make(env) for name, make in _registered_for(env).items()}
 
 
 def scripted_policy(env: Environment, name: str) -> Policy:
@@ -76,15 +75,15 @@ def scripted_policy(env: Environment, name: str) -> Policy:
     OptionError
         The code cannot be imported, or does not return a policy.
     """
-    found = scripted_policies(env)
-    if ":" in name and name not in found:
+    policies = scripted_policies(env)
+    if ":" in name and name not in policies:
         return _imported(env, name)
-    if name not in found:
-        raise unknown_name(f"scripted policy of {env.spec.name}", name, found)
-    return found[name]
+    if name not in policies:
+        raise unknown_name(f"scripted policy of {env.spec.name}", name, policies)
+    return policies[name]
 
 
-def _made_for(env: Environment) -> Mapping[str, Callable[[Any], Policy]]:
+def _registered_for(env: Environment) -> Mapping[str, Callable[[Any], Policy]]:
     if not _registered:
         return {}
     try:

@@ -82,7 +82,7 @@ class Seat(NamedTuple):
     sees: tuple[int, ...]
     """The agents that the policy acts for, in order; ``agents`` are among them."""
     size: int = 1
-    """How many policies it is, of which `Policy.number` says which one acts."""
+    """Number of policies that it draws from; `Policy.number` says which one acts."""
 
 
 def take_agents(tree: ArrayTree, agents: Sequence[int], axis: int = 0) -> ArrayTree:
@@ -117,10 +117,10 @@ def compose(spec: EnvSpec, seats: Sequence[Seat]) -> Policy:
 @lru_cache(maxsize=64)
 def _compose(spec: EnvSpec, seats: tuple[Seat, ...]) -> Policy:
     """Compose policies; cached, so that equal seats share compiled programs."""
-    taken = [agent for seat in seats for agent in seat.agents]
-    if len(set(taken)) < len(taken) or not set(taken) <= set(range(spec.num_agents)):
+    index = [agent for seat in seats for agent in seat.agents]
+    if len(set(index)) < len(index) or not set(index) <= set(range(spec.num_agents)):
         raise ShapeError(
-            f"policies act for the agents {taken} of {spec.num_agents}: give each agent one policy."
+            f"policies act for the agents {index} of {spec.num_agents}: give each agent one policy."
         )
     for seat in seats:
         if seat.policy.joint and set(seat.agents) != set(seat.sees):
@@ -130,14 +130,14 @@ def _compose(spec: EnvSpec, seats: tuple[Seat, ...]) -> Policy:
             )
     # With NumPy, because policies are cached: JAX's arrays could be those of a trace.
     first = np.cumsum([0, *(seat.size for seat in seats)], dtype=np.int32)
-    rest, silent = _no_action(spec), np.zeros(spec.num_agents, np.float32)
+    idle, silent = _no_action(spec), np.zeros(spec.num_agents, np.float32)
 
-    def fill(parts: Sequence[Array], rest: NDArray[Any]) -> Array:
-        whole = jnp.asarray(rest)
+    def fill(parts: Sequence[Array], default: NDArray[Any]) -> Array:
+        joint = jnp.asarray(default)
         for seat, part in zip(seats, parts, strict=True):
-            chosen = np.array([seat.sees.index(agent) for agent in seat.agents])
-            whole = whole.at[np.array(seat.agents)].set(part[chosen])
-        return whole
+            rows = np.array([seat.sees.index(agent) for agent in seat.agents])
+            joint = joint.at[np.array(seat.agents)].set(part[rows])
+        return joint
 
     def act(
         params: ArrayTree,
@@ -147,12 +147,12 @@ def _compose(spec: EnvSpec, seats: tuple[Seat, ...]) -> Policy:
         key: PRNGKeyArray,
     ) -> tuple[Array, Float[Array, "N"], ArrayTree]:
         keys = jax.random.split(key, len(seats))
-        found = []
+        outputs = []
         for i, seat in enumerate(seats):
-            seen, legal = take_agents((observation, legal_actions), seat.sees)
-            found.append(seat.policy.act(params[i], carry[i], seen, legal, keys[i]))
-        actions, log_probs, carries = zip(*found, strict=True)
-        return fill(actions, rest), fill(log_probs, silent), carries
+            part, legal = take_agents((observation, legal_actions), seat.sees)
+            outputs.append(seat.policy.act(params[i], carry[i], part, legal, keys[i]))
+        actions, log_probs, carries = zip(*outputs, strict=True)
+        return fill(actions, idle), fill(log_probs, silent), carries
 
     def log_prob(
         params: ArrayTree,
@@ -161,30 +161,30 @@ def _compose(spec: EnvSpec, seats: tuple[Seat, ...]) -> Policy:
         legal_actions: Bool[Array, "N A"],
         action: Array,
     ) -> tuple[Float[Array, "N"], ArrayTree]:
-        found = [
+        outputs = [
             seat.policy.log_prob(
                 params[i], carry[i], *take_agents((observation, legal_actions, action), seat.sees)
             )
             for i, seat in enumerate(seats)
             if seat.policy.log_prob is not None
         ]
-        values, carries = zip(*found, strict=True)
+        values, carries = zip(*outputs, strict=True)
         return fill(values, silent), carries
 
     def after_step(
         carry: ArrayTree, reward: Float[Array, "N"], done: Bool[Array, "N"]
     ) -> ArrayTree:
         return tuple(
-            remember(seat.policy, own, *take_agents((reward, done), seat.sees))
-            for own, seat in zip(carry, seats, strict=True)
+            remember(seat.policy, memory, *take_agents((reward, done), seat.sees))
+            for memory, seat in zip(carry, seats, strict=True)
         )
 
     def number(carry: ArrayTree) -> Int[Array, "N"]:
-        found = []
-        for begin, seat, own in zip(first, seats, carry, strict=False):
+        numbers = []
+        for begin, seat, memory in zip(first, seats, carry, strict=False):
             only = jnp.zeros(len(seat.sees), jnp.int32)
-            found.append(begin + (seat.policy.number(own) if seat.policy.number else only))
-        return fill(found, np.zeros(spec.num_agents, np.int32))
+            numbers.append(begin + (seat.policy.number(memory) if seat.policy.number else only))
+        return fill(numbers, np.zeros(spec.num_agents, np.int32))
 
     policies = [seat.policy for seat in seats]
     return Policy(
@@ -193,7 +193,7 @@ def _compose(spec: EnvSpec, seats: tuple[Seat, ...]) -> Policy:
         log_prob=log_prob if all(policy.log_prob for policy in policies) else None,
         after_step=after_step if any(policy.after_step for policy in policies) else None,
         draws=lambda params: any(
-            policy.draws(own) for policy, own in zip(policies, params, strict=True)
+            policy.draws(seat_params) for policy, seat_params in zip(policies, params, strict=True)
         ),
         number=number if first[-1] > 1 else None,
         joint=any(policy.joint for policy in policies),
@@ -212,17 +212,17 @@ def one_of(policies: tuple[Policy, ...]) -> Policy:
     """
 
     def act(
-        chosen: tuple[Int[Array, ""], ArrayTree], carries: tuple[ArrayTree, ...], *seen: Any
+        selection: tuple[Int[Array, ""], ArrayTree], carries: tuple[ArrayTree, ...], *inputs: Any
     ) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
         def acting(number: int) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
-            action, log_prob, carry = policies[number].act(chosen[1], carries[number], *seen)
+            action, log_prob, carry = policies[number].act(selection[1], carries[number], *inputs)
             if jnp.issubdtype(action.dtype, jnp.integer):
                 action = action.astype(jnp.int32)
             return action, log_prob, (*carries[:number], carry, *carries[number + 1 :])
 
-        ways = [partial(acting, number) for number in range(len(policies))]
-        found: tuple[Array, Array, tuple[ArrayTree, ...]] = jax.lax.switch(chosen[0], ways)
-        return found
+        branches = [partial(acting, number) for number in range(len(policies))]
+        outputs: tuple[Array, Array, tuple[ArrayTree, ...]] = jax.lax.switch(selection[0], branches)
+        return outputs
 
     def after_step(carries: tuple[ArrayTree, ...], *outcome: Any) -> tuple[ArrayTree, ...]:
         return tuple(
@@ -241,16 +241,16 @@ class Population(NamedTuple):
     members: tuple[ArrayTree, ...]
     """Of each policy the parameters of the members that have it, ``(M, ...)``."""
     weights: Float[Array | np.ndarray, "members"]
-    """What the members weigh, in order."""
+    """Weights of the members, in order."""
 
 
 class _Memory(NamedTuple):
     """The carry of a population."""
 
     member: Int[Array, ""]
-    """Its number; -1 before the first step of an episode."""
+    """Number of the member; -1 before the first step of an episode."""
     carries: tuple[ArrayTree, ...]
-    """That of each policy."""
+    """The carry of each policy."""
 
 
 def population(
@@ -258,8 +258,8 @@ def population(
 ) -> TeamPolicy:
     """Return a policy that acts as one of several members, drawn anew for each episode.
 
-    Members are drawn in proportion to their weights, by default equally; `OptionError` for weights
-    that are no such numbers. Members with the same policy and other parameters are stacked: a
+    Members are drawn in proportion to their weights, by default equally; `OptionError` for negative
+    weights, or if all are zero. Members with the same policy and other parameters are stacked: a
     program that was compiled for some plays any others of the same number and shapes. Each has a
     memory of its own.
     """
@@ -278,44 +278,44 @@ def population(
         everyone = tuple(range(spec.num_agents))
         alike = [
             replace(
-                one,
-                policy=compose(spec, [one.seat(one.agents)]),
-                params=(one.params,),
+                member,
+                policy=compose(spec, [member.seat(member.agents)]),
+                params=(member.params,),
                 agents=everyone,
             )
-            for one in members
+            for member in members
         ]
     distinct = tuple(dict.fromkeys(member.policy for member in alike))
     kinds = tuple(distinct.index(member.policy) for member in alike)
-    stacks = [[one.params for one in alike if one.policy == policy] for policy in distinct]
+    stacks = [[member.params for member in alike if member.policy == policy] for policy in distinct]
     return TeamPolicy(
-        _drawn(distinct, kinds, len(alike[0].agents)),
+        _mixture(distinct, kinds, len(alike[0].agents)),
         Population(
-            tuple(jax.tree.map(lambda *leaves: np.stack(leaves), *own) for own in stacks),
+            tuple(jax.tree.map(lambda *leaves: np.stack(leaves), *stack) for stack in stacks),
             np.asarray(shares / shares.sum(), np.float32),
         ),
         alike[0].agents,
         "+".join(dict.fromkeys(member.name for member in members)),
-        {"members": [dict(one.about) for one in members], "weights": shares.tolist()},
+        {"members": [dict(member.about) for member in members], "weights": shares.tolist()},
         tuple(members),
     )
 
 
 @lru_cache(maxsize=64)
-def _drawn(policies: tuple[Policy, ...], kinds: tuple[int, ...], num_agents: int) -> Policy:
+def _mixture(policies: tuple[Policy, ...], kinds: tuple[int, ...], num_agents: int) -> Policy:
     """Return the policy of a population, whose members have the policies ``kinds``."""
     place = np.array([kinds[:number].count(kind) for number, kind in enumerate(kinds)])
 
     def of_kind(kind: int) -> Policy:
-        def act(params: tuple[Array, ArrayTree], *seen: Any) -> Any:
+        def act(params: tuple[Array, ArrayTree], *inputs: Any) -> Any:
             index, stacked = params
             return policies[kind].act(
-                jax.tree.map(lambda x: jnp.asarray(x)[index], stacked[kind]), *seen
+                jax.tree.map(lambda x: jnp.asarray(x)[index], stacked[kind]), *inputs
             )
 
         return policies[kind]._replace(act=act)
 
-    one = one_of(tuple(map(of_kind, range(len(policies)))))
+    switch = one_of(tuple(map(of_kind, range(len(policies)))))
 
     def act(
         params: Population,
@@ -326,17 +326,19 @@ def _drawn(policies: tuple[Policy, ...], kinds: tuple[int, ...], num_agents: int
     ) -> tuple[Array, Float[Array, "N"], _Memory]:
         draw_key, key = jax.random.split(key)
         edges = jnp.cumsum(params.weights)
-        drawn = jnp.searchsorted(edges, edges[-1] * (1 - jax.random.uniform(draw_key)))
-        member = jnp.where(memory.member < 0, drawn, memory.member)
-        chosen = jnp.array(kinds)[member], (jnp.array(place)[member], params.members)
-        action, log_prob, carries = one.act(chosen, memory.carries, observation, legal_actions, key)
+        draw = jnp.searchsorted(edges, edges[-1] * (1 - jax.random.uniform(draw_key)))
+        member = jnp.where(memory.member < 0, draw, memory.member)
+        selection = jnp.array(kinds)[member], (jnp.array(place)[member], params.members)
+        action, log_prob, carries = switch.act(
+            selection, memory.carries, observation, legal_actions, key
+        )
         return action, log_prob, _Memory(member, carries)
 
     def after_step(memory: _Memory, *outcome: Any) -> _Memory:
-        return memory._replace(carries=remember(one, memory.carries, *outcome))
+        return memory._replace(carries=remember(switch, memory.carries, *outcome))
 
     return Policy(
-        lambda: _Memory(jnp.full((), -1, jnp.int32), one.initial_carry()),
+        lambda: _Memory(jnp.full((), -1, jnp.int32), switch.initial_carry()),
         act,
         after_step=after_step,
         number=lambda memory: jnp.full(num_agents, memory.member),
@@ -389,7 +391,7 @@ class Side:
         Their parameters. They are data: `against` replaces them, and `slot` leaves them out, so
         that one compiled program plays any others of a shape.
     opponents
-        What the policies are, by the name of their side.
+        The policies, by the names of their sides.
     """
 
     env: Any
@@ -419,26 +421,26 @@ class Side:
         self, key: PRNGKeyArray, state: SideState, action: Array
     ) -> tuple[SideState, Timestep]:
         """Take one step with the actions of the side's agents."""
-        policy, mine = compose(self.env.spec, self.seats), np.array(self.team.agents)
+        policy, agents = compose(self.env.spec, self.seats), np.array(self.team.agents)
         act_key, step_key = jax.random.split(key)
-        theirs, log_prob, carry = policy.act(
+        joint, log_prob, carry = policy.act(
             self.others, state.carry, state.view.observation, state.view.legal_actions, act_key
         )
-        number = policy.number(carry) if policy.number else jnp.zeros(len(theirs), jnp.int32)
-        joint = theirs.at[mine].set(action)
+        number = policy.number(carry) if policy.number else jnp.zeros(len(joint), jnp.int32)
+        joint = joint.at[agents].set(action)
         inner, timestep = self.env.step(step_key, state.inner, joint)
         carry = remember(policy, carry, timestep.reward, timestep.terminated | timestep.truncated)
         after = SideState(inner, timestep.next_view, carry)
         view = _part(timestep.next_view, self.team.agents)
-        terminated, truncated = timestep.terminated[mine], timestep.truncated[mine]
+        terminated, truncated = timestep.terminated[agents], timestep.truncated[agents]
         return after, Timestep(
             view,
             view,
-            timestep.reward[mine],
+            timestep.reward[agents],
             terminated,
             truncated,
             last=(terminated | truncated).all(),
-            shaping=None if timestep.shaping is None else timestep.shaping[mine],
+            shaping=None if timestep.shaping is None else timestep.shaping[agents],
             extras=_pack(_others_of(self.team, state.view, joint, log_prob, number, timestep)),
             won=timestep.won,
         )
@@ -479,7 +481,7 @@ class Side:
         others = others._replace(truncated=others.truncated | over)
         lead = transition.last.shape
         ids: Any = np.asarray(transition.policy_id).reshape(*lead, -1)
-        own = _Others(
+        side = _Others(
             view._replace(state=None),
             transition.action,
             transition.behaviour_log_prob,
@@ -489,27 +491,27 @@ class Side:
             np.broadcast_to(ids, (*lead, len(self.team.agents))),  # type: ignore[arg-type]
             next_view=None,
         )
-        joined = self._join(own, others._replace(number=first_id + others.number, next_view=None))
-        whole = transition._replace(
-            view=joined.view._replace(state=view.state),
-            action=joined.action,
-            reward=joined.reward,
-            terminated=joined.terminated,
-            truncated=joined.truncated,
-            behaviour_log_prob=joined.log_prob,
-            policy_id=joined.number,
+        joint = self._join(side, others._replace(number=first_id + others.number, next_view=None))
+        steps = transition._replace(
+            view=joint.view._replace(state=view.state),
+            action=joint.action,
+            reward=joint.reward,
+            terminated=joint.terminated,
+            truncated=joint.truncated,
+            behaviour_log_prob=joint.log_prob,
+            policy_id=joint.number,
             extras=extras or None,
         )
         after = jax.tree.map(lambda leaf: leaf[finals.row, finals.time], others.next_view)
         ends = self._join(finals.view._replace(state=None), after, axis=1)
-        return whole, finals._replace(view=ends._replace(state=finals.view.state))
+        return steps, finals._replace(view=ends._replace(state=finals.view.state))
 
-    def _join(self, own: ArrayTree, others: ArrayTree, axis: int = 2) -> ArrayTree:
+    def _join(self, side: ArrayTree, others: ArrayTree, axis: int = 2) -> ArrayTree:
         """Join the rows of the side's agents with the others', in the order of all agents."""
         order = np.argsort((*self.team.agents, *rest_of(self.env.spec, self.team)))
         return jax.tree.map(
             lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)], axis).take(order, axis),
-            own,
+            side,
             others,
         )
 
@@ -524,8 +526,8 @@ def play_side(env: Environment, team: str, opponents: Mapping[str, TeamPolicy]) 
     team
         Name of the side whose agents act: a team, or agents of one, joined by commas.
     opponents
-        Who acts for each other side, by its name. Each is drawn on its own, if it is a
-        `population`.
+        The policy of each other side, by its name. Members of several populations are drawn
+        independently.
 
     Raises
     ------
@@ -535,23 +537,23 @@ def play_side(env: Environment, team: str, opponents: Mapping[str, TeamPolicy]) 
     UnknownNameError
         There is no such team or agent.
     """
-    own, spec = find_side(env.spec, team), env.spec
-    rest = rest_of(spec, own)
-    taken = {name: find_side(spec, name).agents for name in opponents}
-    for name, agents in taken.items():
-        if set(agents) & set(own.agents):
+    side, spec = find_side(env.spec, team), env.spec
+    others = rest_of(spec, side)
+    sides = {name: find_side(spec, name).agents for name in opponents}
+    for name, agents in sides.items():
+        if set(agents) & set(side.agents):
             raise OptionError(f"{name} is of the side that learns: give policies for others only.")
-    acting = {agent for agents in taken.values() for agent in agents}
-    if missing := [agent for agent in rest if agent not in acting]:
+    acting = {agent for agents in sides.values() for agent in agents}
+    if missing := [agent for agent in others if agent not in acting]:
         raise OptionError(f"no policy acts for {name_of_side(spec, missing)}: give one.")
     if spec.is_per_agent:
         raise OptionError(
             f"some observations of {spec.name} belong to some agents only, so one side of it "
             "cannot be played."
         )
-    seats = tuple(one.seat(taken[name]) for name, one in opponents.items())
+    seats = tuple(opponent.seat(sides[name]) for name, opponent in opponents.items())
     compose(spec, seats)  # or raise its errors
-    return Side(env, own, seats, tuple(one.params for one in opponents.values()), opponents)
+    return Side(env, side, seats, tuple(x.params for x in opponents.values()), opponents)
 
 
 def others_of(env: Environment) -> ArrayTree:
@@ -588,8 +590,8 @@ def _slot(
     structure: Any,
     shapes: tuple[tuple[tuple[int, ...], Any], ...],
 ) -> Side:
-    others = jax.tree.unflatten(structure, [np.zeros(*shape) for shape in shapes])
-    return Side(env, team, seats, others)
+    params = jax.tree.unflatten(structure, [np.zeros(*shape) for shape in shapes])
+    return Side(env, team, seats, params)
 
 
 def rest_of(spec: EnvSpec, side: Team) -> tuple[int, ...]:
@@ -627,7 +629,7 @@ def _others_of(
     side: Team, view: View, action: Array, log_prob: Array, number: Array, timestep: Timestep
 ) -> _Others:
     """Return the other agents' part of a step."""
-    whole = _Others(
+    step = _Others(
         view._replace(state=None),
         action,
         log_prob,
@@ -637,7 +639,7 @@ def _others_of(
         number,
         timestep.next_view._replace(state=None),
     )
-    others: _Others = take_agents(whole, [x for x in range(len(number)) if x not in side.agents])
+    others: _Others = take_agents(step, [x for x in range(len(number)) if x not in side.agents])
     return others
 
 

@@ -34,8 +34,8 @@ class RecordsStates(Wrapper):
 
     def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
         """Return the extras of the step that ``step(key, state, action)`` takes."""
-        own = extras_of(self.env, key, state) or {}
-        return own | {STATE: to_bytes(state), KEY: to_bytes(key)}
+        extras = extras_of(self.env, key, state) or {}
+        return extras | {STATE: to_bytes(state), KEY: to_bytes(key)}
 
 
 def record_states(env: Environment) -> Environment:
@@ -45,8 +45,8 @@ def record_states(env: Environment) -> Environment:
     states of the environment of all agents.
     """
     inner = env.env if isinstance(env, Side) else env
-    wrapped: Environment = RecordsStates(inner)
-    return replace(env, env=wrapped) if isinstance(env, Side) else wrapped
+    recorder: Environment = RecordsStates(inner)
+    return replace(env, env=recorder) if isinstance(env, Side) else recorder
 
 
 @lru_cache(maxsize=16)

@@ -64,9 +64,9 @@ class Translator:
 
     Observations are arrays or trees of arrays, as `spec_of` describes them for their spaces: images
     keep their type. Those of agents with spaces of different sizes are padded with zeros. If the
-    spaces have different names, types or numbers of axes, all observations are flattened to float32
-    vectors, as they also are if they are so in the spec ``like``, whose order agents of the same
-    names have. Legal actions come from ``action_mask`` in the observation or the info. The state is
+    spaces have different names, types or numbers of axes, or the spec ``like`` has vectors, all
+    observations are flattened to float32 vectors. Agents with the names of those of ``like`` have
+    its order. Legal actions come from ``action_mask`` in the observation or the info. The state is
     ``env.state()``; if there is none, it is all observations, provided that these are vectors.
     """
 
@@ -143,12 +143,12 @@ class Translator:
         for i, (agent, space) in enumerate(zip(self.keys, self._spaces, strict=True)):
             if agent in observations:
                 value, mask = _split_mask(observations[agent], space)
-                what = f"the observation of {agent}"
-                map_tree(partial(_put, i), view.observation, self._readers[i](value, what))
-                mask = _told(infos, agent).get(MASK) if mask is None else mask
+                label = f"the observation of {agent}"
+                map_tree(partial(_put, i), view.observation, self._readers[i](value, label))
+                mask = _info_of(infos, agent).get(MASK) if mask is None else mask
                 if mask is not None:
-                    own = self._masks[i]
-                    legal[i, : own.size] = fit(mask, own, f"the action mask of {agent}")
+                    spec = self._masks[i]
+                    legal[i, : spec.size] = fit(mask, spec, f"the action mask of {agent}")
             elif alive[i]:
                 raise InvalidValueError(f"{agent} is alive and has no observation.")
             if alive[i] and not legal[i].any():
@@ -212,15 +212,15 @@ class Translator:
 
     def by_agent(self, action: np.ndarray, agents: Sequence[str]) -> dict[str, Any]:
         """Return the actions of some agents from an array, as the environment takes them."""
-        each = self.actions.split(action)
-        taken: dict[str, Any] = {}
+        split = self.actions.split(action)
+        actions: dict[str, Any] = {}
         for agent in agents:
             i = self.keys.index(agent)
             if self.actions.discrete:
-                taken[agent] = int(each[i]) + self._starts[i]
+                actions[agent] = int(split[i]) + self._starts[i]
             else:
-                taken[agent] = np.asarray(each[i], np.float32).reshape(self._shapes[i])
-        return taken
+                actions[agent] = np.asarray(split[i], np.float32).reshape(self._shapes[i])
+        return actions
 
 
 def name_of(env: Any) -> str:
@@ -249,13 +249,13 @@ def state_of(env: Any) -> Any:
         return None
 
 
-def check_agents(what: str, by_agent: Any, agents: Sequence[Any]) -> None:
+def check_agents(label: str, by_agent: Any, agents: Sequence[Any]) -> None:
     """Raise `InvalidValueError` if something is not a dict by agent, or names an unknown one."""
     if not isinstance(by_agent, Mapping):
-        raise InvalidValueError(f"{what} are {by_agent!r:.60}, and must be a dict by agent.")
+        raise InvalidValueError(f"{label} are {by_agent!r:.60}, and must be a dict by agent.")
     if unknown := [name for name in by_agent if name not in agents]:
         raise InvalidValueError(
-            f"{what} are of {unknown[0]!r}, and the agents are {', '.join(map(str, agents))}."
+            f"{label} are of {unknown[0]!r}, and the agents are {', '.join(map(str, agents))}."
         )
 
 
@@ -263,29 +263,29 @@ def _without_mask(space: gymnasium.Space) -> gymnasium.Space:
     """Return the space without the mask; PettingZoo's convention then leaves ``observation``."""
     if not isinstance(space, gymnasium.spaces.Dict) or MASK not in space.spaces:
         return space
-    rest = {k: v for k, v in space.spaces.items() if k != MASK}
-    return rest[SEEN] if [*rest] == [SEEN] else gymnasium.spaces.Dict(rest)
+    parts = {k: v for k, v in space.spaces.items() if k != MASK}
+    return parts[SEEN] if [*parts] == [SEEN] else gymnasium.spaces.Dict(parts)
 
 
 def _split_mask(observation: Any, space: gymnasium.Space) -> tuple[Any, Any]:
     """Return the value of a space of `_without_mask`, and the mask if there is one."""
     if not isinstance(observation, Mapping) or MASK not in observation:
         return observation, None
-    rest = {k: v for k, v in observation.items() if k != MASK}
-    is_only = [*rest] == [SEEN] and not isinstance(space, gymnasium.spaces.Dict)
-    return rest[SEEN] if is_only else rest, observation[MASK]
+    parts = {k: v for k, v in observation.items() if k != MASK}
+    is_only = [*parts] == [SEEN] and not isinstance(space, gymnasium.spaces.Dict)
+    return parts[SEEN] if is_only else parts, observation[MASK]
 
 
-def _told(infos: Any, agent: Any) -> Mapping[str, Any]:
+def _info_of(infos: Any, agent: Any) -> Mapping[str, Any]:
     """Return the info of an agent; empty if the environment gives none."""
-    own = infos.get(agent) if isinstance(infos, Mapping) else None
-    return own if isinstance(own, Mapping) else {}
+    info = infos.get(agent) if isinstance(infos, Mapping) else None
+    return info if isinstance(info, Mapping) else {}
 
 
-def _put(agent: int, into: np.ndarray, seen: np.ndarray) -> None:
+def _put(agent: int, into: np.ndarray, array: np.ndarray) -> None:
     """Put an agent's array into the corner of the padded array of all agents."""
-    corner: Any = (agent, *map(slice, seen.shape))
-    into[corner] = seen
+    corner: Any = (agent, *map(slice, array.shape))
+    into[corner] = array
 
 
 def _action_space(agent: Any, space: gymnasium.Space) -> ActionSpace:
@@ -315,15 +315,15 @@ _INT32 = np.iinfo(np.int32)
 def spec_of(space: spaces.Space[Any]) -> Any:
     """Return the specs of the arrays that `reader` makes of the values of a space, a `SpecTree`."""
     if isinstance(space, _GROUPS):
-        found = _map(lambda parts: {x: y for x, (_, y) in parts.items()}, _leaf_spec, space)
-        return spec_tree(found)
+        tree = _map(lambda parts: {x: y for x, (_, y) in parts.items()}, _leaf_spec, space)
+        return spec_tree(tree)
     return _bare_spec(space)
 
 
 def reader(space: spaces.Space[Any]) -> Callable[[Any, str], Any]:
     """Return a function that reads values of a space as arrays, as `spec_of` describes them.
 
-    It takes a value, and what it is for messages, and raises `InvalidValueError` if the value is
+    It takes a value and its label in messages, and raises `InvalidValueError` if the value is
     not in the space: nothing is rounded, wrapped around or reshaped.
     """
     if isinstance(space, _GROUPS):
@@ -332,11 +332,11 @@ def reader(space: spaces.Space[Any]) -> Callable[[Any, str], Any]:
 
 
 def flat_reader(space: spaces.Space[Any]) -> Callable[[Any, str], np.ndarray]:
-    """Return a function as that of `reader`, which reads a value as one float32 vector."""
+    """Return a function like that of `reader`, which reads a value as one float32 vector."""
     read = reader(space)
 
-    def read_flat(value: Any, what: str) -> np.ndarray:
-        return np.concatenate([x.ravel().astype(np.float32) for x in _leaves(read(value, what))])
+    def read_flat(value: Any, label: str) -> np.ndarray:
+        return np.concatenate([x.ravel().astype(np.float32) for x in _leaves(read(value, label))])
 
     return read_flat
 
@@ -353,14 +353,14 @@ def _group_reader(parts: dict[str, tuple[Any, Callable[[Any, str], Any]]]) -> An
     """Return the reader of a Dict or a Tuple space from those of its parts."""
     keys = {key for key, _ in parts.values()}
 
-    def read(value: Any, what: str) -> dict[str, Any]:
+    def read(value: Any, label: str) -> dict[str, Any]:
         by_number = isinstance(value, tuple | list) or np.ndim(value) > 0
         names = range(len(value)) if by_number else value if isinstance(value, Mapping) else ()
         if set(names) != keys:
-            found = ", ".join(map(str, names)) or f"{value!r:.60}"
-            needed = ", ".join(sorted(map(str, keys)))
-            raise InvalidValueError(f"{what} has {found}, and must have {needed}.")
-        return {name: own(value[key], f"{what}, {key}") for name, (key, own) in parts.items()}
+            present = ", ".join(map(str, names)) or f"{value!r:.60}"
+            required = ", ".join(sorted(map(str, keys)))
+            raise InvalidValueError(f"{label} has {present}, and must have {required}.")
+        return {name: part(value[key], f"{label}, {key}") for name, (key, part) in parts.items()}
 
     return read
 
@@ -452,12 +452,12 @@ def _dtype(space: spaces.Box) -> str:
     return "int32" if fits else "float32"
 
 
-def _read(space: spaces.Space[Any], spec: ArraySpec, value: Any, what: str) -> np.ndarray:
+def _read(space: spaces.Space[Any], spec: ArraySpec, value: Any, label: str) -> np.ndarray:
     if isinstance(space, spaces.Box | spaces.MultiBinary):
-        array = fit(value, spec, what)
+        array = fit(value, spec, label)
         low, high = getattr(space, "low", 0), getattr(space, "high", 1)
         if array.dtype.kind in "iu" and ((array < low) | (array > high)).any():
-            raise InvalidValueError(f"{what} is not in {space}.")
+            raise InvalidValueError(f"{label} is not in {space}.")
         return array
     if isinstance(space, spaces.Discrete) and np.size(value) == 1:
         value = np.asarray(value).item()
@@ -466,5 +466,5 @@ def _read(space: spaces.Space[Any], spec: ArraySpec, value: Any, what: str) -> n
     except (TypeError, ValueError, OverflowError):
         inside = False
     if not inside:
-        raise InvalidValueError(f"{what} is {value!r:.60}, which is not in {space}.")
+        raise InvalidValueError(f"{label} is {value!r:.60}, which is not in {space}.")
     return np.asarray(flatten(space, value)).reshape(spec.shape).astype(spec.numpy_dtype)

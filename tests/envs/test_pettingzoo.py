@@ -20,6 +20,7 @@ with warnings.catch_warnings():  # where pygame is installed, PettingZoo's tests
     warnings.simplefilter("ignore", DeprecationWarning)
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
+from offmarl.envs.base import Wrapper
 from offmarl.envs.translator import Translator
 
 from ..programs.pettingzoo import Duel
@@ -127,6 +128,22 @@ def test_actions_that_no_array_holds_are_refused(space, message):
     env.action_space = lambda agent: gymnasium.spaces.Discrete(4) if agent == "knight" else space
     with pytest.raises(ShapeError, match=message):
         Translator(env)
+
+
+def test_an_agent_that_is_truncated_alone_did_not_terminate():
+    class Leaves(Wrapper):
+        def step(self, key, state, action):
+            state, step = self.env.step(key, state, action)
+            leaves = np.array([False, True])
+            view = step.next_view._replace(alive=~leaves)
+            return state, step._replace(truncated=leaves, next_view=view)
+
+    env = envs.to_pettingzoo(Leaves(envs.make("classic/bridge")))
+    env.reset(seed=0)
+    _, _, terminations, truncations, _ = env.step({"agent_0": 0, "agent_1": 0})
+    assert terminations == {"agent_0": False, "agent_1": False}
+    assert truncations == {"agent_0": False, "agent_1": True}
+    assert env.agents == ["agent_0"]
 
 
 def test_a_policy_of_ours_acts():

@@ -3,6 +3,7 @@ import jax
 import pytest
 
 from offmarl import envs
+from offmarl.envs import registry
 from offmarl.errors import OptionError, UnknownNameError
 from offmarl.records import RecordedName
 from tests.children import python
@@ -82,8 +83,11 @@ def test_what_cannot_be_made_is_explained(name, error, message):
     ("name", "error", "message"),
     [
         ("swarm/coverage-400000000", OptionError, "a number over 1,048,576.*--env"),
-        ("swarm/coverage-3:time_limit=1e9", OptionError, "must be of type int"),
+        ("swarm/coverage-3:time_limit=1e5", OptionError, "must be of type int"),
         ("swarm/coverage-3:time_limit=1000000000", OptionError, "over 1,048,576"),
+        ("swarm/coverage-1000000:num_neighbours=1000000", OptionError, "a product of numbers over"),
+        ("swarm/coverage-1000:cells_per_agent=1e15", OptionError, "over 1,048,576"),
+        ("swarm/coverage-1000:cells_per_agent=Infinity", OptionError, "over 1,048,576"),
         (f"swarm/coverage-{'9' * 5000}", UnknownNameError, "a whole number in place"),
         (f"swarm/coverage-3:time_limit={'9' * 5000}", OptionError, "must be of type int"),
         (f"swarm/coverage-3:time_limit={'[' * 5000}", OptionError, "must be of type int"),
@@ -94,6 +98,15 @@ def test_a_name_in_data_asks_for_no_memory_without_bounds(name, error, message):
         envs.make(RecordedName(name))
     assert envs.make(RecordedName("swarm/coverage-3:time_limit=100000")).spec.time_limit == 100_000
     assert envs.make("swarm/coverage-3:time_limit=10000000").spec.time_limit == 10_000_000
+
+
+def test_code_that_data_names_is_not_imported(tmp_path):
+    (tmp_path / "mine.py").write_text("import pathlib; pathlib.Path(__file__).unlink()")
+    name = RecordedName(f"{tmp_path}/mine.py:Mine")
+    with pytest.raises(UnknownNameError, match="does not run code that data names"):
+        envs.make(name)
+    assert registry.code_of(name) is None
+    assert (tmp_path / "mine.py").exists()
 
 
 def test_the_facade_has_nothing_else():

@@ -53,17 +53,17 @@ class _Motion(NamedTuple):
 
 
 class _Contact(NamedTuple):
-    """Contacts of C drones with N observers: ``(C, N)`` each."""
+    """Contacts of C other drones with N drones: ``(C, N)`` each."""
 
     touches: Bool[Array, "C N"]
     closing: Float[Array, "C N"]
     """Speed at which they approach, 0 if they do not."""
     overlap: Float[Array, "C N"]
-    """At the beginning of the step."""
-    left: Float[Array, "C N"]
-    """Rest of the step after the contact."""
+    """Overlap at the beginning of the step."""
+    remaining: Float[Array, "C N"]
+    """Fraction of the step after the contact."""
     normal: tuple[Array, ...]
-    """Direction from the observer to the other: D arrays."""
+    """Direction from the drone to the other: D arrays."""
 
 
 def collide(
@@ -80,12 +80,12 @@ def collide(
     index = jnp.arange(num_drones, dtype=jnp.int32)
     step = after.position - before.position
     columns = (tuple(vector.T) for vector in (before.position, step, after.velocity))
-    own = _Motion.of((*itertools.chain(*columns), mass, index), dims)
-    drones = Points(before.position, alive, own.flat())
+    motion = _Motion.of((*itertools.chain(*columns), mass, index), dims)
+    drones = Points(before.position, alive, motion.flat())
     reach = _CONTACT + 2 * fastest
 
     def count(total: Int[Array, "N"], squared: Array, *flat: Array) -> Int[Array, "N"]:
-        touches = _meet(own, _Motion.of(flat, dims), squared, reach).touches
+        touches = _meet(motion, _Motion.of(flat, dims), squared, reach).touches
         return total + touches.sum(0, dtype=jnp.int32)
 
     nothing = jnp.zeros(num_drones, jnp.int32)
@@ -94,12 +94,12 @@ def collide(
     def push(total: Float[Array, "S N"], squared: Array, *flat: Array) -> Float[Array, "S N"]:
         *flat_motion, theirs = flat
         other = _Motion.of(tuple(flat_motion), dims)
-        met = _meet(own, other, squared, reach)
+        contact = _meet(motion, other, squared, reach)
         share = other.mass / (mass + other.mass) / jnp.maximum(jnp.maximum(contacts, theirs), 1)
-        share = jnp.where(met.touches, share, 0.0)
-        change = -(1 + restitution) * share * met.closing
-        shift = change * met.left - share * met.overlap
-        parts = [change * axis for axis in met.normal] + [shift * axis for axis in met.normal]
+        share = jnp.where(contact.touches, share, 0.0)
+        change = -(1 + restitution) * share * contact.closing
+        shift = change * contact.remaining - share * contact.overlap
+        parts = [size * axis for size in (change, shift) for axis in contact.normal]
         return total + jnp.stack([part.sum(0) for part in parts])
 
     drones = drones._replace(values=(*drones.values, contacts))
@@ -109,13 +109,13 @@ def collide(
     return after._replace(position=position, velocity=velocity), contacts > 0
 
 
-def _meet(own: _Motion, other: _Motion, squared: Float[Array, "C N"], reach: float) -> _Contact:
+def _meet(drone: _Motion, other: _Motion, squared: Float[Array, "C N"], reach: float) -> _Contact:
     """Return the first contact of each pair in the step."""
     offset, course, relative = (
-        [theirs - mine for theirs, mine in zip(its, ours, strict=True)]
-        for its, ours in zip(other[:3], own[:3], strict=True)
+        [b - a for a, b in zip(*vectors, strict=True)]
+        for vectors in zip(drone[:3], other[:3], strict=True)
     )
-    pair = (other.number != own.number) & (squared <= reach**2)
+    pair = (other.number != drone.number) & (squared <= reach**2)
     inside = sum_of_squares(offset) - _CONTACT**2
     towards, pace = _dot(offset, course), sum_of_squares(course)
     root = jnp.square(towards) - pace * inside
@@ -123,14 +123,14 @@ def _meet(own: _Motion, other: _Motion, squared: Float[Array, "C N"], reach: flo
     overlaps = inside < 0
     hits = overlaps | ((towards < 0) & (root >= 0) & (first <= 1))
     time = jnp.where(overlaps, 0.0, jnp.clip(first, 0.0, 1.0))
-    there = [at + time * moves for at, moves in zip(offset, course, strict=True)]
-    length = jnp.maximum(jnp.sqrt(sum_of_squares(there)), 1e-6)
-    normal = tuple(axis / length for axis in there)
+    contact = [at + time * moves for at, moves in zip(offset, course, strict=True)]
+    length = jnp.maximum(jnp.sqrt(sum_of_squares(contact)), 1e-6)
+    normal = tuple(axis / length for axis in contact)
     closing = jnp.maximum(-_dot(normal, relative), 0.0)
     overlap = jnp.where(overlaps, _CONTACT - jnp.sqrt(sum_of_squares(offset)), 0.0)
     touches = pair & hits & ((closing > 0) | overlaps)
     return _Contact(touches, closing, overlap, 1 - time, normal)
 
 
-def _dot(one: "list[Array] | tuple[Array, ...]", other: list[Array]) -> Array:
-    return sum((a * b for a, b in zip(one, other, strict=True)), jnp.zeros(()))
+def _dot(left: "list[Array] | tuple[Array, ...]", right: list[Array]) -> Array:
+    return sum((a * b for a, b in zip(left, right, strict=True)), jnp.zeros(()))

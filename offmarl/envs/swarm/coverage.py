@@ -65,11 +65,11 @@ class Coverage(GrowingArena):
         reward = jnp.full(self.num_agents, _REWARD_SCALE * (aged - staleness).mean())
         return moved._replace(task=CoverageTask(staleness)), reward, jnp.zeros((), bool)
 
-    def _look(self, seen: SwarmState) -> Float[Array, "N F"]:
-        return sense_map(seen.task.staleness, seen.drones.position, _PATCH[self.dims])
+    def _look(self, state: SwarmState) -> Float[Array, "N F"]:
+        return sense_map(state.task.staleness, state.drones.position, _PATCH[self.dims])
 
-    def _sense(self, seen: SwarmState) -> Blocks:
-        return {"map": self._look(seen)}
+    def _sense(self, measured: SwarmState) -> Blocks:
+        return {"map": self._look(measured)}
 
     def _status(self, state: SwarmState) -> Float[Array, "N 1"]:
         sharp = _PATCH[self.dims] ** self.dims
@@ -90,10 +90,10 @@ class Coverage(GrowingArena):
         inner = np.concatenate([np.ones(len(sharp), bool), (blurred != 0).any(-1)])
         position = (see["own"][:, None, :dims] + 1) * self.side / 2
         cells = cells + jnp.floor(position) + 0.5 - position  # relative to the drone
-        others = self._to_arena(see["own"], self._offsets(see["neighbours"]))
+        offsets = self._to_arena(see["own"], self._offsets(see["neighbours"]))
         known = see["neighbours"][..., -1:] > 0
-        theirs = jnp.abs(others[:, :, None] - cells[:, None]).sum(-1)
-        taken = (known & (theirs < jnp.abs(cells).sum(-1)[:, None])).any(1)
+        distance = jnp.abs(offsets[:, :, None] - cells[:, None]).sum(-1)
+        taken = (known & (distance < jnp.abs(cells).sum(-1)[:, None])).any(1)
         worth = see["map"] * inner * weight * jnp.where(taken, 0.1, 1.0)
         velocity = self._to_arena(see["own"], see["own"][:, None, dims : 2 * dims])
         ahead = 0.5 * velocity + _moves(dims)

@@ -141,10 +141,10 @@ class Delivery(GrowingArena):
         step = jnp.where(task.carried[:, None], self._haul(before, moved), 0.0)
         position = task.position + step
         goal = task.sites[task.goal]
-        left = length_of(goal - position)
-        arrived = left <= _ARRIVED
+        distance = length_of(goal - position)
+        arrived = distance <= _ARRIVED
         gained = (
-            _CARRY_REWARD * (length_of(goal - task.position) - left) + _DELIVER_REWARD * arrived
+            _CARRY_REWARD * (length_of(goal - task.position) - distance) + _DELIVER_REWARD * arrived
         )
         reward = (jnp.where(task.heavy, 2.0, 1.0) * gained).mean()
         new_position, new_goal, new_heavy = self._new_loads(key, task.sites)
@@ -158,14 +158,14 @@ class Delivery(GrowingArena):
         rewards = jnp.full(self.num_agents, reward)
         return moved._replace(task=after), rewards, jnp.zeros((), bool)
 
-    def _sense(self, seen: SwarmState) -> Blocks:
-        task = seen.task
+    def _sense(self, measured: SwarmState) -> Blocks:
+        task = measured.task
         way = (task.sites[task.goal] - task.position) / 10
         flags = jnp.stack([task.heavy, task.carried], -1).astype(jnp.float32)
         features = jnp.concatenate([way, flags], -1)
-        loads = self._sense_points(seen, task.position, _LOADS_SEEN, features)
+        loads = self._sense_points(measured, task.position, _LOADS_SEEN, features)
         dims = self.dims
-        way = self._in_frame(seen.drones.heading, loads[..., dims : 2 * dims])
+        way = self._in_frame(measured.drones.heading, loads[..., dims : 2 * dims])
         return {"loads": loads.at[..., dims : 2 * dims].set(way)}
 
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
@@ -194,10 +194,10 @@ class Delivery(GrowingArena):
         heavy, carried, known = (loads[..., i] > 0 for i in (-3, -2, -1))
         distance = jnp.where(known, length_of(offset), jnp.inf)
         grips, moves = distance[:, 0] <= _GRIP, carried[:, 0]
-        others = self._offsets(see["neighbours"])
+        neighbours = self._offsets(see["neighbours"])
         # Without the neighbours' messages, nothing tells which of them grip a load.
         busy = (see["neighbours"][..., -3] > 0) & (self.comm == "status")
-        near = length_of(others[:, :, None] - offset[:, None]) <= _GRIP
+        near = length_of(neighbours[:, :, None] - offset[:, None]) <= _GRIP
         held = (busy[..., None] & near).any(1)
         worth = ~carried & (heavy | ~held)
         cost = distance - jnp.where(heavy & held, 4.0, 0.0)

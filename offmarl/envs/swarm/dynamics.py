@@ -117,8 +117,8 @@ def at_rest(position: Float[Array, "N D"]) -> DroneState:
 
 def rows(drones: DroneState, which: slice) -> DroneState:
     """Return some of the drones."""
-    some: DroneState = jax.tree.map(lambda part: part[which], drones)
-    return some
+    subset: DroneState = jax.tree.map(lambda part: part[which], drones)
+    return subset
 
 
 def params_of(kinds: Sequence[Kind], sensing_range: float) -> DroneParams:
@@ -156,10 +156,10 @@ def fly(
     if dynamics == "acceleration":
         velocity = _thrust(drones.velocity, _bounded(command), params, wind)
     else:
-        wanted = params.top_speed[:, None] * _bounded(command) + wind
+        target = params.top_speed[:, None] * _bounded(command) + wind
         force = _RESPONSE if params.thrust is None else _RESPONSE * params.thrust
         response = jnp.minimum(force / params.mass, 1.0)[:, None]
-        velocity = drones.velocity + response * (wanted - drones.velocity)
+        velocity = drones.velocity + response * (target - drones.velocity)
     return DroneState(drones.position + velocity, velocity, heading)
 
 

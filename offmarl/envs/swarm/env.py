@@ -265,10 +265,10 @@ class SwarmEnv(SwarmObservations):
         if self.action == "continuous":
             silent = jnp.zeros((len(own), legal_actions.shape[-1] - self._command_size))
             return jnp.concatenate([command, silent], -1)
-        every = self.comm_size if self.comm == "learned" else 1
+        stride = self.comm_size if self.comm == "learned" else 1
         error = jnp.square(command[:, None] - self._motions).sum(-1)
-        motion = jnp.where(legal_actions[:, ::every], error, jnp.inf).argmin(-1)
-        return (motion * every).astype(jnp.int32)
+        motion = jnp.where(legal_actions[:, ::stride], error, jnp.inf).argmin(-1)
+        return (motion * stride).astype(jnp.int32)
 
     def _broadcast(self, state: SwarmState, message: Float[Array, "N C"]) -> SwarmState:
         if self.comm == "none":

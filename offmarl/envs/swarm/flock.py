@@ -129,8 +129,8 @@ class Flock(SwarmEnv):
         """Distance from the beacon that leaves space for all drones."""
         return 2.0 + self._radius
 
-    def _sense(self, seen: SwarmState) -> Blocks:
-        return {"beacon": self._sense_way(seen, seen.task.beacon)}
+    def _sense(self, measured: SwarmState) -> Blocks:
+        return {"beacon": self._sense_way(measured, measured.task.beacon)}
 
     def _touching(self, state: SwarmState) -> Bool[Array, "N"]:
         """Return which drones touch an obstacle, as after flying into one."""

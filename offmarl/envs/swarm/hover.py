@@ -81,16 +81,16 @@ class Hover(GrowingArena):
 
     def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         goal = before.task.goal
-        left = [length_of(goal - state.drones.position).mean() for state in (before, moved)]
+        old, new = (length_of(goal - state.drones.position).mean() for state in (before, moved))
         hovers = self._hovers(moved, goal)
         score = _HOVER_REWARD * hovers.mean(dtype=jnp.float32)
         score -= _COLLISION_PENALTY * self._collided(moved)
-        reward = score / self.time_limit + _PROGRESS_REWARD * (left[0] - left[1]) / self.side
+        reward = score / self.time_limit + _PROGRESS_REWARD * (old - new) / self.side
         after = moved._replace(task=HoverTask(goal, hovers))
         return after, jnp.full(self.num_agents, reward), jnp.zeros((), bool)
 
-    def _sense(self, seen: SwarmState) -> Blocks:
-        return {"goal": self._sense_way(seen, seen.task.goal)}
+    def _sense(self, measured: SwarmState) -> Blocks:
+        return {"goal": self._sense_way(measured, measured.task.goal)}
 
     def _status(self, state: SwarmState) -> Float[Array, "N 1"]:
         return state.task.hovers[:, None].astype(jnp.float32)

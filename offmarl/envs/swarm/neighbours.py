@@ -121,7 +121,7 @@ def reduce_all_pairs(
 ) -> Carry:
     """Reduce over all pairs at once: the cost grows with N times M."""
     axes = zip(points.position.T, observers.T, strict=True)
-    offsets = [its[:, None] - own for its, own in axes]
+    offsets = [point[:, None] - observer for point, observer in axes]
     squared = jnp.where(points.mask[:, None], sum_of_squares(offsets), jnp.inf)
     values = (jnp.broadcast_to(value[:, None], squared.shape) for value in points.values)
     return add(initial, squared, *values)
@@ -152,10 +152,10 @@ def reduce_cells(
         at = jnp.zeros((block, observers.shape[0]), jnp.int32)
         for stop, shift in zip(runs.stop[::-1], runs.shift[::-1], strict=True):
             at = jnp.where(place < stop, place + shift, at)
-        read = [column[at] for column in columns]
-        squared = sum_of_squares([its - own for its, own in zip(read, observers.T, strict=False)])
+        values = [column[at] for column in columns]
+        squared = sum_of_squares([a - b for a, b in zip(values, observers.T, strict=False)])
         squared = jnp.where(place < runs.stop[-1], squared, jnp.inf)
-        return offset + block, add(carry, squared, *read[dims:])
+        return offset + block, add(carry, squared, *values[dims:])
 
     return jax.lax.while_loop(unread, read_block, (jnp.zeros((), jnp.int32), initial))[1]
 
@@ -175,8 +175,8 @@ def _find_runs(grid: _Grid, observers: Float[Array, "N D"], points: Points) -> _
     """
     num_cells = grid.cells**grid.dims
     cell = jnp.where(points.mask, grid.cell_of(points.position), num_cells)
-    filled = jnp.zeros(num_cells + 1, jnp.int32).at[cell + 1].add(1, mode="drop")
-    first = jnp.cumsum(filled)
+    counts = jnp.zeros(num_cells + 1, jnp.int32).at[cell + 1].add(1, mode="drop")
+    first = jnp.cumsum(counts)
     around = np.array(list(itertools.product((-1, 0, 1), repeat=grid.dims - 1)), np.int32)
     row = grid.cell_of(observers) + (around @ grid.strides[:-1])[:, None]
     start, end = first[row - 1], first[row + 2]
@@ -244,7 +244,7 @@ def find_distance(
     num_points, dims = points.shape
     reach = 1.5 * side / num_points ** (1 / dims)  # if spread evenly, most have one within it
     reach = math.inf if use_dense(points.shape, reach, side) else reach
-    every = Points(points, jnp.ones(num_points, bool))
+    candidates = Points(points, jnp.ones(num_points, bool))
     nowhere = jnp.full(position.shape[0], jnp.inf)
 
     def add(least: Float[Array, "N"], squared: Float[Array, "C N"]) -> Float[Array, "N"]:
@@ -253,20 +253,20 @@ def find_distance(
     def compare_some(least: Float[Array, "N"]) -> Float[Array, "N"]:
         """Compare drones that have no point within reach with all points, several at a time."""
         far = jnp.nonzero(jnp.isinf(least), size=_FAR_AT_ONCE, fill_value=len(least))[0]
-        theirs = position.at[far].get(mode="fill", fill_value=0.0)
-        offsets = [its[:, None] - own for its, own in zip(points.T, theirs.T, strict=True)]
+        drones = position.at[far].get(mode="fill", fill_value=0.0)
+        offsets = [point[:, None] - drone for point, drone in zip(points.T, drones.T, strict=True)]
         return least.at[far].set(sum_of_squares(offsets).min(0), mode="drop")
 
-    least = reduce_within(add, nowhere, position, every, reach, side)
+    least = reduce_within(add, nowhere, position, candidates, reach, side)
     return jnp.sqrt(jax.lax.while_loop(lambda least: jnp.isinf(least).any(), compare_some, least))
 
 
-def keep_nearest(found: Neighbours, keep: Bool[Array, "N J"], count: int) -> Neighbours:
+def keep_nearest(neighbours: Neighbours, keep: Bool[Array, "N J"], count: int) -> Neighbours:
     """Return the ``count`` nearest of those to keep; J is at least that."""
-    distance = jnp.where(keep, found.distance, jnp.inf)
+    distance = jnp.where(keep, neighbours.distance, jnp.inf)
     order = jnp.argsort(distance, -1, stable=True)[:, :count]
     distance = jnp.take_along_axis(distance, order, -1)
-    which = jnp.take_along_axis(found.which, order, -1)
+    which = jnp.take_along_axis(neighbours.which, order, -1)
     return Neighbours(jnp.where(jnp.isfinite(distance), which, 0), distance)
 
 
@@ -284,14 +284,14 @@ def can_see(
     positions cause, sees as if it were at the surface.
     """
     num_drones, num_targets, _ = targets.shape
-    own = position.T
+    observers = position.T
     line = [
-        (its - mine[:, None]).T for its, mine in zip(jnp.moveaxis(targets, -1, 0), own, strict=True)
+        (a - b[:, None]).T for a, b in zip(jnp.moveaxis(targets, -1, 0), observers, strict=True)
     ]
     length = jnp.maximum(sum_of_squares(line), 1e-12)
 
     def add(hidden: Bool[Array, "K N"], squared: Array, *centre: Array) -> Bool[Array, "K N"]:
-        to = [(its - mine)[:, None] for its, mine in zip(centre, own, strict=True)]
+        to = [(a - b)[:, None] for a, b in zip(centre, observers, strict=True)]
         along = sum(((a * b) for a, b in zip(to, line, strict=True)), jnp.zeros(())) / length
         along = jnp.clip(along, 0.0, 1.0)
         beside = sum_of_squares([a - along * b for a, b in zip(to, line, strict=True)])

@@ -61,8 +61,8 @@ class SwarmObservations(SwarmOptions):
     """Builds views from states."""
 
     @abstractmethod
-    def _sense(self, seen: SwarmState) -> Blocks:
-        """Return the task's parts of the observations; ``seen`` is the state as measured."""
+    def _sense(self, measured: SwarmState) -> Blocks:
+        """Return the task's parts of the observations; ``measured`` has sensor noise."""
 
     @abstractmethod
     def _summary(self, state: SwarmState) -> Float[Array, "S"]:
@@ -82,11 +82,11 @@ class SwarmObservations(SwarmOptions):
     def _blocks(self, key: PRNGKeyArray, state: SwarmState) -> Blocks:
         """Return all parts of the observations, ``(N, ...)`` each."""
         noise_key, loss_key = jax.random.split(key)
-        seen = self._measure(noise_key, state)
-        blocks = {"own": self._sense_self(seen), **self._sense(seen)}
+        measured = self._measure(noise_key, state)
+        blocks = {"own": self._sense_self(measured), **self._sense(measured)}
         if state.obstacles is not None:
-            blocks["obstacles"] = self._sense_points(seen, state.obstacles, _NUM_OBSTACLES_SEEN)
-        blocks["neighbours"] = self._sense_neighbours(loss_key, seen)
+            blocks["obstacles"] = self._sense_points(measured, state.obstacles, _NUM_OBSTACLES_SEEN)
+        blocks["neighbours"] = self._sense_neighbours(loss_key, measured)
         return self._lose(jax.random.fold_in(key, _FAILURE), state, blocks)
 
     def _lose(self, key: PRNGKeyArray, state: SwarmState, blocks: Blocks) -> Blocks:
@@ -110,8 +110,8 @@ class SwarmObservations(SwarmOptions):
         velocity = state.drones.velocity + error[1]
         return state._replace(drones=state.drones._replace(position=position, velocity=velocity))
 
-    def _sense_self(self, seen: SwarmState) -> Float[Array, "N F"]:
-        drones = dynamics.rows(seen.drones, slice(self._num_acting))
+    def _sense_self(self, measured: SwarmState) -> Float[Array, "N F"]:
+        drones = dynamics.rows(measured.drones, slice(self._num_acting))
         velocity = self._in_frame(drones.heading, drones.velocity[:, None])[:, 0]
         parts = [2 * drones.position / self.side - 1, velocity]
         if self.dynamics == "unicycle":
@@ -122,96 +122,96 @@ class SwarmObservations(SwarmOptions):
         parts += [jnp.asarray(labels[: self._num_acting, None]) for labels in self._labels]
         return jnp.concatenate(parts, -1)
 
-    def _near(self, seen: SwarmState) -> tuple[Neighbours, Bool[Array, "N K"]]:
+    def _near(self, state: SwarmState) -> tuple[Neighbours, Bool[Array, "N K"]]:
         """Return the nearest agents in sight or earshot, and which of them are not hidden."""
         agents = self._num_acting
-        position = seen.drones.position[:agents]
+        position = state.drones.position[:agents]
         farthest = self.sensing_range * max(kind.sight for kind in self._kinds[:agents])
         near = find_neighbours(
             position,
-            seen.alive[:agents],
+            state.alive[:agents],
             self.num_neighbours + (_SPARE if self.opaque else 0),
             farthest if self.comm == "none" else max(farthest, self.comm_range),
             self.side,
         )
-        visible = self._visible(seen, position, position[near.which], farthest)
+        visible = self._visible(state, position, position[near.which], farthest)
         if not self.opaque:
             return near, visible
         if self.comm == "none":
             near = keep_nearest(near, visible, self.num_neighbours)
             return near, jnp.isfinite(near.distance)
         near = keep_nearest(near, visible | (near.distance <= self.comm_range), self.num_neighbours)
-        return near, self._visible(seen, position, position[near.which], farthest)
+        return near, self._visible(state, position, position[near.which], farthest)
 
     def _visible(
         self,
-        seen: SwarmState,
+        state: SwarmState,
         position: Float[Array, "N D"],
         targets: Float[Array, "N K D"],
         reach: float,
     ) -> Bool[Array, "N K"]:
         """Return which targets of each drone are not behind an obstacle."""
-        if not self.opaque or seen.obstacles is None:
+        if not self.opaque or state.obstacles is None:
             return jnp.ones(targets.shape[:-1], bool)
         radius = dynamics.OBSTACLE_RADIUS
-        return can_see(position, targets, seen.obstacles, radius, reach, self.side)
+        return can_see(position, targets, state.obstacles, radius, reach, self.side)
 
     def _spot(
         self,
-        seen: SwarmState,
+        state: SwarmState,
         observers: slice,
         points: Float[Array, "M D"],
         count: int,
         mask: Bool[Array, "M"] | None = None,
     ) -> Neighbours:
         """Find the nearest points that some drones see; distances of others are infinite."""
-        position, reach = seen.drones.position[observers], self._farthest_sight
+        position, reach = state.drones.position[observers], self._farthest_sight
         more = _SPARE if self.opaque else 0
         near = find_points(position, points, count + more, reach, self.side, mask)
-        sees = near.distance <= seen.params.sight[observers, None]
+        sees = near.distance <= state.params.sight[observers, None]
         if not self.opaque:
             return near._replace(distance=jnp.where(sees, near.distance, jnp.inf))
-        visible = self._visible(seen, position, points[near.which], reach)
+        visible = self._visible(state, position, points[near.which], reach)
         return keep_nearest(near, sees & visible, count)
 
-    def _sense_neighbours(self, key: PRNGKeyArray, seen: SwarmState) -> Float[Array, "N K F"]:
+    def _sense_neighbours(self, key: PRNGKeyArray, measured: SwarmState) -> Float[Array, "N K F"]:
         agents = self._num_acting
-        near, visible = self._near(seen)
-        position, velocity, heading = (part[:agents] for part in seen.drones[:3])
+        near, visible = self._near(measured)
+        position, velocity, heading = (part[:agents] for part in measured.drones[:3])
         features = [self._in_frame(heading, velocity[near.which] - velocity[:, None])]
         features += [jnp.asarray(labels)[near.which][..., None] for labels in self._labels]
-        sight = seen.params.sight[:agents]
+        sight = measured.params.sight[:agents]
         known = visible & (near.distance <= sight[:, None])
-        if seen.message is not None:
+        if measured.message is not None:
             arrives = jax.random.bernoulli(key, 1 - self.comm_dropout, known.shape)
             heard = arrives & (near.distance <= self.comm_range)
-            features.append(jnp.where(heard[..., None], seen.message[near.which], 0.0))
+            features.append(jnp.where(heard[..., None], measured.message[near.which], 0.0))
             known = known | heard
         offset = self._in_frame(heading, position[near.which] - position[:, None])
         return describe(known, offset / sight[:, None, None], jnp.concatenate(features, -1))
 
     def _sense_points(
         self,
-        seen: SwarmState,
+        measured: SwarmState,
         points: Float[Array, "M D"],
         count: int,
         features: Float[Array, "M F"] | None = None,
     ) -> Float[Array, "N K _"]:
         """Describe the nearest points in sight of each agent: relative position, features and 1."""
-        position, _, heading = (part[: self._num_acting] for part in seen.drones[:3])
-        sight = seen.params.sight[: self._num_acting]
-        near = self._spot(seen, slice(self._num_acting), points, count)
+        position, _, heading = (part[: self._num_acting] for part in measured.drones[:3])
+        sight = measured.params.sight[: self._num_acting]
+        near = self._spot(measured, slice(self._num_acting), points, count)
         offset = self._in_frame(heading, points[near.which] - position[:, None])
         features = jnp.zeros((len(points), 0)) if features is None else features
         known = jnp.isfinite(near.distance)
         return describe(known, offset / sight[:, None, None], features[near.which])
 
-    def _sense_way(self, seen: SwarmState, place: Float[Array, "*n D"]) -> Float[Array, "N F"]:
+    def _sense_way(self, measured: SwarmState, place: Float[Array, "*n D"]) -> Float[Array, "N F"]:
         """Describe the way to a place: in cells, shorter than 1, and its length over the side."""
-        way = place - seen.drones.position
+        way = place - measured.drones.position
         distance = dynamics.length_of(way)[:, None]
         direction = way / jnp.maximum(distance, 1.0)
-        direction = self._in_frame(seen.drones.heading, direction[:, None])[:, 0]
+        direction = self._in_frame(measured.drones.heading, direction[:, None])[:, 0]
         return jnp.concatenate([direction, distance / self.side], -1)
 
     def _in_frame(
@@ -268,8 +268,8 @@ class SwarmObservations(SwarmOptions):
     def _drawn(self, state: SwarmState) -> list[Array]:
         """Return the drawn parameters that the global state has, and the commands under way."""
         params = state.params
-        drawn = {"mass": params.mass, "drag": params.drag, "thrust": params.thrust}
-        parts = [part for name, part in drawn.items() if name in self._randomised]
+        factors = {"mass": params.mass, "drag": params.drag, "thrust": params.thrust}
+        parts = [part for name, part in factors.items() if name in self._randomised]
         if params.delay is not None:
             parts.append(params.delay / randomisation.MOST_DELAY)
         parts += [part for part in (params.dropout, state.pending) if part is not None]
@@ -307,11 +307,11 @@ def sense_map(
     """
     dims = position.shape[1]
     padded = jnp.pad(cells, size + size // 2)
-    own = jnp.minimum(position.astype(jnp.int32), cells.shape[0] - 1)
-    sharp = _cut(padded, own + size, size)
+    cell = jnp.minimum(position.astype(jnp.int32), cells.shape[0] - 1)
+    sharp = _cut(padded, cell + size, size)
     coarse = (slice(None), *(slice(None, None, size),) * dims)
-    blurred = _cut(_blur(padded, size), own, 2 * size + 1)[coarse]
-    return jnp.concatenate([sharp.reshape(len(own), -1), blurred.reshape(len(own), -1)], -1)
+    blurred = _cut(_blur(padded, size), cell, 2 * size + 1)[coarse]
+    return jnp.concatenate([sharp.reshape(len(cell), -1), blurred.reshape(len(cell), -1)], -1)
 
 
 def _cut(cells: Float[Array, "*P"], corner: Int[Array, "N D"], size: int) -> Array:

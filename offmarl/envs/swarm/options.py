@@ -230,8 +230,8 @@ class SwarmOptions(ABC):
         return Continuous(self._command_size + (self.comm_size if learned else 0))
 
 
-def require_one_of(option: str, value: object, known: tuple[object, ...]) -> None:
-    """Raise `OptionError` if an option does not have one of the known values."""
-    if value not in known:
-        choices = ", ".join(map(str, known))
-        raise OptionError(f"{option} must be one of {choices}, not {value!r}.")
+def require_one_of(option: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise `OptionError` if an option is not one of the choices."""
+    if value not in choices:
+        names = ", ".join(map(str, choices))
+        raise OptionError(f"{option} must be one of {names}, not {value!r}.")

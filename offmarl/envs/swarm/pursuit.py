@@ -93,8 +93,8 @@ class Pursuit(GrowingArena):
 
     @property
     def _num_acting(self) -> int:
-        learned = {"pursuers": self.num_agents, "evaders": self.num_evaders}
-        return sum(count for side, count in learned.items() if getattr(self, side) == "learned")
+        sizes = {"pursuers": self.num_agents, "evaders": self.num_evaders}
+        return sum(count for side, count in sizes.items() if getattr(self, side) == "learned")
 
     @property
     def _teams(self) -> tuple[int, ...]:
@@ -210,20 +210,20 @@ class Pursuit(GrowingArena):
             self.side / 2 - position,
         )
 
-    def _sense(self, seen: SwarmState) -> Blocks:
-        opponents = [self._describe_others(seen, *sides) for sides in self._acting_sides]
-        time = jnp.full((self._num_acting, 1), seen.time / self.time_limit)
+    def _sense(self, measured: SwarmState) -> Blocks:
+        opponents = [self._describe_others(measured, *sides) for sides in self._acting_sides]
+        time = jnp.full((self._num_acting, 1), measured.time / self.time_limit)
         return {"time": time, "opponents": jnp.concatenate(opponents)}
 
     def _describe_others(
-        self, seen: SwarmState, observers: slice, others: slice
+        self, measured: SwarmState, observers: slice, opponents: slice
     ) -> Float[Array, "Q K F"]:
-        position, velocity, heading = (part[observers] for part in seen.drones[:3])
-        theirs = seen.drones.position[others]
-        sight = seen.params.sight[observers, None]
-        near = self._spot(seen, observers, theirs, _OPPONENTS_SEEN, seen.alive[others])
-        offset = (theirs[near.which] - position[:, None]) / sight[..., None]
-        relative = seen.drones.velocity[others][near.which] - velocity[:, None]
+        position, velocity, heading = (part[observers] for part in measured.drones[:3])
+        targets = measured.drones.position[opponents]
+        sight = measured.params.sight[observers, None]
+        near = self._spot(measured, observers, targets, _OPPONENTS_SEEN, measured.alive[opponents])
+        offset = (targets[near.which] - position[:, None]) / sight[..., None]
+        relative = measured.drones.velocity[opponents][near.which] - velocity[:, None]
         offset, relative = (self._in_frame(heading, x) for x in (offset, relative))
         return describe(jnp.isfinite(near.distance), offset, relative)
 

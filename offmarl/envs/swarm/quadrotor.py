@@ -94,8 +94,8 @@ def fly(
     control: str,
 ) -> DroneState:
     """Advance one step in an arena without walls."""
-    lift = (_given(params.thrust) / params.mass)[:, None]
-    drag = (GRAVITY / params.top_speed * _given(params.drag) / params.mass)[:, None]
+    lift = (_require(params.thrust) / params.mass)[:, None]
+    drag = (GRAVITY / params.top_speed * _require(params.drag) / params.mass)[:, None]
     command = jnp.clip(command, -1.0, 1.0)
 
     def advance(_: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -108,12 +108,12 @@ def fly(
         attitude = _normal(_multiply(attitude, _rotation(spin * _STEP)))
         return position, velocity, attitude, spin
 
-    start = (drones.position, drones.velocity, _given(drones.attitude), _given(drones.spin))
+    start = (drones.position, drones.velocity, _require(drones.attitude), _require(drones.spin))
     position, velocity, attitude, spin = jax.lax.fori_loop(0, SUBSTEPS, advance, start)
     return DroneState(position, velocity, yaw_of(attitude), attitude, spin)
 
 
-def _given(part: Array | None) -> Array:
+def _require(part: Array | None) -> Array:
     if part is None:
         raise ValueError("these drones are points: quadrotors have an attitude, thrust and drag.")
     return part
@@ -127,8 +127,8 @@ def _follow(command: Float[Array, "N 4"], spin: Float[Array, "N 3"]) -> Float[Ar
 
 def _mix(change: Float[Array, "N 3"]) -> Float[Array, "N 4"]:
     """Return the shares of the forces of the motors that change the spin so much in a step."""
-    each = change * _INERTIA / (4 * np.square(_MIXER[0]))  # the columns are orthogonal
-    return each @ _MIXER.T / (GRAVITY / 2)
+    coefficients = change * _INERTIA / (4 * np.square(_MIXER[0]))  # the columns are orthogonal
+    return coefficients @ _MIXER.T / (GRAVITY / 2)
 
 
 def _glide(
@@ -239,9 +239,9 @@ def command_towards(
 def _tilt_error(rotation: Float[Array, "N 3 3"], push: Float[Array, "N 3"]) -> Float[Array, "N 3"]:
     """Return the rotation, in the body's frame, that aligns the thrust with a push; and yaw 0."""
     # Rows are the directions of the push in the body's frame, and of the thrust: the third axis.
-    wanted = jnp.einsum("nji,nj->ni", rotation, push)
-    wanted = wanted / jnp.sqrt(jnp.square(wanted).sum(-1, keepdims=True))
-    x, y, z = wanted.T
+    direction = jnp.einsum("nji,nj->ni", rotation, push)
+    direction = direction / jnp.sqrt(jnp.square(direction).sum(-1, keepdims=True))
+    x, y, z = direction.T
     sine = jnp.sqrt(x * x + y * y)
     scale = jnp.arctan2(sine, z) / jnp.maximum(sine, 1e-6)
     upside_down = (sine < 1e-3) & (z < 0)  # any axis does

@@ -91,9 +91,9 @@ class Search(GrowingArena):
         position = jnp.clip(moved_to, 0.0, self.side)
         velocity = jnp.where(position == moved_to, velocity, -velocity)
         task = self._watch(moved, old._replace(position=position, velocity=velocity))
-        found = (task.found & ~old.found).mean(dtype=jnp.float32)
-        held = (task.strength >= _HOLD_STRENGTH).mean(dtype=jnp.float32)
-        reward = _FIND_REWARD * found + _HOLD_REWARD / self.time_limit * held
+        find_rate = (task.found & ~old.found).mean(dtype=jnp.float32)
+        hold_rate = (task.strength >= _HOLD_STRENGTH).mean(dtype=jnp.float32)
+        reward = _FIND_REWARD * find_rate + _HOLD_REWARD / self.time_limit * hold_rate
         return moved._replace(task=task), jnp.full(self.num_agents, reward), jnp.zeros((), bool)
 
     def _watch(self, state: SwarmState, task: SearchTask) -> SearchTask:
@@ -109,13 +109,13 @@ class Search(GrowingArena):
             seen = none[0].at[near.which].max(sees)
         return task._replace(found=task.found | seen, strength=strength)
 
-    def _sense(self, seen: SwarmState) -> Blocks:
-        task = seen.task
+    def _sense(self, measured: SwarmState) -> Blocks:
+        task = measured.task
         features = jnp.concatenate([task.velocity, task.strength[:, None] / _HOLD_STRENGTH], -1)
-        targets = self._sense_points(seen, task.position, _TARGETS_SEEN, features)
-        dims, drones = self.dims, seen.drones
-        own = drones.velocity[:, None] * targets[..., -1:]
-        relative = self._in_frame(drones.heading, targets[..., dims : 2 * dims] - own)
+        targets = self._sense_points(measured, task.position, _TARGETS_SEEN, features)
+        dims, drones = self.dims, measured.drones
+        velocity = drones.velocity[:, None] * targets[..., -1:]
+        relative = self._in_frame(drones.heading, targets[..., dims : 2 * dims] - velocity)
         return {"targets": targets.at[..., dims : 2 * dims].set(relative)}
 
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
@@ -145,8 +145,8 @@ class Search(GrowingArena):
         offset = self._offsets(see["targets"])
         strength, known = see["targets"][..., -2], see["targets"][..., -1] > 0
         distance = jnp.sqrt(jnp.square(offset).sum(-1))
-        own = jnp.asarray([kind.strength / _HOLD_STRENGTH for kind in self._kinds])[:, None]
-        without = strength - jnp.where(distance <= _HOLD_RANGE, own, 0.0)
+        share = jnp.asarray([kind.strength / _HOLD_STRENGTH for kind in self._kinds])[:, None]
+        without = strength - jnp.where(distance <= _HOLD_RANGE, share, 0.0)
         wanted = known & (without < 1.0)
         nearest = jnp.where(wanted, distance, jnp.inf).argmin(-1)
         chase = jnp.take_along_axis(offset, nearest[:, None, None], 1)[:, 0]
