@@ -58,16 +58,16 @@ class Writer:
     """
 
     def __init__(
-        self, store: Store, lock: WriterLock, own: Manifest, on_invalid: OnInvalid = "raise"
+        self, store: Store, lock: WriterLock, manifest: Manifest, on_invalid: OnInvalid = "raise"
     ):
         self.path = store.path
         self._lock = lock
         self._on_invalid = on_invalid
         self.store = store
-        self._schema = own.schema
-        self._head = self._tip = own.head
-        self._running = own.running
-        self._provenance = own.provenance
+        self._schema = manifest.schema
+        self._head = self._tip = manifest.head
+        self._running = manifest.running
+        self._provenance = manifest.provenance
         self._pending: list[Record] = []
         self._annotated = False
         self._has_new_pages = False
@@ -75,7 +75,7 @@ class Writer:
         self._buffer.restore(self.store)
         self._under_way: _Commit | None = None
         self._committed_at = time.monotonic()
-        self._fence = self._stamps(own.stock_length)
+        self._fence = self._stamps(manifest.stock_length)
         self._closed = False
 
     @property
@@ -171,7 +171,7 @@ class Writer:
             self._await_commit()
 
     def drop_pages(self) -> None:
-        """Ask the system to drop what was written from its cache, for data that is read later."""
+        """Ask the system to drop written data from its cache, if it is not read soon."""
         if self._has_new_pages:
             self.store.drop_pages()
             self._has_new_pages = False
@@ -218,7 +218,7 @@ class Writer:
         self._lock.release()
 
     def _settle(self) -> None:
-        """Wait for the commit in progress, whatever becomes of it."""
+        """Wait for the commit in progress, whether it succeeds or fails."""
         if self._under_way is not None:
             self._under_way.done.exception()
 
@@ -269,16 +269,16 @@ class Writer:
         at = f" at step {self._tip.length} of {self.path}"
         arrays = encoding.fit(transition, self._schema, at)
         place = RecordPosition(self._tip.length, "of the vault")
-        found = [*values.find(arrays, self.spec, finals, place)]
+        problems = [*values.find(arrays, self.spec, finals, place)]
         if self._on_invalid == "raise":
-            values.refuse(found)
-        known = compat.recorded(self._provenance)
-        if fresh := values.warn(found, known):
-            self.annotate({"quirks": [*known, *fresh]})
+            values.refuse(problems)
+        quirks = compat.recorded(self._provenance)
+        if new_quirks := values.warn(problems, quirks):
+            self.annotate({"quirks": [*quirks, *new_quirks]})
         return values.cast(arrays, self._schema.leaves, place, self._on_invalid)
 
     def _is_commit_due(self) -> bool:
-        """Whether to commit the full chunks: the disk is idle, they take much memory, or wait."""
+        """Whether to commit the full chunks: they take much memory, or have waited for long."""
         staged = self._buffer.staged_bytes
         if not staged or self._under_way is None or self._under_way.done.done():
             most = max(_COMMIT_BYTES, self._buffer.full_bytes // _COMMIT_PARTS)
