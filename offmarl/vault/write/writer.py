@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -75,7 +75,8 @@ class Writer:
         self._buffer.restore(self.store)
         self._under_way: _Commit | None = None
         self._committed_at = time.monotonic()
-        self._fence = self._stamps(manifest.stock_length)
+        self._stock_length = manifest.stock_length
+        self._fence = self._stamps()
         self._closed = False
 
     @property
@@ -290,17 +291,22 @@ class Writer:
     def _adopt(self, vault: Reader) -> None:
         """Adopt the steps that a stock program appended, as episodes of unknown policies.
 
-        The data is already on disk, so invalid values are kept.
+        The data is already on disk, so invalid values are kept. Several commits may be needed; if
+        the process dies between them, the next writer adopts the remaining steps.
         """
         self._on_invalid, on_invalid = "keep", self._on_invalid
-        start = self._head.length
-        unverified = (*self._head.unverified, (start, vault.length))
+        start, intervals = self._head.length, self._head.unverified
+        is_begun = bool(intervals) and intervals[-1][1] > start  # by a process that died
+        interval = (intervals[-1][0] if is_begun else start, vault.length)
+        unverified = (*intervals[: len(intervals) - is_begun], interval)
         for begin, stop in vault.blocks(start=start):
             steps = vault.transitions(begin, stop)
             unknown: NumpyArray = np.full_like(steps.policy_id, -1)
             steps = steps._replace(policy_id=unknown)
             tip = self._tip._replace(run=None, unverified=unverified)
-            self._accept(steps, None, tip, fresh=begin == start)
+            self._accept(steps, None, tip, fresh=begin == start and not is_begun)
+            if self._is_commit_due():
+                self._commit()
         self.flush()
         self._on_invalid = on_invalid
 
@@ -316,7 +322,7 @@ class Writer:
         writes: dict[str, Value] = dict(self._buffer.tail()) if tail else {}
         for chunk in staged.values():
             writes |= chunk.values
-        writes |= tables_of(ready, self._head)
+        writes |= tables_of(ready, self._head, self._stock_length)
         blocks = [chunk.block for chunk in staged.values() if chunk.block]
         if self._annotated:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
@@ -351,14 +357,15 @@ class Writer:
             self._pending = self._pending[len(commit.records) :]
             self._head = commit.records[-1].head
         self._buffer.recycle(commit.through)
-        self._fence = self._stamps(min(self._head.length, layout.MAX_STOCK_LENGTH))
+        self._fence = self._stamps()
 
-    def _stamps(self, stock_length: int) -> dict[str, bytes]:
+    def _stamps(self) -> dict[str, bytes]:
         """Return the generations of keys that every append changes."""
+        expected = max(self._stock_length, min(self._head.length, layout.MAX_STOCK_LENGTH))
         chunk = self._head.length // self._schema.chunk_steps
         keys = (layout.INDEX_KEY, self._schema.chunk_key("rewards", 0, chunk))
         (index, *_), stamps = self.store.stamps(keys)
-        if layout.decode_index(index) != stock_length:
+        if layout.decode_index(index) != expected:
             raise conflict(self.path)
         return dict(zip(keys, stamps, strict=True))
 
@@ -395,14 +402,14 @@ def resume(path: str | os.PathLike[str], *, timeout: float = 0.0) -> Writer:
         It was not written by offmarl, or is damaged.
     """
     store = locate(path)
-    lock = store.lock(timeout)
-    try:
+    with ExitStack() as stack:
+        lock = store.lock(timeout)
+        stack.callback(lock.release)
         tidy(store)
         vault = Reader(store)
         writer = Writer(store, lock, manifest_of(vault))
+        stack.callback(writer.release)  # waits for a commit of an adoption that failed
         if vault.length > writer.length:
             writer._adopt(vault)
+        stack.pop_all()
         return writer
-    except BaseException:
-        lock.release()
-        raise
