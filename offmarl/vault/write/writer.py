@@ -205,12 +205,13 @@ class Writer:
         self.release()
 
     def discard(self) -> None:
-        """Release the lock, and remove the vault if it is on this machine and holds no steps."""
-        self.release()
-        if not self._head.length and isinstance(self.store, Directory):
+        """Remove the vault if it is on this machine and holds no steps, and release the lock."""
+        self._settle()
+        if not self._tip.length and isinstance(self.store, Directory):
             shutil.rmtree(self.store.path, ignore_errors=True)
             with suppress(OSError):
                 self.store.directory.parent.rmdir()  # unless there are others
+        self.release()  # last, so that no other writer loses its steps
 
     def release(self) -> None:
         """Release the lock without flushing; steps that were not flushed are lost."""
