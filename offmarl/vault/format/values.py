@@ -123,7 +123,7 @@ def warn(problems: Iterable[Invalid], known_quirks: Iterable[str]) -> list[str]:
     for quirk, message in fresh.items():
         warnings.warn(
             f"{message} It is kept, and the new vault records the quirk: {MEANINGS[quirk]}.",
-            stacklevel=5,
+            stacklevel=4,
         )
     return list(fresh)
 

@@ -255,29 +255,29 @@ class Writer:
         cut: Cut = False,
     ) -> None:
         """Add steps to the buffer, and their episodes to the tables."""
-        arrays = self._checked(transition, finals)
+        arrays, problems = self._checked(transition, finals)
         record = account(
             transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
         )
         warn_of_length(self.path, tip.length, record.head.length)
+        quirks = compat.recorded(self._provenance)
+        if new_quirks := values.warn(problems, quirks):
+            self.annotate({"quirks": [*quirks, *new_quirks]})
         self._tip, self._running = record.head, record.running
         self._pending.append(record)
         self._buffer.put(arrays)
 
     def _checked(
         self, transition: Transition, finals: FinalObservations | None
-    ) -> dict[str, NumpyArray]:
-        """Check shapes and values, and return the arrays to store."""
+    ) -> tuple[dict[str, NumpyArray], list[values.Invalid]]:
+        """Check shapes and values, and return the arrays to store and the problems to warn of."""
         at = f" at step {self._tip.length} of {self.path}"
         arrays = encoding.fit(transition, self._schema, at)
         place = RecordPosition(self._tip.length, "of the vault")
         problems = [*values.find(arrays, self.spec, finals, place)]
         if self._on_invalid == "raise":
             values.refuse(problems)
-        quirks = compat.recorded(self._provenance)
-        if new_quirks := values.warn(problems, quirks):
-            self.annotate({"quirks": [*quirks, *new_quirks]})
-        return values.cast(arrays, self._schema.leaves, place, self._on_invalid)
+        return values.cast(arrays, self._schema.leaves, place, self._on_invalid), problems
 
     def _is_commit_due(self) -> bool:
         """Whether to commit the full chunks: they take much memory, or have waited for long."""
