@@ -126,7 +126,7 @@ class Mixture(EpisodeSet):
     def parts(self, episodes: Chosen = None) -> "list[Part]":
         """Return some episodes (all by default) by vault, with the vault's share of the steps.
 
-        Vaults without any are left out.
+        Vaults without such episodes are left out.
         """
         numbers = np.arange(len(self)) if episodes is None else np.asarray(episodes, np.int64)
         parts = []
@@ -146,7 +146,7 @@ class Mixture(EpisodeSet):
         return self._of_all([source.known_digest() for source in self.sources])
 
     def _of_all(self, digests: list[str]) -> str:
-        parts = [[digest, x] for digest, x in zip(digests, self.shares, strict=True)]
+        parts = [[digest, share] for digest, share in zip(digests, self.shares, strict=True)]
         return hashlib.sha256(layout.dump_json(["step", parts])).hexdigest()
 
 

@@ -116,8 +116,9 @@ def salvage(
 
     planned = Plan("salvage", [reader], lambda *_: [pieces], arguments, codec)
     execute(planned, path, progress, [examined], copy=copy)
-    new_path = locate(path).path
-    return Salvage(new_path, verification.faults, pieces.episodes, pieces.steps, lost, unknown)
+    return Salvage(
+        locate(path).path, verification.faults, pieces.episodes, pieces.steps, lost, unknown
+    )
 
 
 class _DamagedVault(Reader):
@@ -183,10 +184,10 @@ def _runs(vault: Reader, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pi
     for fault in faults:
         damaged[slice(*(fault.rows or (0, vault.rows)))] = True
     row = vault.episodes.row[pieces.episode]
-    before = np.concatenate([[0], np.cumsum(damaged)])  # damaged rows before each
-    near = before[row[1:] + 1] > before[row[:-1]]
+    num_damaged = np.concatenate([[0], np.cumsum(damaged)])  # damaged rows before each
+    has_damage = num_damaged[row[1:] + 1] > num_damaged[row[:-1]]
     apart = (np.diff(row) > 0) | (pieces.start[1:] != pieces.stop[:-1])
-    edges = np.flatnonzero(near & apart) + 1
+    edges = np.flatnonzero(has_damage & apart) + 1
     columns = (np.split(column, edges) for column in pieces)
     yield from (Pieces(*run) for run in zip(*columns, strict=True) if len(run[0]))
 

@@ -329,8 +329,7 @@ def recode(
     VaultError
         As for `cat`.
     """
-    keeps_rows = layout == "rows"
-    planned = plan.recode(source, codec, chunk_steps, time_limit, keeps_rows)
+    planned = plan.recode(source, codec, chunk_steps, time_limit, layout == "rows")
     return _write(planned, path, progress)
 
 

@@ -153,13 +153,13 @@ def test_steps_are_adopted_in_pieces(tmp_path, codec, monkeypatch):
     monkeypatch.setattr(writer_module.Writer, "_accept", watched)
     stop_at = 0
     vault.resume(tmp_path / "at_once.vlt").close()
-    assert len(staged) == 7 and max(staged) == 1
+    assert len(staged) == 7 and not any(staged)
     for stop_at in (64, 96):
         before = vault.open_vault(tmp_path / "killed.vlt")
         with pytest.raises(KeyboardInterrupt):
             vault.resume(tmp_path / "killed.vlt")
         found = vault.open_vault(tmp_path / "killed.vlt")
-        assert found.manifest.head.length == stop_at - 16 > before.manifest.head.length
+        assert found.manifest.head.length == stop_at > before.manifest.head.length
         assert (found.length, open_stock(found.path).vault_index) == (120, 120)
         assert vault.verify(found.path, deep=True).sound
     stop_at = 0

@@ -86,8 +86,8 @@ def _commit(vault: Reader) -> str | None:
         written = now is None or [now.head._asdict(), now.stock_length] != counts
         if content is None or written or content != store.read(layout.MANIFEST):
             return None  # a program has written to the vault since it was opened
-        about = layout.dump_json([_KEPT_VERSION, vault.time_limit, counts])
-        return hashlib.sha256(about + content).hexdigest()
+        identity = layout.dump_json([_KEPT_VERSION, vault.time_limit, counts])
+        return hashlib.sha256(identity + content).hexdigest()
     return None
 
 

@@ -47,7 +47,7 @@ class LeafStatistics:
     """
 
     count: Int[np.ndarray, "*c"]
-    """Finite values, of live agents where dead ones have none."""
+    """Number of finite values; only of live agents, where those of dead agents mean nothing."""
     not_finite: Int[np.ndarray, "*c"]
     """NaN and infinities, which the other statistics leave out."""
     mean: Float[np.ndarray, "*c"]
@@ -217,9 +217,9 @@ class _Counts:
 
     def quantiles(self, at: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return quantiles as `QuantileSketch.quantiles` does."""
-        below = np.cumsum(self._counts, axis=1)
-        ranks = np.maximum(np.ceil(at[:, None] * below[:, -1] * (1 - 1e-12)), 1)
-        return (below[None] < ranks[..., None]).sum(-1).astype(float)
+        cumulative = np.cumsum(self._counts, axis=1)
+        ranks = np.maximum(np.ceil(at[:, None] * cumulative[:, -1] * (1 - 1e-12)), 1)
+        return (cumulative[None] < ranks[..., None]).sum(-1).astype(float)
 
 
 def _agents_of(name: str, spec: EnvSpec) -> list[int] | None:
@@ -271,11 +271,11 @@ def keep(vault: Reader, computed: Statistics) -> bool:
     with suppress(VaultError, OSError):
         lock = vault.store.lock()
         try:
-            mine = _fingerprint(vault.manifest)
-            if _fingerprint(read_manifest(vault.store)) != mine:
+            fingerprint = _fingerprint(vault.manifest)
+            if _fingerprint(read_manifest(vault.store)) != fingerprint:
                 return False
             leaves = {name: leaf.to_json() for name, leaf in computed.items()}
-            value = layout.dump_json({"version": _VERSION, "of": mine, "leaves": leaves})
+            value = layout.dump_json({"version": _VERSION, "of": fingerprint, "leaves": leaves})
             vault.store.commit({STATISTICS_KEY: value}, fence={}).result()
             return True
         except ValueError:

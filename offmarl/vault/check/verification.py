@@ -134,12 +134,12 @@ def find(path: str | os.PathLike[str]) -> Store:
             raise
         below = (place for place in directory.iterdir() if not place.is_symlink())
         places = (directory, *below)
-        near = [x for x in places if (x / DATA).is_dir() or (x / MANIFEST).exists()]
-        if directory in near:
+        candidates = [x for x in places if (x / DATA).is_dir() or (x / MANIFEST).exists()]
+        if directory in candidates:
             return store_of(directory)  # ignore what a killed rebuild left below it
-        if len(near) != 1:
+        if len(candidates) != 1:
             raise
-        return store_of(near[0])
+        return store_of(candidates[0])
 
 
 @dataclass

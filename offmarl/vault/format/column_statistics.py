@@ -186,9 +186,9 @@ class QuantileSketch:
             sorted_values, weight = values[column][order[column]], weights[order[column]]
             finite = np.isfinite(sorted_values)
             if finite.any():
-                below = np.cumsum(weight[finite])
-                ranks = np.searchsorted(below, np.asarray(at) * below[-1] * (1 - 1e-12))
-                quantiles[:, column] = sorted_values[finite][np.minimum(ranks, len(below) - 1)]
+                cumulative = np.cumsum(weight[finite])
+                ranks = np.searchsorted(cumulative, np.asarray(at) * cumulative[-1] * (1 - 1e-12))
+                quantiles[:, column] = sorted_values[finite][np.minimum(ranks, len(cumulative) - 1)]
         return quantiles
 
 

@@ -34,6 +34,7 @@ from offmarl.vault.format.layout import (
     Schema,
     dump_json,
     encode_index,
+    prefix_of,
 )
 
 STOCK_VERSION = 1.2
@@ -141,7 +142,7 @@ def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 def zarrays(schema: Schema) -> dict[str, bytes]:
     """Return the keys and values of all ``.zarray`` documents (zarr v2) of a vault of offmarl."""
     index = Grid(INDEX_PREFIX, np.dtype("<i4"), (1,), (1,))
-    documents = {x.prefix: x.to_json() for x in own_grids(schema).values()}
+    documents = {grid.prefix: grid.to_json() for grid in own_grids(schema).values()}
     documents[INDEX_PREFIX] = index.to_json()
     return {f"{prefix}.zarray": json.dumps(x).encode() for prefix, x in documents.items()}
 
@@ -197,7 +198,7 @@ class Grid:
     @cached_property
     def prefix(self) -> str:
         """The prefix of the array's keys."""
-        return "" if self.name == BARE else f"{self.name}./"
+        return prefix_of(self.name)
 
     def to_json(self) -> dict[str, Any]:
         """Return the ``.zarray`` document of an array that offmarl writes."""
@@ -341,8 +342,8 @@ def own_grids(schema: Schema) -> Mapping[str, Grid]:
     compressor = "zstd" if schema.codec == "zstd" else None
     lead, chunk = (schema.rows, TIME_AXIS), (schema.chunk_rows, schema.chunk_steps)
     return {
-        name: Grid(name, x.dtype, (*lead, *x.shape), (*chunk, *x.shape), compressor)
-        for name, x in schema.leaves.items()
+        name: Grid(name, leaf.dtype, (*lead, *leaf.shape), (*chunk, *leaf.shape), compressor)
+        for name, leaf in schema.leaves.items()
     }
 
 

@@ -411,9 +411,9 @@ def split(
     With ``policies``, the policies are divided, and all episodes of a policy stay together.
     """
     if policies is not None:
-        values, of = np.unique(policies, return_inverse=True)
+        values, index = np.unique(policies, return_inverse=True)
         divided = split(len(values), shares, seed, path, unit="policies")
-        return {name: np.flatnonzero(np.isin(of, part)) for name, part in divided.items()}
+        return {name: np.flatnonzero(np.isin(index, part)) for name, part in divided.items()}
     edges = np.round(np.cumsum(shares)[:-1] * count).astype(int)
     parts = np.split(shuffled(count, seed), edges)
     for name, part in zip(PARTS[len(shares)], parts, strict=True):

@@ -116,16 +116,16 @@ def _find_in_finals(
 
 def warn(problems: Iterable[Invalid], known_quirks: Iterable[str]) -> list[str]:
     """Warn about invalid values that are kept, once for each new quirk; return the new quirks."""
-    fresh: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for problem in problems:
         if problem.quirk not in known_quirks:
-            fresh.setdefault(problem.quirk, problem.message)
-    for quirk, message in fresh.items():
+            messages.setdefault(problem.quirk, problem.message)
+    for quirk, message in messages.items():
         warnings.warn(
             f"{message} It is kept, and the new vault records the quirk: {MEANINGS[quirk]}.",
             stacklevel=4,
         )
-    return list(fresh)
+    return list(messages)
 
 
 # ---------------------------------------------------------------------------------- rules

@@ -51,8 +51,8 @@ def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
     if not isinstance(archive, Path):
         return list(_trusted_members(archive))
     with errors_of(archive), readable(archive):
-        about = archive.stat()
-    return list(_unchanged_members(archive, (about.st_ino, about.st_size, about.st_mtime_ns)))
+        status = archive.stat()
+    return list(_unchanged_members(archive, (status.st_ino, status.st_size, status.st_mtime_ns)))
 
 
 @lru_cache(maxsize=4)

@@ -117,8 +117,8 @@ def _write(descriptor: int, memory: mmap.mmap) -> None:
                     raise
                 fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
                 continue
-            remaining, before = remaining[done:], remaining
-            before.release()
+            remaining, previous = remaining[done:], remaining
+            previous.release()
     finally:
         remaining.release()
 

@@ -62,8 +62,7 @@ def current_tree(store: OcdbtStore) -> Tree:
 
 def config_of(store: OcdbtStore) -> dict[str, Any]:
     """Return the settings of a store, its identity among them."""
-    config: dict[str, Any] = _manifest(store)["config"]
-    return config
+    return dict(_manifest(store)["config"])
 
 
 def live_bytes(store: OcdbtStore) -> int:
@@ -113,7 +112,7 @@ def _read(store: OcdbtStore, root: str | None, seen: set[str] | None = None) -> 
     seen = set() if seen is None else seen
     waiting: list[tuple[str, bytes, int | None]] = [(root, b"", None)] if root else []
     while waiting:
-        location, prefix, above = waiting.pop()
+        location, prefix, parent_height = waiting.pop()
         if location in seen:
             continue
         seen.add(location)
@@ -124,14 +123,14 @@ def _read(store: OcdbtStore, root: str | None, seen: set[str] | None = None) -> 
         except (ValueError, OSError) as error:
             lost.append(str(error).partition(" [")[0])
             continue
-        if above is not None and node["height"] != above - 1:
+        if parent_height is not None and node["height"] != parent_height - 1:
             lost.append(f"{location} is in the wrong place of the tree")
             continue
         for entry in node["entries"]:
             key = prefix + bytes(entry["key"])
             if "location" in entry:
-                below = prefix + bytes(entry["subtree_common_prefix"])
-                waiting.append((entry["location"], below, node["height"]))
+                child_prefix = prefix + bytes(entry["subtree_common_prefix"])
+                waiting.append((entry["location"], child_prefix, node["height"]))
                 continue
             name = key.decode(errors="replace")
             try:
@@ -181,11 +180,11 @@ class Contents:
         contents = Contents(store, current_tree(store))
         if contents.tree.lost:
             raise ValueError(contents.tree.lost[0])
-        places = [at for at in contents.tree.values.values() if isinstance(at, ValueLocation)]
-        region = Region(store.directory, sorted({at.file for at in places}))
-        for at in places:
-            if at.offset + at.length > region.sizes[at.file]:
-                raise ValueError(f"{at.file} was cut short")
+        places = [x for x in contents.tree.values.values() if isinstance(x, ValueLocation)]
+        region = Region(store.directory, sorted({place.file for place in places}))
+        for place in places:
+            if place.offset + place.length > region.sizes[place.file]:
+                raise ValueError(f"{place.file} was cut short")
         contents.region = region
         return contents
 

@@ -64,9 +64,9 @@ def check_regular_files(directory: Path) -> None:
     """
     waiting = [os.fspath(directory)]
     while waiting:
-        below = waiting.pop()
+        subdirectory = waiting.pop()
         try:
-            with os.scandir(below) as entries:
+            with os.scandir(subdirectory) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
@@ -76,8 +76,8 @@ def check_regular_files(directory: Path) -> None:
             pass  # the directory does not exist, or a writer removed it
         except OSError as error:
             raise VaultError(
-                f"{below} cannot be read: {error.strerror}. Reading a vault needs permission to "
-                "list all of its directories."
+                f"{subdirectory} cannot be read: {error.strerror}. Reading a vault needs "
+                "permission to list all of its directories."
             ) from error
 
 
@@ -99,9 +99,9 @@ def open_file(directory: Path, name: str) -> int:
     parent = os.open(directory, _DIRECTORY)
     try:
         for part in parents:
-            below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+            child = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
             os.close(parent)
-            parent = below
+            parent = child
         # O_NONBLOCK: a named pipe would wait for a writer.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(last, flags, dir_fd=parent)

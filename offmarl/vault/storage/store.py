@@ -467,19 +467,19 @@ class Directory(OcdbtStore):
 
     def vaults(self) -> list[PurePath]:
         """Return the vaults right below."""
-        return [below for below in self._below() if not below.is_symlink()]
+        return [path for path in self._below() if not path.is_symlink()]
 
     def links(self) -> list[Path]:
         """Return the symbolic links to vaults right below."""
-        return [below for below in self._below() if below.is_symlink()]
+        return [path for path in self._below() if path.is_symlink()]
 
     def _below(self) -> list[Path]:
         if not self.directory.is_dir():
             return []
         return sorted(
-            below
-            for below in self.directory.iterdir()
-            if not below.name.startswith(".") and Directory(below).is_vault()
+            path
+            for path in self.directory.iterdir()
+            if not path.name.startswith(".") and Directory(path).is_vault()
         )
 
     def check(self) -> None:
@@ -537,9 +537,9 @@ class Archive(OcdbtStore):
         use_tensorstore(self.path)
         if isinstance(self.archive, Path):
             with suppress(OSError):
-                about = self.archive.stat()
+                status = self.archive.stat()
                 return archive_context(
-                    self.archive, (about.st_ino, about.st_size, about.st_mtime_ns)
+                    self.archive, (status.st_ino, status.st_size, status.st_mtime_ns)
                 )
         return caching_context()
 
@@ -778,10 +778,10 @@ def store_of(path: str | os.PathLike[str]) -> Store:
 
 def _size(file: Path) -> int:
     try:
-        about = file.stat()
+        status = file.stat()
     except FileNotFoundError:  # compaction removed it
         return 0
-    return about.st_size if stat.S_ISREG(about.st_mode) else 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _values_of(blocks: Iterable[Block]) -> dict[str, bytes]:

@@ -55,7 +55,7 @@ class Staged(NamedTuple):
     values: dict[str, Value]
     """Small or compressed values, by key."""
     block: Block | None
-    """Uncompressed ones."""
+    """Uncompressed values."""
 
     @property
     def num_bytes(self) -> int:

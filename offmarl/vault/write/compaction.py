@@ -102,10 +102,10 @@ def _rewrite(store: Directory, contents: Contents, keys: Collection[str], stamp:
     TensorStore compares and replaces the manifest under the same lock as in a commit, so this is
     safe even if a stock program is writing.
     """
-    with rebuilding(store) as fresh:
+    with rebuilding(store) as directory:
         # With the same identity, programs that have the vault open can continue to read.
-        config, last = commit.config_of(store), fresh / "last"
-        rebuilt = store.beside(fresh, config)
+        config, last = commit.config_of(store), directory / "last"
+        rebuilt = store.beside(directory, config)
         if len(keys) < len(contents.tree.values):
             rebuilt.refer_to(store)
         copy(contents, keys, rebuilt)
@@ -149,10 +149,10 @@ def exclusive(store: Store) -> Iterator[None]:
 @contextmanager
 def rebuilding(store: Directory) -> Iterator[Path]:
     """Make the directory to build a store in; it is removed afterwards."""
-    fresh = store.directory / REBUILT
-    fresh.mkdir()
+    directory = store.directory / REBUILT
+    directory.mkdir()
     try:
-        yield fresh
+        yield directory
     finally:
         tidy(store)
 

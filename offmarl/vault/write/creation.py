@@ -152,7 +152,7 @@ def create_whole(
 
 
 def _publish(built: Store, place: Store) -> None:
-    """Move a vault to its place, if it is not there."""
+    """Move a vault to its place, unless it was built there."""
     if built is not place:
         with errors_of(place.path):
             place.refuse_existing()
@@ -161,7 +161,7 @@ def _publish(built: Store, place: Store) -> None:
 
 @contextmanager
 def _building(place: Store, suffix: str) -> Iterator[tuple[Store, WriterLock]]:
-    """Build a vault beside its place, of which nothing remains if the block fails.
+    """Build a vault beside its place; it is removed if the block fails.
 
     Where nothing can be renamed, it is built in place: ``metadata.json`` marks a vault and comes
     last, and a killed process leaves an incomplete one.

@@ -154,8 +154,6 @@ class Writer:
             )
         tip = self._tip._replace(run=run, runs={**self._tip.runs, run: done + 1})
         self._accept(transition, finals, tip, fresh=run != self._tip.run, cut=cut)
-        if self._is_commit_due():
-            self._commit()
 
     def annotate(self, provenance: Mapping[str, Any]) -> None:
         """Merge a JSON object into the provenance, with the next commit."""
@@ -254,7 +252,7 @@ class Writer:
         fresh: bool,
         cut: Cut = False,
     ) -> None:
-        """Add steps to the buffer, and their episodes to the tables."""
+        """Add steps to the buffer and their episodes to the tables, and commit when it is due."""
         arrays, problems = self._checked(transition, finals)
         record = account(
             transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
@@ -266,13 +264,15 @@ class Writer:
         self._tip, self._running = record.head, record.running
         self._pending.append(record)
         self._buffer.put(arrays)
+        if self._is_commit_due():
+            self._commit()
 
     def _checked(
         self, transition: Transition, finals: FinalObservations | None
     ) -> tuple[dict[str, NumpyArray], list[values.Invalid]]:
         """Check shapes and values, and return the arrays to store and the problems to warn of."""
-        at = f" at step {self._tip.length} of {self.path}"
-        arrays = encoding.fit(transition, self._schema, at)
+        position = f" at step {self._tip.length} of {self.path}"
+        arrays = encoding.fit(transition, self._schema, position)
         place = RecordPosition(self._tip.length, "of the vault")
         problems = [*values.find(arrays, self.spec, finals, place)]
         if self._on_invalid == "raise":
@@ -306,8 +306,6 @@ class Writer:
             steps = steps._replace(policy_id=unknown)
             tip = self._tip._replace(run=None, unverified=unverified)
             self._accept(steps, None, tip, fresh=begin == start and not is_begun)
-            if self._is_commit_due():
-                self._commit()
         self.flush()
         self._on_invalid = on_invalid
 
