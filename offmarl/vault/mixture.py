@@ -52,7 +52,7 @@ class Mixture(EpisodeSet):
 
     def __init__(self, sources: tuple[Dataset, ...], shares: tuple[float, ...]):
         self.sources, self.shares = sources, shares
-        self.path = PurePath(" + ".join(str(one.path) for one in sources))
+        self.path = PurePath(" + ".join(str(source.path) for source in sources))
 
     def __repr__(self) -> str:
         """Describe the mixture without reading any data."""
@@ -70,41 +70,41 @@ class Mixture(EpisodeSet):
 
         ``row``, ``start`` and ``final`` count within the episode's vault.
         """
-        found = [one.episodes for one in self.sources]
-        columns = zip(*(one.columns for one in found), strict=True)
-        return tables.Episodes.of_columns(map(np.concatenate, columns), found[0].teams)
+        by_vault = [source.episodes for source in self.sources]
+        columns = zip(*(episodes.columns for episodes in by_vault), strict=True)
+        return tables.Episodes.of_columns(map(np.concatenate, columns), by_vault[0].teams)
 
     @property
     def first_episodes(self) -> Int[np.ndarray, "vaults"]:
         """Number of the first episode of each vault."""
-        counts = np.array([len(one) for one in self.sources])
+        counts = np.array([len(source) for source in self.sources])
         return np.cumsum(counts) - counts
 
     @property
     def native(self) -> bool:
         """Whether offmarl wrote all vaults."""
-        return all(one.native for one in self.sources)
+        return all(source.native for source in self.sources)
 
     @property
     def time_limit(self) -> int | None:
         """The limit that the vaults were opened with."""
-        return next((one.time_limit for one in self.sources if one.time_limit is not None), None)
+        return next((x.time_limit for x in self.sources if x.time_limit is not None), None)
 
     @property
     def num_steps(self) -> int:
         """Recorded transitions in all vaults."""
-        return sum(one.num_steps for one in self.sources)
+        return sum(source.num_steps for source in self.sources)
 
     @property
     def name(self) -> str:
         """The names of the datasets."""
-        return "+".join(dict.fromkeys(one.name for one in self.sources))
+        return "+".join(dict.fromkeys(source.name for source in self.sources))
 
     @property
     def uid(self) -> str:
         """The names of the vaults, or a short one if these are long."""
-        joined = "+".join(one.uid for one in self.sources)
-        return joined if len(joined) <= _LONGEST_UID else f"mix-{self.known_digest()[:8]}"
+        uid = "+".join(source.uid for source in self.sources)
+        return uid if len(uid) <= _LONGEST_UID else f"mix-{self.known_digest()[:8]}"
 
     def episode(self, number: int) -> Episode:
         """Read one episode; see `Dataset.episode`."""
@@ -115,38 +115,38 @@ class Mixture(EpisodeSet):
 
     def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Divide the episodes of each vault; see `Dataset.hold_out`."""
-        divided = [one.hold_out(fraction) for one in self.sources]
+        divided = [source.hold_out(fraction) for source in self.sources]
         numbers = (
             np.concatenate([x + n for x, n in zip(part, self.first_episodes, strict=True)])
             for part in zip(*divided, strict=True)
         )
-        rest, held_out = numbers
-        return rest, held_out
+        train, held_out = numbers
+        return train, held_out
 
     def parts(self, episodes: Chosen = None) -> "list[Part]":
         """Return some episodes (all by default) by vault, with the vault's share of the steps.
 
-        Vaults without any are left out.
+        Vaults without such episodes are left out.
         """
-        every = np.arange(len(self)) if episodes is None else np.asarray(episodes, np.int64)
-        found = []
-        for one, first, share in zip(self.sources, self.first_episodes, self.shares, strict=True):
-            own = every[(every >= first) & (every < first + len(one))] - first
-            if len(own):
-                found.append(Part(one, own, share))
-        total = sum(part.share for part in found)
-        return [part._replace(share=part.share / total) for part in found]
+        numbers = np.arange(len(self)) if episodes is None else np.asarray(episodes, np.int64)
+        parts = []
+        for vault, first, share in zip(self.sources, self.first_episodes, self.shares, strict=True):
+            selected = numbers[(numbers >= first) & (numbers < first + len(vault))] - first
+            if len(selected):
+                parts.append(Part(vault, selected, share))
+        total = sum(part.share for part in parts)
+        return [part._replace(share=part.share / total) for part in parts]
 
     def digest(self) -> str:
         """Return the SHA-256 of the vaults' digests and shares."""
-        return self._of_all([one.digest() for one in self.sources])
+        return self._of_all([source.digest() for source in self.sources])
 
     def known_digest(self) -> str:
         """Return the digest, from digests of the vaults that this user computed before."""
-        return self._of_all([one.known_digest() for one in self.sources])
+        return self._of_all([source.known_digest() for source in self.sources])
 
     def _of_all(self, digests: list[str]) -> str:
-        parts = [[one, x] for one, x in zip(digests, self.shares, strict=True)]
+        parts = [[digest, share] for digest, share in zip(digests, self.shares, strict=True)]
         return hashlib.sha256(layout.dump_json(["step", parts])).hexdigest()
 
 
@@ -182,38 +182,41 @@ def mix(
     """
     if isinstance(vaults, str | os.PathLike):
         raise OptionError(f"{vaults} is one path: give several vaults, as a list or with shares.")
-    opened = [
-        one if isinstance(one, Dataset) else open_vault(one, time_limit=time_limit)
-        for one in vaults
+    datasets = [
+        vault if isinstance(vault, Dataset) else open_vault(vault, time_limit=time_limit)
+        for vault in vaults
     ]
     if isinstance(vaults, Mapping):
         shares = _as_numbers(vaults)
     else:
-        shares = np.array([one.num_steps for one in opened], float)
-    _check_shares(opened, shares)
-    common_spec(opened)
-    kept = [(one, float(x)) for one, x in zip(opened, shares / shares.sum(), strict=True) if x]
-    return Mixture(tuple(one for one, _ in kept), tuple(x for _, x in kept))
+        shares = np.array([dataset.num_steps for dataset in datasets], float)
+    _check_shares(datasets, shares)
+    common_spec(datasets)
+    pairs = [
+        (dataset, float(x)) for dataset, x in zip(datasets, shares / shares.sum(), strict=True) if x
+    ]
+    return Mixture(tuple(dataset for dataset, _ in pairs), tuple(x for _, x in pairs))
 
 
 def _as_numbers(shares: Mapping[VaultLike, float]) -> NDArray[np.float64]:
-    for one, share in shares.items():
+    for vault, share in shares.items():
         if isinstance(share, bool | str) or not np.isscalar(share):
-            name = one.path if isinstance(one, Dataset) else one
+            name = vault.path if isinstance(vault, Dataset) else vault
             raise OptionError(f"{name} has the share {share!r}: give a number of at least 0.")
     return np.array([*shares.values()], np.float64)
 
 
 def _check_shares(vaults: list[Dataset], shares: NDArray[np.float64]) -> None:
-    for one, share in zip(vaults, shares, strict=True):
+    for dataset, share in zip(vaults, shares, strict=True):
         if not 0 <= share < np.inf:
             raise OptionError(
-                f"{one.path} cannot have a share of {share:g}: give a finite number of at least 0."
+                f"{dataset.path} cannot have a share of {share:g}: give a finite number of at "
+                "least 0."
             )
     if not shares.sum() > 0:
-        names = ", ".join(str(one.path) for one in vaults) or "no vaults were given"
+        names = ", ".join(str(dataset.path) for dataset in vaults) or "no vaults were given"
         raise OptionError(f"all shares of the mixture are 0 ({names}): give one above 0.")
-    paths = [one.path for one in vaults]
+    paths = [dataset.path for dataset in vaults]
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise OptionError(
             f"{twice[0]} is in the mixture twice: name it once, with its whole share."

@@ -48,7 +48,7 @@ class Lost(NamedTuple):
 
 
 class Salvage(NamedTuple):
-    """What was recovered from a damaged vault, and what was lost."""
+    """The result of a salvage: the data recovered from a damaged vault, and the data lost."""
 
     path: PurePath
     """The new vault."""
@@ -92,19 +92,19 @@ def salvage(
         No episode is undamaged, or the new vault cannot be written.
     """
     free_place(path)  # before anything slow
-    found = verify(source, deep=True, progress=progress)
-    left = _open(found)
-    sound = _sound(left, found)
-    pieces = whole_episodes(left, sound)
-    runs = partial(_runs, faults=found.faults)
-    if found.sound:
-        examined = lineage.examine(left, silent)
+    verification = verify(source, deep=True, progress=progress)
+    reader = _open(verification)
+    sound = _sound(reader, verification)
+    pieces = whole_episodes(reader, sound)
+    runs = partial(_runs, faults=verification.faults)
+    if verification.sound:
+        examined = lineage.examine(reader, silent)
     else:
-        examined = lineage.examine_damaged(left, _ids(left, runs(left, pieces)))
-    table = left.episodes
+        examined = lineage.examine_damaged(reader, _ids(reader, runs(reader, pieces)))
+    table = reader.episodes
     places = zip(table.row[~sound], table.start[~sound], table.length[~sound], strict=True)
     lost = tuple(Lost(*map(int, place)) for place in places)
-    unknown = left.rows * found.length - int(table.length.sum())
+    unknown = reader.rows * verification.length - int(table.length.sum())
     arguments = {
         "lost": [list(episode) for episode in lost[:_MOST_NAMED]],
         "unknown_steps": unknown,
@@ -114,10 +114,11 @@ def salvage(
         for run in runs(vault, pieces):
             copy_pieces(vault, run, writer, remap, advance)
 
-    planned = Plan("salvage", [left], lambda *_: [pieces], arguments, codec)
+    planned = Plan("salvage", [reader], lambda *_: [pieces], arguments, codec)
     execute(planned, path, progress, [examined], copy=copy)
-    made = locate(path).path
-    return Salvage(made, found.faults, pieces.episodes, pieces.steps, lost, unknown)
+    return Salvage(
+        locate(path).path, verification.faults, pieces.episodes, pieces.steps, lost, unknown
+    )
 
 
 class _DamagedVault(Reader):
@@ -126,9 +127,9 @@ class _DamagedVault(Reader):
     _mapped = False
     _final_bytes = 0  # of damaged blocks, only the intact ones are read
 
-    def __init__(self, found: Verification):
-        self._faults = found.faults
-        super().__init__(store_of(found.path), checked=False)  # the verification was deep
+    def __init__(self, verification: Verification):
+        self._faults = verification.faults
+        super().__init__(store_of(verification.path), checked=False)  # the verification was deep
 
     def _describe(self) -> Description:
         with errors_of(self.path):
@@ -143,37 +144,37 @@ class _DamagedVault(Reader):
 
     def _describe_foreign(self) -> Description:
         """Describe another program's vault up to where its episodes are unknown."""
-        whole = super()._describe()
+        description = super()._describe()
         telling = (*layout.SIGNALS, POLICY_IDS)  # where episodes end
-        ends = (one.steps[0] for one in self._faults if one.steps and one.leaf in telling)
-        return whole._replace(length=min([whole.length, *ends]))
+        ends = (fault.steps[0] for fault in self._faults if fault.steps and fault.leaf in telling)
+        return description._replace(length=min([description.length, *ends]))
 
     def _recorded(self, manifest: Manifest) -> tables.Table:
-        known = self._parts.ended
+        blocks = self._parts.ended
         running = manifest.running[manifest.running["length"] > 0]
-        return np.concatenate([*(known[first] for first in sorted(known)), running])
+        return np.concatenate([*(blocks[first] for first in sorted(blocks)), running])
 
 
-def _open(found: Verification) -> Reader:
+def _open(verification: Verification) -> Reader:
     """Open a verified vault, of which parts may be missing."""
     try:
-        return _DamagedVault(found)
+        return _DamagedVault(verification)
     except VaultError as error:
-        if found.sound:
+        if verification.sound:
             raise
         raise VaultFormatError(
-            f"{found.path} has damaged tables ({found.faults[0]}), so its episodes are unknown: "
-            "copy the vault again from its source."
+            f"{verification.path} has damaged tables ({verification.faults[0]}), so its episodes "
+            "are unknown: copy the vault again from its source."
         ) from error
 
 
-def _sound(left: Reader, found: Verification) -> Bool[np.ndarray, "M"]:
+def _sound(vault: Reader, verification: Verification) -> Bool[np.ndarray, "M"]:
     """Return the mask of episodes without a fault."""
-    sound = np.ones(len(left.episodes.row), bool)
-    for fault in found.faults:
-        sound[list(with_episodes(fault, left.episodes).episodes)] = False
+    sound = np.ones(len(vault.episodes.row), bool)
+    for fault in verification.faults:
+        sound[list(with_episodes(fault, vault.episodes).episodes)] = False
         if fault.key and fault.key.startswith(layout.FINALS_PREFIX):
-            sound &= ~left._finals.in_block(fault.key, left.episodes.final)
+            sound &= ~vault._finals.in_block(fault.key, vault.episodes.final)
     return sound
 
 
@@ -183,16 +184,16 @@ def _runs(vault: Reader, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pi
     for fault in faults:
         damaged[slice(*(fault.rows or (0, vault.rows)))] = True
     row = vault.episodes.row[pieces.episode]
-    before = np.concatenate([[0], np.cumsum(damaged)])  # damaged rows before each
-    near = before[row[1:] + 1] > before[row[:-1]]
+    num_damaged = np.concatenate([[0], np.cumsum(damaged)])  # damaged rows before each
+    has_damage = num_damaged[row[1:] + 1] > num_damaged[row[:-1]]
     apart = (np.diff(row) > 0) | (pieces.start[1:] != pieces.stop[:-1])
-    edges = np.flatnonzero(near & apart) + 1
+    edges = np.flatnonzero(has_damage & apart) + 1
     columns = (np.split(column, edges) for column in pieces)
     yield from (Pieces(*run) for run in zip(*columns, strict=True) if len(run[0]))
 
 
 def _ids(vault: Reader, runs: Iterable[Pieces]) -> Iterator[NumpyArray]:
-    """Yield the policy ids of the copied steps; others may be damaged."""
+    """Yield the policy ids of the copied steps; those of other steps may be damaged."""
     names = [name for name in (POLICY_IDS,) if name in vault.leaves]
     for run in runs if names else []:
         row = vault.episodes.row[run.episode]

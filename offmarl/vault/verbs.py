@@ -72,10 +72,10 @@ def cat(
     VaultError
         There is nothing to write, or a vault cannot be read or written.
     """
-    return _made(plan.cat(sources, codec, time_limit), path, progress)
+    return _write(plan.cat(sources, codec, time_limit), path, progress)
 
 
-def _made(planned: Plan, path: StrPath, progress: Progress) -> Dataset:
+def _write(planned: Plan, path: StrPath, progress: Progress) -> Dataset:
     execute(planned, path, progress)
     return open_vault(path)
 
@@ -116,7 +116,7 @@ def filter(
     VaultError
         As for `cat`.
     """
-    return _made(plan.filter(source, condition, by, codec), path, progress)
+    return _write(plan.filter(source, condition, by, codec), path, progress)
 
 
 def sample(
@@ -165,7 +165,7 @@ def sample(
         As for `cat`.
     """
     planned = plan.sample(source, steps, episodes, top, match_returns, like, seed, codec)
-    return _made(planned, path, progress)
+    return _write(planned, path, progress)
 
 
 def split(
@@ -223,7 +223,7 @@ def split(
         for name, episodes in parts.items():
             pieces = [whole_episodes(vault, episodes)]
             arguments = {"fractions": fractions, "seed": seed, "by": by, "part": name}
-            planned = Plan("split", [vault], lambda *_, taken=pieces: taken, arguments, codec)
+            planned = Plan("split", [vault], lambda *_, pieces=pieces: pieces, arguments, codec)
             execute(planned, directory / name, progress, examined)
     return {name: open_vault(Path(path) / name) for name in parts}
 
@@ -266,13 +266,13 @@ def slice(
     """
     vault = plan.opened(source)
     if by == "steps":
-        taken = time_interval(vault, *interval(start, stop, vault.length))
+        pieces = time_interval(vault, *interval(start, stop, vault.length))
     else:
-        taken = whole_episodes(vault, np.arange(*interval(start, stop, len(vault))))
+        pieces = whole_episodes(vault, np.arange(*interval(start, stop, len(vault))))
     arguments = {"start": start, "stop": stop, "by": by}
     more = provenance or {}
-    planned = Plan("slice", [vault], lambda *_: [taken], arguments, codec, provenance=more)
-    return _made(planned, path, progress)
+    planned = Plan("slice", [vault], lambda *_: [pieces], arguments, codec, provenance=more)
+    return _write(planned, path, progress)
 
 
 def dedup(
@@ -294,7 +294,7 @@ def dedup(
     VaultError
         As for `cat`.
     """
-    return _made(plan.dedup(source, codec, progress), path, progress)
+    return _write(plan.dedup(source, codec, progress), path, progress)
 
 
 def recode(
@@ -329,9 +329,8 @@ def recode(
     VaultError
         As for `cat`.
     """
-    keeps_rows = layout == "rows"
-    planned = plan.recode(source, codec, chunk_steps, time_limit, keeps_rows)
-    return _made(planned, path, progress)
+    planned = plan.recode(source, codec, chunk_steps, time_limit, layout == "rows")
+    return _write(planned, path, progress)
 
 
 def map(

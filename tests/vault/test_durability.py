@@ -1,6 +1,7 @@
 """The order in which files become durable, appear at their path, and are complete."""
 
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from offmarl.vault.format.layout import METADATA
 from offmarl.vault.storage import files
 from offmarl.vault.storage.files import WriterLock
 from offmarl.vault.storage.store import Directory, store_of
+from offmarl.vault.write import writer as writer_module
 
 from .experience import SPEC, make
 
@@ -192,6 +194,26 @@ def test_a_failed_creation_leaves_nothing_and_frees_the_place(monkeypatch, tmp_p
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no such advice")
+def test_a_writer_discards_no_steps(monkeypatch, tmp_path):
+    monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)
+    writer = vault.create(tmp_path / "a.vlt", SPEC, rows=2, chunk_steps=16)
+    writer.append(*make(steps=16))  # starts a commit
+    writer.discard()
+    assert vault.open_vault(tmp_path / "a.vlt").length == 16
+
+
+def test_an_empty_vault_is_removed_before_others_may_write_to_it(monkeypatch, tmp_path):
+    def remove(*arguments, real=shutil.rmtree, **options):
+        with pytest.raises(VaultLockedError):
+            vault.resume(tmp_path / "a.vlt")
+        real(*arguments, **options)
+
+    writer = vault.create(tmp_path / "a.vlt", SPEC, rows=2)
+    monkeypatch.setattr(writer_module.shutil, "rmtree", remove)
+    writer.discard()
+    assert not (tmp_path / "a.vlt").exists()
+
+
 def test_the_pages_of_each_data_file_are_dropped_once(monkeypatch, tmp_path):
     dropped = []
     monkeypatch.setattr(

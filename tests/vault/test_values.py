@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import InvalidValueError, VaultError
+from offmarl.errors import InvalidValueError, ShapeError, VaultError
 from offmarl.types import ArraySpec, EnvSpec
 
 from .experience import CONTINUOUS, SPEC, assert_same, make, whole_episodes, written
@@ -211,6 +211,16 @@ def test_nobody_can_pass_off_something_else_as_a_quirk(tmp_path):
         vault.create(path, SPEC, rows=1, provenance={"quirks": noted}).close()
         expected = ("not finite",) if number == 0 else ()
         assert vault.open_vault(path).quirks == expected
+
+
+def test_a_record_that_is_refused_leaves_no_quirk(tmp_path):
+    steps, finals = make()
+    wrong = with_value(steps, "reward", (0, 3, 0), np.nan)._replace(last=~steps.last)
+    with vault.create(tmp_path / "a.vlt", SPEC, rows=2, on_invalid="keep") as writer:
+        with pytest.raises(ShapeError, match="`last` must be true"):
+            writer.append(wrong, finals)
+        writer.append(steps, finals)
+    assert vault.open_vault(tmp_path / "a.vlt").quirks == ()
 
 
 def test_copies_keep_it_with_a_warning(kept, tmp_path):

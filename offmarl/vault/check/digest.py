@@ -57,38 +57,37 @@ def known_digest(vault: Reader, advance: Advance = silent) -> str:
     directory, name = cache(KEPT), None if is_off(_OFF) else _commit(vault)
     if directory is None or name is None:
         return digest(vault, advance)
-    kept = directory / name
+    file = directory / name
     with suppress(OSError, ValueError):
-        found = kept.read_text()
-        if _HEXADECIMAL.fullmatch(found):
+        hexdigest = file.read_text()
+        if _HEXADECIMAL.fullmatch(hexdigest):
             advance(vault.length)
-            return found
-    found = digest(vault, advance)
+            return hexdigest
+    hexdigest = digest(vault, advance)
     with suppress(OSError):
-        replace_file(kept, found)
-    return found
+        replace_file(file, hexdigest)
+    return hexdigest
 
 
 def _commit(vault: Reader) -> str | None:
-    """Return what identifies the content of a vault without reading it; None if nothing does.
+    """Return an identifier of the content of a vault without reading it; None if there is none.
 
     It is a checksum of the file that says where the last commit is stored. Names of data files are
     random, and what was written to one is never changed, so no other commit is in the same place.
     """
-    store, own = vault.store, vault.manifest
+    store, manifest = vault.store, vault.manifest
     # Reads must see later commits. A fork of a process that read the vault sees the old one.
     shows_commits = isinstance(store, OcdbtStore) and store.staleness is None
-    if own is None or vault.unchecked or not shows_commits or is_forked():
+    if manifest is None or vault.unchecked or not shows_commits or is_forked():
         return None
     with suppress(OSError, ValueError, VaultError):
-        stored = store.read(layout.MANIFEST)
-        now = read_manifest(vault.store)
-        written = now is None or (now.head, now.stock_length) != (own.head, own.stock_length)
-        if stored is None or written or stored != store.read(layout.MANIFEST):
+        content = store.read(layout.MANIFEST)
+        now, counts = read_manifest(vault.store), [manifest.head._asdict(), manifest.stock_length]
+        written = now is None or [now.head._asdict(), now.stock_length] != counts
+        if content is None or written or content != store.read(layout.MANIFEST):
             return None  # a program has written to the vault since it was opened
-        length = [own.head._asdict(), own.stock_length]
-        about = layout.dump_json([_KEPT_VERSION, vault.time_limit, length])
-        return hashlib.sha256(about + stored).hexdigest()
+        identity = layout.dump_json([_KEPT_VERSION, vault.time_limit, counts])
+        return hashlib.sha256(identity + content).hexdigest()
     return None
 
 
@@ -106,13 +105,13 @@ def fingerprint(vault: Reader) -> str:
         schema, head = vault.manifest.schema, vault.manifest.head
         numbers = range(-(-head.length // schema.chunk_steps))
         with suppress(VaultError):
-            for value in vault.store.get_all([layout.checksums_key(one) for one in numbers]):
+            for value in vault.store.get_all([layout.checksums_key(number) for number in numbers]):
                 total.update(value)
     return total.hexdigest()
 
 
 def _describe(name: str, leaf: Leaf, spec: EnvSpec) -> list[Any]:
-    """Return what the digest covers of a leaf: its name, type and shape.
+    """Return the parts of a leaf that the digest covers: its name, type and shape.
 
     The types of vectors are not covered, and float32 arrays count as vectors, so that the digests
     of existing data stay the same.
@@ -133,33 +132,33 @@ def episode_digests(
 
     NumPy leaves out zeros at the end of an item, so items can be compared but not hashed further.
     """
-    found = np.zeros(len(vault.episodes.row), "S32")
-    for episode, one in _of_episodes(vault, policies, advance):
-        found[episode] = one
-    return found
+    digests = np.zeros(len(vault.episodes.row), "S32")
+    for episode, value in _of_episodes(vault, policies, advance):
+        digests[episode] = value
+    return digests
 
 
 def _of_episodes(vault: Reader, policies: bool, advance: Advance) -> Iterator[tuple[int, bytes]]:
-    found = vault.episodes
-    ends = found.start + found.length
+    episodes = vault.episodes
+    ends = episodes.start + episodes.length
     running: dict[int, Any] = {}
     teams: dict[int, Any] = {}
     for begin, stop in vault.blocks():
-        read = vault.transitions(begin, stop)
-        steps, mixed = _pack_steps(read, policies), _mixed_steps(read, policies)
+        transition = vault.transitions(begin, stop)
+        steps, mixed = _pack_steps(transition, policies), _mixed_steps(transition, policies)
         some_mixed = bool(mixed.any())
-        here = np.flatnonzero((found.start < stop) & (ends > begin))
-        finals = _finals(vault, here[(ends[here] <= stop) & (found.final[here] >= 0)])
-        for episode in here.tolist():
-            row, start, end = found.row[episode], found.start[episode], ends[episode]
+        numbers = np.flatnonzero((episodes.start < stop) & (ends > begin))
+        finals = _finals(vault, numbers[(ends[numbers] <= stop) & (episodes.final[numbers] >= 0)])
+        for episode in numbers.tolist():
+            row, start, end = episodes.row[episode], episodes.start[episode], ends[episode]
             hasher = running.setdefault(row, hashlib.sha256())
             span = slice(max(start, begin) - begin, min(end, stop) - begin)
             hasher.update(steps[row, span])
             if some_mixed and (time := np.flatnonzero(mixed[row, span]) + span.start).size:
-                ids = np.column_stack([time + begin - start, read.policy_id[row, time]])
+                ids = np.column_stack([time + begin - start, transition.policy_id[row, time]])
                 teams.setdefault(row, hashlib.sha256()).update(ids.astype("<i8").tobytes())
             if end <= stop:
-                hasher.update(found.cause[episode].encode())
+                hasher.update(episodes.cause[episode].encode())
                 hasher.update(finals.get(episode, b""))
                 hasher.update(teams.pop(row).digest() if row in teams else b"")
                 yield episode, running.pop(row).digest()
@@ -176,14 +175,14 @@ def _mixed_steps(steps: Transition, policies: bool) -> NumpyArray:
 
 def _finals(vault: Reader, episodes: NumpyArray) -> dict[int, NumpyArray]:
     """Return the final views of episodes that have one, packed."""
-    found = vault.final_views(vault.episodes.final[episodes])
-    views = join_bytes(flatten_view(found).values(), 1)
-    return dict(zip(episodes.tolist(), views, strict=True))
+    views = vault.final_views(vault.episodes.final[episodes])
+    packed = join_bytes(flatten_view(views).values(), 1)
+    return dict(zip(episodes.tolist(), packed, strict=True))
 
 
 def _pack_steps(transition: Transition, policies: bool) -> NumpyArray:
     arrays = encoding.to_disk(transition)
     ids = arrays.pop(layout.POLICY_IDS)
-    if policies:  # those of the first agent; or one for the whole team
+    if policies:  # those of the first agent; or one id for the whole team
         arrays[layout.POLICY_IDS] = ids if ids.ndim < 3 else ids[..., 0]
     return join_bytes(arrays.values(), 2)

@@ -47,7 +47,7 @@ class LeafStatistics:
     """
 
     count: Int[np.ndarray, "*c"]
-    """Finite values, of live agents where dead ones have none."""
+    """Number of finite values; only of live agents, where those of dead agents mean nothing."""
     not_finite: Int[np.ndarray, "*c"]
     """NaN and infinities, which the other statistics leave out."""
     mean: Float[np.ndarray, "*c"]
@@ -90,8 +90,8 @@ def statistics(vault: Reader, progress: Progress = quiet) -> Statistics:
 
     See `Dataset.statistics`.
     """
-    if (found := stored(vault)) is not None:
-        return found
+    if (existing := stored(vault)) is not None:
+        return existing
     accumulator = StatisticsAccumulator(vault.spec, vault.num_steps)
     with progress("statistics", vault.num_steps) as advance:
         for begin, stop in vault.blocks():
@@ -116,9 +116,9 @@ class StatisticsAccumulator:
     ):
         leaves = {column_of(name): leaf for name, leaf in layout.leaves(spec).items()}
         leaves = {name: leaves[name] for name in (leaves if columns is None else columns)}
-        others = (leaf for leaf in leaves.values() if leaf.dtype != np.uint8)
-        sketched = sum(int(np.prod(_columns(leaf))) for leaf in others)
-        capacity = None if count is None else capacity_for(sketched, count, _MEMORY)
+        sketched = (leaf for leaf in leaves.values() if leaf.dtype != np.uint8)
+        num_columns = sum(int(np.prod(_columns(leaf))) for leaf in sketched)
+        capacity = None if count is None else capacity_for(num_columns, count, _MEMORY)
         self._leaves = {
             name: _LeafAccumulator(name, leaf, spec, capacity) for name, leaf in leaves.items()
         }
@@ -134,12 +134,12 @@ class StatisticsAccumulator:
     @property
     def statistics(self) -> Statistics:
         """The statistics of everything added so far."""
-        return {name: one.statistics for name, one in self._leaves.items()}
+        return {name: accumulator.statistics for name, accumulator in self._leaves.items()}
 
     @property
     def ranges(self) -> dict[str, Ranges]:
         """The statistics of everything added so far, without quantiles."""
-        return {name: one.ranges for name, one in self._leaves.items()}
+        return {name: accumulator.ranges for name, accumulator in self._leaves.items()}
 
 
 def _columns(leaf: Leaf) -> tuple[int, ...]:
@@ -217,9 +217,9 @@ class _Counts:
 
     def quantiles(self, at: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return quantiles as `QuantileSketch.quantiles` does."""
-        below = np.cumsum(self._counts, axis=1)
-        wanted = np.maximum(np.ceil(at[:, None] * below[:, -1] * (1 - 1e-12)), 1)
-        return (below[None] < wanted[..., None]).sum(-1).astype(float)
+        cumulative = np.cumsum(self._counts, axis=1)
+        ranks = np.maximum(np.ceil(at[:, None] * cumulative[:, -1] * (1 - 1e-12)), 1)
+        return (cumulative[None] < ranks[..., None]).sum(-1).astype(float)
 
 
 def _agents_of(name: str, spec: EnvSpec) -> list[int] | None:
@@ -243,20 +243,20 @@ def _padding(field: str, leaf: Leaf, spec: EnvSpec) -> NumpyArray | None:
 def stored(vault: Reader) -> Statistics | None:
     """Return the statistics that are stored with a vault; None if they are of other data."""
     with suppress(VaultError, KeyError, TypeError, ValueError, AttributeError):
-        found = vault.store.get_json(STATISTICS_KEY) if vault.native else None
-        if found and (found["version"], found["of"]) == (_VERSION, _fingerprint(vault.manifest)):
-            read = {name: LeafStatistics.from_json(one) for name, one in found["leaves"].items()}
-            return read if _are_of(read, vault.spec) else None
+        record = vault.store.get_json(STATISTICS_KEY) if vault.native else None
+        if record and (record["version"], record["of"]) == (_VERSION, _fingerprint(vault.manifest)):
+            leaves = {name: LeafStatistics.from_json(x) for name, x in record["leaves"].items()}
+            return leaves if _are_of(leaves, vault.spec) else None
     return None
 
 
-def _are_of(found: Statistics, spec: EnvSpec) -> bool:
+def _are_of(by_column: Statistics, spec: EnvSpec) -> bool:
     """Whether statistics have the names and shapes of an environment's leaves."""
     shapes = {column_of(name): _columns(leaf) for name, leaf in layout.leaves(spec).items()}
-    return found.keys() == shapes.keys() and all(
+    return by_column.keys() == shapes.keys() and all(
         leaf.quantiles.shape == (len(QUANTILES), *shapes[name])
         and all(column.shape == shapes[name] for column in leaf.ranges)
-        for name, leaf in found.items()
+        for name, leaf in by_column.items()
     )
 
 
@@ -271,11 +271,11 @@ def keep(vault: Reader, computed: Statistics) -> bool:
     with suppress(VaultError, OSError):
         lock = vault.store.lock()
         try:
-            mine = _fingerprint(vault.manifest)
-            if _fingerprint(read_manifest(vault.store)) != mine:
+            fingerprint = _fingerprint(vault.manifest)
+            if _fingerprint(read_manifest(vault.store)) != fingerprint:
                 return False
-            leaves = {name: one.to_json() for name, one in computed.items()}
-            value = layout.dump_json({"version": _VERSION, "of": mine, "leaves": leaves})
+            leaves = {name: leaf.to_json() for name, leaf in computed.items()}
+            value = layout.dump_json({"version": _VERSION, "of": fingerprint, "leaves": leaves})
             vault.store.commit({STATISTICS_KEY: value}, fence={}).result()
             return True
         except ValueError:
@@ -286,6 +286,6 @@ def keep(vault: Reader, computed: Statistics) -> bool:
 
 
 def _fingerprint(manifest: Any) -> str:
-    """Return a checksum of what every append changes."""
+    """Return a checksum of the counts that every append changes."""
     state = [manifest.head._asdict(), manifest.stock_length]
     return hashlib.sha256(layout.dump_json(state)).hexdigest()

@@ -66,7 +66,7 @@ from offmarl.vault.storage.store import Store, store_of
 _MAX_FAULTS = 1000
 """Maximum faults of one kind; a forged index could make billions of chunks missing."""
 _MAX_WRONG = 100
-"""Maximum episodes that are told to differ from the steps."""
+"""Maximum episodes that are reported to differ from the steps."""
 _WITHOUT_CHECKSUM = (None, "blosc", "zstd")
 """Codecs whose output holds no checksum, or none as TensorStore writes it; None: uncompressed."""
 
@@ -89,11 +89,11 @@ class Verification(NamedTuple):
     unchecked: tuple[str, ...]
     """Data without checksums, where damage may go unnoticed."""
     skipped: tuple[str, ...] = ()
-    """Descriptions of what only ``deep`` checks."""
+    """Descriptions of the checks that only ``deep`` does."""
     other_layout: str = ""
     """Why the arrays are not multi-agent experience, if they are not."""
     notes: tuple[str, ...] = ()
-    """Values that no environment can produce, and what importing changed; these are no damage."""
+    """Values that no environment can produce, and changes by an import; these are no damage."""
 
     @property
     def sound(self) -> bool:
@@ -125,36 +125,36 @@ def verify(
 
 
 def find(path: str | os.PathLike[str]) -> Store:
-    """Return the place of the vault that a path means, even without its manifest or metadata."""
+    """Return the store of the vault at a path, even without its manifest or metadata."""
     try:
         return locate(path)
     except VaultFormatError:
-        given = Path(place_of(path).path)
-        if not given.is_dir():
+        directory = Path(place_of(path).path)
+        if not directory.is_dir():
             raise
-        below = (place for place in given.iterdir() if not place.is_symlink())
-        places = (given, *below)
-        near = [x for x in places if (x / DATA).is_dir() or (x / MANIFEST).exists()]
-        if given in near:
-            return store_of(given)  # ignore what a killed rebuild left below it
-        if len(near) != 1:
+        below = (place for place in directory.iterdir() if not place.is_symlink())
+        places = (directory, *below)
+        candidates = [x for x in places if (x / DATA).is_dir() or (x / MANIFEST).exists()]
+        if directory in candidates:
+            return store_of(directory)  # ignore what a killed rebuild left below it
+        if len(candidates) != 1:
             raise
-        return store_of(near[0])
+        return store_of(candidates[0])
 
 
 @dataclass
-class _Found:
-    """What is known of a vault that is verified."""
+class _Findings:
+    """Findings about a vault that is being verified."""
 
     faults: list[Fault]
     native: bool
     grids: list[Grid] = field(default_factory=list)
     length: int = 0
     parts: Parts | None = None
-    """Offmarl's keys."""
+    """The keys of offmarl."""
     unchecked: list[str] = field(default_factory=list)
     other_layout: str = ""
-    chunks: int = 0
+    num_chunks: int = 0
     read_bytes: int = 0
 
 
@@ -169,113 +169,113 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
             fault = Fault(f"the manifest cannot be read: {reason(error)}", MANIFEST)
         return Verification(path, deep, False, 0, 0, 0, (fault,), ())
     faults = [Fault(f"a part of the tree cannot be read: {why}") for why in contents.tree.lost]
-    found = _Found(faults, native=bool(contents.keys(OWN_PREFIX)))
+    findings = _Findings(faults, native=bool(contents.keys(OWN_PREFIX)))
     with noting(faults):
-        if found.native:
-            _describe_native(contents, found)
+        if findings.native:
+            _describe_native(contents, findings)
         else:
-            _describe_foreign(store, contents, found)
-    placed = _check_places(contents, found)
-    size, notes = sum(chunk.size for chunk in placed), list[str]()
+            _describe_foreign(store, contents, findings)
+    chunks = _check_places(contents, findings)
+    size, notes = sum(chunk.size for chunk in chunks), list[str]()
     if deep:
         with progress("verify", size) as advance:
-            _check_content(contents, placed, found, advance)
-        notes = _check_steps(store, found)
+            _check_content(contents, chunks, findings, advance)
+        notes = _check_steps(store, findings)
     return Verification(
         path=path,
         deep=deep,
-        native=found.native,
-        length=found.length,
-        chunks=found.chunks,
-        read_bytes=found.read_bytes,
-        faults=tuple(_told(merged(faults), found.parts)),
-        unchecked=tuple(dict.fromkeys(found.unchecked)),
-        skipped=() if deep else _skipped(found, size),
-        other_layout=found.other_layout,
+        native=findings.native,
+        length=findings.length,
+        chunks=findings.num_chunks,
+        read_bytes=findings.read_bytes,
+        faults=tuple(_with_known_episodes(merged(faults), findings.parts)),
+        unchecked=tuple(dict.fromkeys(findings.unchecked)),
+        skipped=() if deep else _skipped(findings, size),
+        other_layout=findings.other_layout,
         notes=tuple(notes),
     )
 
 
-def _skipped(found: _Found, size: int) -> tuple[str, ...]:
-    """Describe what only a deep verification checks."""
-    if not found.chunks:
+def _skipped(findings: _Findings, size: int) -> tuple[str, ...]:
+    """Describe the checks that only a deep verification does."""
+    if not findings.num_chunks:
         return ()
-    content = f"the content of {found.chunks} chunks ({size} bytes)"
+    content = f"the content of {findings.num_chunks} chunks ({size} bytes)"
     table = "whether the episode table agrees with the steps"
-    return (content, table) if found.parts else (content,)
+    return (content, table) if findings.parts else (content,)
 
 
-def _check_steps(store: Store, found: _Found) -> list[str]:
+def _check_steps(store: Store, findings: _Findings) -> list[str]:
     """Compare the episode table with the steps, and describe values that no environment has."""
-    if not found.parts or any(fault.steps or fault.key == METADATA for fault in found.faults):
+    if not findings.parts or any(fault.steps or fault.key == METADATA for fault in findings.faults):
         return []
-    with noting(found.faults):
+    with noting(findings.faults):
         vault = Reader(store, checked=False)
-        found.faults += differences(vault, found.parts)
-    return [] if found.faults else [*_notes(vault)]
+        findings.faults += differences(vault, findings.parts)
+    return [] if findings.faults else [*_notes(vault)]
 
 
 def _notes(vault: Reader) -> Iterator[str]:
     """Yield the recorded quirks, and the first value of each kind of a vault that records none."""
-    told = set(vault.quirks)
+    quirks = set(vault.quirks)
     yield from (compat.MEANINGS[quirk] for quirk in vault.quirks)
     yield from compat.sentences(vault.provenance.get("faults"))
     for start, stop in vault.blocks():
         place = values.RecordPosition(start, "of the vault")
-        for one in values.find(vault.read(start, stop), vault.spec, place=place):
-            if one.quirk not in told:
-                told.add(one.quirk)
-                yield one.message.rstrip(".")
+        for problem in values.find(vault.read(start, stop), vault.spec, place=place):
+            if problem.quirk not in quirks:
+                quirks.add(problem.quirk)
+                yield problem.message.rstrip(".")
 
 
-def _describe_native(contents: Contents, found: _Found) -> None:
+def _describe_native(contents: Contents, findings: _Findings) -> None:
     metadata: dict[str, Any] = {}
-    with noting(found.faults, METADATA):
+    with noting(findings.faults, METADATA):
         metadata = read_metadata(contents.store)
-    schema = read_schema(contents, metadata, found.faults)
+    schema = read_schema(contents, metadata, findings.faults)
     if metadata:
-        with noting(found.faults, METADATA):
+        with noting(findings.faults, METADATA):
             check_metadata(metadata, schema)
-    own = read_parts(contents, schema, found.faults)
-    with noting(found.faults):
-        check_parts(own)
-    if own.length > own.own_length:
-        first = own.own_length - own.own_length % schema.chunk_steps
-        found.unchecked.append(
-            f"steps {first} to {own.length - 1}: a stock program appended to them, without "
+    parts = read_parts(contents, schema, findings.faults)
+    with noting(findings.faults):
+        check_parts(parts)
+    if parts.length > parts.own_length:
+        first = parts.own_length - parts.own_length % schema.chunk_steps
+        findings.unchecked.append(
+            f"steps {first} to {parts.length - 1}: a stock program appended to them, without "
             "checksums."
         )
     for key, expected in zarrays(schema).items():
-        with noting(found.faults, key):
+        with noting(findings.faults, key):
             document = contents.get(key)
             if document != expected and load_json(document, key) != json.loads(expected):
                 raise VaultFormatError("it is not what the vault's schema says.")
-    found.parts, found.length = own, own.length
-    found.grids = [*own_grids(schema).values()]
+    findings.parts, findings.length = parts, parts.length
+    findings.grids = [*own_grids(schema).values()]
 
 
-def _describe_foreign(store: Store, contents: Contents, found: _Found) -> None:
-    with noting(found.faults, METADATA):
+def _describe_foreign(store: Store, contents: Contents, findings: _Findings) -> None:
+    with noting(findings.faults, METADATA):
         metadata = read_metadata(contents.store)
-        found.grids = foreign_grids(contents, metadata, found.faults)
+        findings.grids = foreign_grids(contents, metadata, findings.faults)
         try:
             encoding.spec_of(parse_metadata(metadata)[0])
         except VaultLayoutError as error:  # the arrays are not multi-agent experience
-            found.other_layout = str(error)
-    with noting(found.faults, layout.INDEX_KEY):
-        length, grids = stock_length(store), {grid.name: grid for grid in found.grids}
-        rows = max((grid.shape[0] for grid in found.grids), default=0)
+            findings.other_layout = str(error)
+    with noting(findings.faults, layout.INDEX_KEY):
+        length, grids = stock_length(store), {grid.name: grid for grid in findings.grids}
+        rows = max((grid.shape[0] for grid in findings.grids), default=0)
         check_foreign_length(Description(store, None, {}, rows, length, {}, grids=grids))
-        found.length = length
-    found.unchecked.append(f"{METADATA}: programs other than offmarl keep no digest of it.")
-    found.unchecked += [
+        findings.length = length
+    findings.unchecked.append(f"{METADATA}: programs other than offmarl keep no digest of it.")
+    findings.unchecked += [
         f"{grid.name}: {grid.compressor or 'no'} compression keeps no checksum of its content."
-        for grid in found.grids
+        for grid in findings.grids
         if grid.compressor in _WITHOUT_CHECKSUM
     ]
 
 
-class _Placed(NamedTuple):
+class _StoredChunk(NamedTuple):
     """A chunk that exists and has the right size."""
 
     chunk: Chunk
@@ -286,93 +286,93 @@ class _Placed(NamedTuple):
     """Bytes stored."""
 
 
-def _check_places(contents: Contents, found: _Found) -> list[_Placed]:
-    """Check that every chunk exists and has the right size, and return those that do."""
-    placed = []
-    for number, grid in enumerate(found.grids):
+def _check_places(contents: Contents, findings: _Findings) -> list[_StoredChunk]:
+    """Check that every chunk exists and has the right size, and return the chunks that do."""
+    chunks = []
+    for number, grid in enumerate(findings.grids):
         size, blocks, faults = grid.chunk_bytes, -(-grid.shape[0] // grid.chunks[0]), 0
-        for chunk in grid.within(found.length):
-            found.chunks += 1
-            stored, what = contents.stored(chunk.key)
-            if stored is None and grid.fill is not None:
+        for chunk in grid.within(findings.length):
+            findings.num_chunks += 1
+            stored_bytes, problem = contents.stored(chunk.key)
+            if stored_bytes is None and grid.fill is not None:
                 continue  # the fill value stands for it
-            if stored is not None and grid.compressor is None and stored != size:
-                what = f"it has {stored} bytes instead of {size}"
-            if stored is not None and not what:
+            if stored_bytes is not None and grid.compressor is None and stored_bytes != size:
+                problem = f"it has {stored_bytes} bytes instead of {size}"
+            if stored_bytes is not None and not problem:
                 position = number * blocks + chunk.rows[0] // grid.chunks[0]
-                placed.append(_Placed(chunk, grid, position, stored))
+                chunks.append(_StoredChunk(chunk, grid, position, stored_bytes))
                 continue
-            found.faults.append(of_chunk(chunk, what))
+            findings.faults.append(of_chunk(chunk, problem))
             faults += 1
             if faults == _MAX_FAULTS:  # a forged index may claim more chunks than exist
-                rest = chunk._replace(steps=(chunk.steps[0], found.length))
-                found.faults.append(of_chunk(rest, "further chunks were not looked at"))
+                remainder = chunk._replace(steps=(chunk.steps[0], findings.length))
+                findings.faults.append(of_chunk(remainder, "further chunks were not looked at"))
                 break
-    return placed
+    return chunks
 
 
 def _check_content(
-    contents: Contents, placed: list[_Placed], found: _Found, advance: Advance
+    contents: Contents, chunks: list[_StoredChunk], findings: _Findings, advance: Advance
 ) -> None:
     """Read every chunk that exists: compare its checksum, or decode it, which checks the codec's.
 
     Chunks that a stock program appended to have no checksum until they are adopted.
     """
-    own, difference = found.parts, None
-    if own and own.schema.codec == "raw":
-        difference, covered = _comparing(contents, own.schema), own.own_length
-        if covered < own.length:
-            covered -= covered % own.schema.chunk_steps
-        placed = [one for one in placed if one.chunk.steps[0] < covered]
-        placed.sort(key=lambda one: (one.chunk.steps[0], one.position))
+    parts, difference = findings.parts, None
+    if parts and parts.schema.codec == "raw":
+        difference, covered = _comparing(contents, parts.schema), parts.own_length
+        if covered < parts.length:
+            covered -= covered % parts.schema.chunk_steps
+        chunks = [stored for stored in chunks if stored.chunk.steps[0] < covered]
+        chunks.sort(key=lambda stored: (stored.chunk.steps[0], stored.position))
 
-    def start(one: _Placed) -> Callable[[], Any]:
-        read = contents.start(one.chunk.key)
-        return read if difference else in_pool(lambda: one.grid.decode(read(), "it")).result
+    def start(stored: _StoredChunk) -> Callable[[], Any]:
+        read = contents.start(stored.chunk.key)
+        return read if difference else in_pool(lambda: stored.grid.decode(read(), "it")).result
 
-    depth = depth_of(max((one.grid.chunk_bytes for one in placed), default=0))
-    for one, result in ahead(placed, start, depth):
-        what, size = "", one.size
+    depth = depth_of(max((stored.grid.chunk_bytes for stored in chunks), default=0))
+    for stored, result in ahead(chunks, start, depth):
+        problem, size = "", stored.size
         try:
             value = result()
-            what = difference(one, value) if difference else ""
+            problem = difference(stored, value) if difference else ""
         except ERRORS as error:
-            what = reason(error) if difference else reason(error).rstrip(".")
+            problem = reason(error) if difference else reason(error).rstrip(".")
             size = 0 if difference else size
-        if what:
-            found.faults.append(of_chunk(one.chunk, what))
-        found.read_bytes += size
+        if problem:
+            findings.faults.append(of_chunk(stored.chunk, problem))
+        findings.read_bytes += size
         advance(size)
 
 
-def _comparing(contents: Contents, schema: Schema) -> Callable[[_Placed, bytes], str]:
-    """Return what tells how a chunk of a ``raw`` vault differs from its CRC32C; empty if not."""
+def _comparing(contents: Contents, schema: Schema) -> Callable[[_StoredChunk, bytes], str]:
+    """Return a function that describes how a chunk of a ``raw`` vault differs from its CRC32C."""
 
     @lru_cache(maxsize=1)  # chunks come in the order of time
-    def stored(number: int) -> tuple[NumpyArray, str]:
+    def checksums_of(number: int) -> tuple[NumpyArray, str]:
         problems, value = list[Fault](), b""
         with noting(problems):
             value = contents.get(layout.checksums_key(number))
         return layout.decode_checksums(value), problems[0].what if problems else "too few"
 
-    def difference(one: _Placed, value: bytes) -> str:
-        begin, stop = one.chunk.steps
-        expected, problem = stored(begin // schema.chunk_steps)
-        if one.position >= len(expected):
-            return f"its checksum cannot be read: {problem}"
+    def difference(stored: _StoredChunk, value: bytes) -> str:
+        begin, stop = stored.chunk.steps
+        expected, fault = checksums_of(begin // schema.chunk_steps)
+        if stored.position >= len(expected):
+            return f"its checksum cannot be read: {fault}"
         steps = np.frombuffer(value, np.uint8).reshape(schema.chunk_rows, schema.chunk_steps, -1)
-        same = agrees(steps, int(expected[one.position]), stop - begin)
+        same = agrees(steps, int(expected[stored.position]), stop - begin)
         return "" if same else "its checksum is wrong"
 
     return difference
 
 
-def _told(faults: list[Fault], own: Parts | None) -> list[Fault]:
+def _with_known_episodes(faults: list[Fault], parts: Parts | None) -> list[Fault]:
     """Add the episodes that faults affect, if the vault has an episode table."""
-    table = own.table if own and faults else None
-    if table is None or not own or own.length > own.own_length:
+    table = parts.table if parts and faults else None
+    if table is None or not parts or parts.length > parts.own_length:
         return faults
-    episodes = tables.to_episodes(table, teams_of(own.schema.spec))
+    episodes = tables.to_episodes(table, teams_of(parts.schema.spec))
     return [with_episodes(fault, episodes) for fault in faults]
 
 
@@ -398,7 +398,7 @@ def check_parts(parts: Parts) -> None:
 
 
 def _check_contiguous(table: tables.Table, length: int, rows: int) -> None:
-    """Raise if the episodes of a row do not follow one another from its start to its end."""
+    """Raise `VaultFormatError` if the episodes of a row do not cover it without gaps."""
     table = table[np.lexsort((table["start"], table["row"]))]
     ends = table["start"] + table["length"]
     first = np.diff(table["row"], prepend=-1) != 0
@@ -427,41 +427,41 @@ def check_metadata(metadata: Mapping[str, Any], schema: Schema) -> None:
 # ---------------------------------------------------------------------------------- episodes
 
 
-def reindex(vault: Reader, stop: int, known: tables.Table) -> tuple[tables.Table, tables.Table]:
+def reindex(vault: Reader, stop: int, table: tables.Table) -> tuple[tables.Table, tables.Table]:
     """Find the episodes in the first ``stop`` steps of each row."""
-    given_up = known[(known["cause"] == tables.OPEN) & (_ends(known) < stop)]
-    running = tables.none_running(vault.rows, known.dtype)
-    found = [known[:0]]
+    given_up = table[(table["cause"] == tables.OPEN) & (_ends(table) < stop)]
+    running = tables.none_running(vault.rows, table.dtype)
+    blocks = [table[:0]]
     names = [name for name in (*layout.SIGNALS, layout.POLICY_IDS) if name in vault.leaves]
     for begin, end in vault.blocks(names):
         if begin < stop:
             arrays = vault.read(begin, min(end, stop), leaves=names)
             signals = _with_ends(encoding.signals_of(arrays), given_up, begin)
-            ended, running = tables.scan(running, begin, signals)
-            found.append(ended)
-    ended = np.concatenate(found)
-    ended["cause"] = np.where(_among(ended, given_up), tables.OPEN, ended["cause"])
-    cut = known[known["cause"] == tables.CUT]
-    by_limit = ended["cause"] == tables.TRUNCATED
-    ended["cause"] = np.where(by_limit & _among(ended, cut), tables.CUT, ended["cause"])
-    return ended, running
+            episodes, running = tables.scan(running, begin, signals)
+            blocks.append(episodes)
+    episodes = np.concatenate(blocks)
+    episodes["cause"] = np.where(_among(episodes, given_up), tables.OPEN, episodes["cause"])
+    cut = table[table["cause"] == tables.CUT]
+    by_limit = episodes["cause"] == tables.TRUNCATED
+    episodes["cause"] = np.where(by_limit & _among(episodes, cut), tables.CUT, episodes["cause"])
+    return episodes, running
 
 
-def differences(vault: Reader, own: Parts) -> Iterator[Fault]:
+def differences(vault: Reader, parts: Parts) -> Iterator[Fault]:
     """Yield the differences between the episode table and the steps."""
-    table, head = own.table, own.head
+    table, head = parts.table, parts.head
     if table is None or head is None:
         return
-    ended, running = reindex(vault, head.length, table[: head.episodes])
-    found, kept = (
-        x[np.lexsort((x["start"], x["row"]))] for x in (np.concatenate([ended, running]), table)
+    episodes, running = reindex(vault, head.length, table[: head.episodes])
+    actual, recorded = (
+        x[np.lexsort((x["start"], x["row"]))] for x in (np.concatenate([episodes, running]), table)
     )
-    found = found[found["length"] > 0]
-    if len(found) != len(kept):
-        yield Fault(f"the steps have {len(found)} episodes, and the table has {len(kept)}")
+    actual = actual[actual["length"] > 0]
+    if len(actual) != len(recorded):
+        yield Fault(f"the steps have {len(actual)} episodes, and the table has {len(recorded)}")
         return
-    names = [name for name in found.dtype.names or () if name != "final"]
-    same = [_equal(found[name], kept[name]) for name in names]
+    names = [name for name in actual.dtype.names or () if name != "final"]
+    same = [_equal(actual[name], recorded[name]) for name in names]
     for episode in np.flatnonzero(~np.all(same, axis=0))[:_MAX_WRONG].tolist():
         wrong = ", ".join(
             name for name, equal in zip(names, same, strict=True) if not equal[episode]
@@ -484,14 +484,14 @@ def _ends(table: tables.Table) -> tables.Table:
 def _with_ends(signals: tables.Signals, given_up: tables.Table, begin: int) -> tables.Signals:
     """Return the signals with an end added where an episode was abandoned."""
     time = _ends(given_up) - begin
-    here = (time >= 0) & (time < signals.reward.shape[1])
+    inside = (time >= 0) & (time < signals.reward.shape[1])
     terminated = signals.terminated.copy()
-    terminated[given_up["row"][here], time[here]] = True
+    terminated[given_up["row"][inside], time[inside]] = True
     return signals._replace(terminated=terminated)
 
 
-def _among(table: tables.Table, others: tables.Table) -> tables.Table:
+def _among(table: tables.Table, other: tables.Table) -> tables.Table:
     """Return the mask of the episodes of a table that are also in another."""
-    known = set(zip(others["row"].tolist(), _ends(others).tolist(), strict=True))
-    mine = zip(table["row"].tolist(), _ends(table).tolist(), strict=True)
-    return np.fromiter((end in known for end in mine), bool, len(table))
+    other_ends = set(zip(other["row"].tolist(), _ends(other).tolist(), strict=True))
+    ends = zip(table["row"].tolist(), _ends(table).tolist(), strict=True)
+    return np.fromiter((end in other_ends for end in ends), bool, len(table))

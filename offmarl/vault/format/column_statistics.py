@@ -52,13 +52,13 @@ class Ranges(NamedTuple):
             count.sum(axis, keepdims=True), 1
         )
         squares = (count * (std**2 + (mean - center) ** 2)).sum(axis)
-        found = (
+        statistics = (
             low.min(axis),
             high.max(axis),
             (count * mean).sum(axis) / np.maximum(total, 1),
             np.sqrt(squares / np.maximum(total, 1)),
         )
-        low, high, mean, std = (np.where(total > 0, x, np.nan) for x in found)
+        low, high, mean, std = (np.where(total > 0, x, np.nan) for x in statistics)
         return Ranges(low, high, mean, std, total, self.not_finite.sum(axis))
 
 
@@ -82,17 +82,17 @@ class RangesAccumulator:
             values = values.astype(float)
         finite = np.isfinite(values)
         self._not_finite += (~finite & mask).sum(0)
-        chosen = finite & mask
-        if not chosen.all():  # a mask makes reductions many times slower
-            low = values.min(0, where=chosen, initial=np.inf)
-            high = values.max(0, where=chosen, initial=-np.inf)
-            values = np.where(chosen, values, 0)
+        valid = finite & mask
+        if not valid.all():  # a mask makes reductions many times slower
+            low = values.min(0, where=valid, initial=np.inf)
+            high = values.max(0, where=valid, initial=-np.inf)
+            values = np.where(valid, values, 0)
         else:
             low, high = values.min(0), values.max(0)
         self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
-        count = chosen.sum(0)
+        count = valid.sum(0)
         mean = values.sum(0, dtype=float) / np.maximum(count, 1)
-        squares = (np.where(chosen, values - mean, 0) ** 2).sum(0)
+        squares = (np.where(valid, values - mean, 0) ** 2).sum(0)
         self._merge(count, mean, squares)
 
     def _merge(self, count: Any, mean: Any, squares: Any) -> None:
@@ -107,12 +107,12 @@ class RangesAccumulator:
     @property
     def ranges(self) -> Ranges:
         """The statistics of everything added so far."""
-        some = self._count > 0
+        nonempty = self._count > 0
         low, high, mean = (
-            np.where(some, value, np.nan) for value in (self._low, self._high, self._mean)
+            np.where(nonempty, value, np.nan) for value in (self._low, self._high, self._mean)
         )
         std = np.sqrt(self._squares / np.maximum(self._count, 1))
-        std = np.where(some, std, np.nan)
+        std = np.where(nonempty, std, np.nan)
         return Ranges(low, high, mean, std, self._count, self._not_finite)
 
 
@@ -175,21 +175,21 @@ class QuantileSketch:
 
         NaN for a column without finite values.
         """
-        found = np.full((len(at), self._columns), np.nan)
+        quantiles = np.full((len(at), self._columns), np.nan)
         parts = [(part, level) for level, parts in enumerate(self._levels) for part in parts]
         if not parts:
-            return found
+            return quantiles
         values = np.concatenate([part for part, _ in parts], axis=1)
         weights = np.concatenate([np.full(part.shape[1], 2.0**level) for part, level in parts])
         order = np.argsort(values, axis=1, kind="stable")
         for column in range(self._columns):
-            one, weight = values[column][order[column]], weights[order[column]]
-            finite = np.isfinite(one)
+            sorted_values, weight = values[column][order[column]], weights[order[column]]
+            finite = np.isfinite(sorted_values)
             if finite.any():
-                below = np.cumsum(weight[finite])
-                wanted = np.searchsorted(below, np.asarray(at) * below[-1] * (1 - 1e-12))
-                found[:, column] = one[finite][np.minimum(wanted, len(below) - 1)]
-        return found
+                cumulative = np.cumsum(weight[finite])
+                ranks = np.searchsorted(cumulative, np.asarray(at) * cumulative[-1] * (1 - 1e-12))
+                quantiles[:, column] = sorted_values[finite][np.minimum(ranks, len(cumulative) - 1)]
+        return quantiles
 
 
 def capacity_for(columns: int, count: int, memory: int) -> int:

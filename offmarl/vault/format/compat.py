@@ -63,7 +63,7 @@ FAULTS = {
     "steps_without_end": "no step has a flag of an end: all {:,} steps count as one episode that "
     "was cut off.",
 }
-"""What was changed, by the name in the provenance, under "faults"."""
+"""Descriptions of changes, by their names in the provenance, under "faults"."""
 
 _ABSENT = {
     "infos.legals": "no legal actions",
@@ -74,7 +74,7 @@ _ABSENT = {
 
 
 def sentences(faults: Any) -> Iterator[str]:
-    """Yield what faults of a provenance mean."""
+    """Yield a sentence for each fault of a provenance."""
     counts = faults if isinstance(faults, Mapping) else {}
     for name, text in FAULTS.items():
         if isinstance(count := counts.get(name), int):
@@ -96,42 +96,42 @@ def sound_episodes(vault: Any) -> tables.Episodes | None:
     """
     if not (_may_have(vault, NOT_FINITE) or _may_have(vault, IMPOSSIBLE_ACTIONS)):
         return None
-    found = vault.episodes
-    length, final = found.length.copy(), found.final.copy()
-    begins = found.row * vault.length + found.start
+    episodes = vault.episodes
+    length, final = episodes.length.copy(), episodes.final.copy()
+    begins = episodes.row * vault.length + episodes.start
     for start, stop in vault.blocks():
         steps = vault.transitions(start, stop)
         fine = is_finite(steps) & np.isfinite(steps.action).all(tuple(range(2, steps.action.ndim)))
         bad_rows, bad_times = np.nonzero(~fine)
         episode = np.searchsorted(begins, bad_rows * vault.length + start + bad_times, "right") - 1
-        np.minimum.at(length, episode, start + bad_times - found.start[episode])
-    known = np.flatnonzero(final >= 0)
-    if len(known):
-        view = vault.final_views(final[known])
-        final[known[~views_are_finite(view, 1)]] = -1
-    final[length < found.length] = -1
-    changed = (length < found.length).any() or (final != found.final).any()
-    return found._replace(length=length, final=final) if changed else None
+        np.minimum.at(length, episode, start + bad_times - episodes.start[episode])
+    with_final = np.flatnonzero(final >= 0)
+    if len(with_final):
+        view = vault.final_views(final[with_final])
+        final[with_final[~views_are_finite(view, 1)]] = -1
+    final[length < episodes.length] = -1
+    changed = (length < episodes.length).any() or (final != episodes.final).any()
+    return episodes._replace(length=length, final=final) if changed else None
 
 
 def illegal_steps(vault: Any) -> NumpyArray | None:
-    """Return in how many steps of each episode, ``(M,)``, a living agent does what is forbidden.
+    """Return the steps of each episode, ``(M,)``, in which a living agent has an illegal action.
 
-    None if its mask forbids nothing that it did. As for `sound_episodes`, not all data is read.
+    None if there are none. As for `sound_episodes`, not all data is read.
     """
     names = ["actions", "infos.legals", "infos.alive"]
     if not _may_have(vault, ILLEGAL_ACTIONS) or not {*names} <= vault.leaves.keys():
         return None
     begins = vault.episodes.row * vault.length + vault.episodes.start
-    found: NumpyArray = np.zeros(len(begins), np.int64)
+    counts: NumpyArray = np.zeros(len(begins), np.int64)
     for start, stop in vault.blocks(names):
         actions, legal, alive = vault.read(start, stop, leaves=names).values()
         wrong = illegal(actions.reshape(alive.shape), legal, alive)
         if wrong is not None:
             row, time = np.nonzero(wrong.any(-1))
             at = row * vault.length + start + time
-            np.add.at(found, np.searchsorted(begins, at, "right") - 1, 1)
-    return found if found.any() else None
+            np.add.at(counts, np.searchsorted(begins, at, "right") - 1, 1)
+    return counts if counts.any() else None
 
 
 def _may_have(vault: Any, quirk: str) -> bool:
@@ -151,8 +151,8 @@ def illegal(actions: NumpyArray, legal: NumpyArray, alive: NumpyArray | None) ->
     if actions.dtype.kind not in "iu" or legal.all():
         return None
     inside = (actions >= 0) & (actions < legal.shape[-1])
-    taken = np.where(inside, actions, 0)[..., None].astype(np.int64)
-    wrong = inside & (np.take_along_axis(legal, taken, -1)[..., 0] == 0)
+    indices = np.where(inside, actions, 0)[..., None].astype(np.int64)
+    wrong = inside & (np.take_along_axis(legal, indices, -1)[..., 0] == 0)
     wrong = wrong if alive is None else wrong & (alive != 0)
     return wrong if wrong.any() else None
 
@@ -164,19 +164,19 @@ def is_finite(steps: Transition) -> NumpyArray:
 
 
 def views_are_finite(view: View, axes: int) -> NumpyArray:
-    """Return which views are finite; their arrays have this number of axes in front."""
-    found: NumpyArray = np.ones(np.shape(view.alive)[:axes], bool)
+    """Return the mask of views that are finite, over the first ``axes`` axes of their arrays."""
+    are_finite: NumpyArray = np.ones(np.shape(view.alive)[:axes], bool)
     for leaf in (*flatten_tree(view.observation).values(), *flatten_tree(view.state).values()):
         if gate.is_float(leaf.dtype) and not (finite := np.isfinite(leaf)).all():
-            found &= finite.all(tuple(range(axes, leaf.ndim)))
-    return found
+            are_finite &= finite.all(tuple(range(axes, leaf.ndim)))
+    return are_finite
 
 
-def by_limit(ended: Table, time_limit: int | None) -> NumpyArray:
-    """Return which episodes of a table a time limit ended although they are flagged terminated."""
+def by_limit(episodes: Table, time_limit: int | None) -> NumpyArray:
+    """Return the mask of episodes that a time limit ended although they are flagged terminated."""
     if time_limit is None:
-        return np.zeros(len(ended), bool)
-    return (ended["cause"] == tables.TERMINATED) & (ended["length"] >= time_limit)
+        return np.zeros(len(episodes), bool)
+    return (episodes["cause"] == tables.TERMINATED) & (episodes["length"] >= time_limit)
 
 
 def normalise(steps: Transition, limits: NumpyArray) -> Transition:
@@ -201,23 +201,23 @@ def _unpad(values: NumpyArray) -> NumpyArray:
 
 def infer_spec(vault: Any) -> EnvSpec:
     """Infer the environment's sizes from the arrays of a vault of another program."""
-    found = encoding.spec_of(vault.leaves)
-    if found.action == Discrete(0):
+    spec = encoding.spec_of(vault.leaves)
+    if spec.action == Discrete(0):
         names = ["actions"]
         blocks = (vault.read(*block, leaves=names)["actions"] for block in vault.blocks(names))
         highest = max((int(actions.max()) for actions in blocks), default=0)
-        found = dataclasses.replace(found, action=Discrete(highest + 1))
-    return dataclasses.replace(found, time_limit=vault.time_limit)
+        spec = dataclasses.replace(spec, action=Discrete(highest + 1))
+    return dataclasses.replace(spec, time_limit=vault.time_limit)
 
 
 def infer_episodes(vault: Any, record: np.dtype[Any], start: int = 0) -> Iterator[Table]:
-    """Find the episodes from a step on; new episodes begin there in all rows."""
+    """Yield the episodes from a step on; new episodes begin there in all rows."""
     running = tables.none_running(vault.rows, record, start)
     names = [name for name in layout.SIGNALS if name in vault.leaves]
     for begin, stop in vault.blocks(names, start):
         signals = encoding.signals_of(vault.read(begin, stop, leaves=names))
-        ended, running = tables.scan(running, begin, signals)
-        yield ended
+        episodes, running = tables.scan(running, begin, signals)
+        yield episodes
     yield running[running["length"] > 0]
 
 
@@ -226,10 +226,10 @@ def find_quirks(vault: Any, table: Table) -> tuple[str, ...]:
     leaves: Mapping[str, Leaf] = vault.leaves
     state, actions = leaves.get(layout.STATE), leaves["actions"]
     names = {*leaves, *(layout.STATE for name in leaves if name.startswith(layout.STATE))}
-    ended = table[table["cause"] != tables.OPEN]
-    longest = ended["cause"][ended["length"] == ended["length"].max(initial=0)]
+    episodes = table[table["cause"] != tables.OPEN]
+    longest = episodes["cause"][episodes["length"] == episodes["length"].max(initial=0)]
     alike = len(longest) > 1 and (longest == tables.TERMINATED).all()
-    found = {
+    quirks = {
         "several rows": vault.rows > 1,
         "state per agent": state is not None and len(state.shape) > 1,
         "action axis": actions.dtype.kind in "biu" and len(actions.shape) > 1,
@@ -239,7 +239,7 @@ def find_quirks(vault: Any, table: Table) -> tuple[str, ...]:
         LIMIT_UNKNOWN: vault.time_limit is None and alike,
         NOT_FINITE: not np.isfinite(table["returns"]).all(),
     }
-    return tuple(quirk for quirk, is_present in found.items() if is_present)
+    return tuple(quirk for quirk, is_present in quirks.items() if is_present)
 
 
 def _is_padded(vault: Any) -> bool:
@@ -260,6 +260,6 @@ def limited_steps(vault: Any, table: Table) -> NumpyArray:
     if vault.time_limit is None:
         return np.broadcast_to(False, (vault.rows, vault.length))
     steps: NumpyArray = np.zeros((vault.rows, vault.length), bool)
-    ended = table[by_limit(table, vault.time_limit)]
-    steps[ended["row"], ended["start"] + ended["length"] - 1] = True
+    episodes = table[by_limit(table, vault.time_limit)]
+    steps[episodes["row"], episodes["start"] + episodes["length"] - 1] = True
     return steps

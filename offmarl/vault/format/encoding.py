@@ -60,10 +60,10 @@ def to_disk(transition: Transition) -> dict[str, NumpyArray]:
 def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
     """Build a record from arrays that were read; arrays that a vault lacks are filled in."""
     lead = next(iter(arrays.values())).shape[:2]
-    wanted = leaves(spec)
+    target_leaves = leaves(spec)
 
     def fitted(name: str, missing: float = 0.0) -> NumpyArray:
-        dtype, shape = wanted[name]
+        dtype, shape = target_leaves[name]
         if name not in arrays:
             return np.full((*lead, *shape), missing, dtype)
         array = arrays[name]
@@ -100,37 +100,37 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
 
 
 def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
-    """Return the arrays that determine the episodes; missing ends and policies are unknown."""
+    """Return the arrays that determine the episodes; missing ends are false, missing ids -1."""
     reward = arrays["rewards"]
     if reward.dtype.kind not in "biuf":  # bfloat16 and its like do not mix with others
         reward = reward.astype(np.float32)
     reward = reward.reshape(*reward.shape[:2], -1)
     ends = [arrays.get(name, np.zeros_like(reward)) for name in ("terminals", "truncations")]
-    one, each = (*reward.shape[:2], -1), reward.shape  # an end may be one number for all agents
-    terminated, truncated = (np.broadcast_to(end.reshape(one) != 0, each) for end in ends)
+    ends = [end.reshape(*reward.shape[:2], -1) for end in ends]  # perhaps one number for all agents
+    terminated, truncated = (np.broadcast_to(end != 0, reward.shape) for end in ends)
     ids = np.asarray(arrays.get(POLICY_IDS, -1))
-    ids = ids[..., None] if ids.ndim == 2 else ids  # of all agents, as older vaults have it
+    ids = ids[..., None] if ids.ndim == 2 else ids  # one id for all agents, as in older vaults
     shape = np.broadcast_shapes(ids.shape, reward.shape)
     return Signals(reward, terminated, truncated, np.broadcast_to(ids, shape))
 
 
-def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
+def spec_of(disk_leaves: Mapping[str, Leaf]) -> EnvSpec:
     """Infer the sizes of a foreign vault from the names, types and shapes of its arrays.
 
     The number of discrete actions is that of the legal-action mask; 0 without a mask, when it must
     be inferred from the data.
     """
-    observation = {name: leaf for name, leaf in found.items() if is_of(OBSERVATIONS, name)}
-    needed = (*(observation or [OBSERVATIONS]), "actions", "rewards")
-    if lacking := [name for name in needed if name not in found or not found[name].shape]:
+    observation = {name: leaf for name, leaf in disk_leaves.items() if is_of(OBSERVATIONS, name)}
+    required = (*(observation or [OBSERVATIONS]), "actions", "rewards")
+    if lacking := [x for x in required if x not in disk_leaves or not disk_leaves[x].shape]:
         raise VaultLayoutError(
             f"no multi-agent data in OG-MARL's layout: the vault's arrays are "
-            f"{', '.join(map(repr, found)) or 'none'}, and {', '.join(lacking)} with an axis of "
-            "agents must be among them. Its arrays can still be read one by one with read()."
+            f"{', '.join(map(repr, disk_leaves)) or 'none'}, and {', '.join(lacking)} with an axis "
+            "of agents must be among them. Its arrays can still be read one by one with read()."
         )
     num_agents = next(iter(observation.values())).shape[0]
-    state = {name: leaf for name, leaf in found.items() if is_of(STATE, name)}
-    actions, legals = found["actions"], found.get("infos.legals")
+    state = {name: leaf for name, leaf in disk_leaves.items() if is_of(STATE, name)}
+    actions, legals = disk_leaves["actions"], disk_leaves.get("infos.legals")
     action: Discrete | Continuous = Discrete(legals.shape[-1] if legals and legals.shape else 0)
     if actions.dtype.kind not in "biu":
         action = Continuous(math.prod(actions.shape[1:]))
@@ -145,10 +145,10 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
             state="native" if state else "concatenated",
             observation=_tree_of(observation, OBSERVATIONS, num_agents),
             global_state=_tree_of(state, STATE) if state else None,
-            extras=_extras_of(found),
+            extras=_extras_of(disk_leaves),
         )
         layout.check_leaves(spec)
-        _check_shapes(found, leaves(spec))
+        _check_shapes(disk_leaves, leaves(spec))
     except ShapeError as error:
         raise VaultLayoutError(
             f"{error} The vault's arrays can still be read one by one with read()."
@@ -158,10 +158,10 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
     return dataclasses.replace(spec, state_size=num_agents * spec.observation_size)
 
 
-def _check_shapes(found: Mapping[str, Leaf], wanted: Mapping[str, Leaf]) -> None:
+def _check_shapes(disk_leaves: Mapping[str, Leaf], expected: Mapping[str, Leaf]) -> None:
     """Raise `ShapeError` if an array cannot be brought to the shape that it has in a vault."""
-    for name, leaf in found.items():
-        shape = wanted[name].shape if name in wanted else leaf.shape
+    for name, leaf in disk_leaves.items():
+        shape = expected[name].shape if name in expected else leaf.shape
         is_of_all = not leaf.shape and len(shape) == 1
         if not is_of_all and math.prod(leaf.shape) != math.prod(shape):
             raise ShapeError(f"{name} has the shape {leaf.shape}, and not {shape}.")
@@ -172,10 +172,10 @@ def is_of(group: str, name: str) -> bool:
     return name == group or name.startswith(f"{group}.")
 
 
-def _tree_of(found: Mapping[str, Leaf], group: str, num_agents: int | None = None) -> Any:
+def _tree_of(disk_leaves: Mapping[str, Leaf], group: str, num_agents: int | None = None) -> Any:
     """Return the specs of a group of another program's arrays, without the axis of agents."""
     specs: dict[str, ArraySpec] = {}
-    for name, leaf in found.items():
+    for name, leaf in disk_leaves.items():
         shape = leaf.shape
         if num_agents is not None:
             if shape[0] != num_agents:
@@ -183,18 +183,18 @@ def _tree_of(found: Mapping[str, Leaf], group: str, num_agents: int | None = Non
             shape = shape[1:]
         spec = ArraySpec(shape, leaf.dtype.name if leaf.dtype.name in DTYPES else "float32")
         if name == group and is_float(spec.numpy_dtype) and len(shape) < 2 + (num_agents is None):
-            spec = ArraySpec((spec.size,), spec.dtype)  # without axes; or a state of each agent
+            spec = ArraySpec((spec.size,), spec.dtype)  # a scalar, or a state of each agent
         specs[name.removeprefix(group).removeprefix(".")] = spec
     return unflatten_tree(specs)
 
 
-def _extras_of(found: Mapping[str, Leaf]) -> dict[str, ArraySpec]:
+def _extras_of(disk_leaves: Mapping[str, Leaf]) -> dict[str, ArraySpec]:
     """Return the specs of the extra leaves of another program's vault."""
-    names = {name.removeprefix(f"{EXTRAS}."): name for name in found if is_of(EXTRAS, name)}
+    names = {name.removeprefix(f"{EXTRAS}."): name for name in disk_leaves if is_of(EXTRAS, name)}
     return {
-        extra: ArraySpec(found[name].shape, found[name].dtype.name)
+        extra: ArraySpec(disk_leaves[name].shape, disk_leaves[name].dtype.name)
         for extra, name in names.items()
-        if "." not in extra and extra != EXTRAS and found[name].dtype.name in DTYPES
+        if "." not in extra and extra != EXTRAS and disk_leaves[name].dtype.name in DTYPES
     }
 
 
@@ -208,10 +208,10 @@ def pack_view(view: View, spec: EnvSpec) -> NumpyArray:
     """Pack M views into records of `view_dtype`; `ShapeError` if they do not fit."""
     dtype = view_dtype(spec)
     packed = np.zeros(len(np.asarray(view.alive)), dtype)
-    given = flatten_view(view)
-    _check_names(given, dtype.names or (), "the final views")
+    arrays = flatten_view(view)
+    _check_names(arrays, dtype.names or (), "the final views")
     for name in dtype.names or ():
-        source = np.asarray(given[name])
+        source = np.asarray(arrays[name])
         _check(f"the final views' {name}", source, packed[name].shape, dtype[name].base)
         with np.errstate(over="ignore"):
             packed[name] = source
@@ -246,7 +246,7 @@ def fit(transition: Transition, schema: Schema, place: str = "") -> dict[str, Nu
             f"rewards: got shape {shape}{place}, and the vault takes (rows, T, N) with T > 0."
         )
     lead = (schema.rows, steps)
-    if arrays[POLICY_IDS].shape == lead:  # one for all agents
+    if arrays[POLICY_IDS].shape == lead:  # one id for all agents
         ids = arrays[POLICY_IDS][..., None]
         arrays[POLICY_IDS] = np.broadcast_to(ids, (*lead, schema.spec.num_agents))
     if not schema.spec.state_size:
@@ -257,30 +257,30 @@ def fit(transition: Transition, schema: Schema, place: str = "") -> dict[str, Nu
     return {name: arrays[name] for name in schema.leaves}
 
 
-def _check_names(given: Collection[str], wanted: Collection[str], who: str) -> None:
+def _check_names(names: Collection[str], expected: Collection[str], who: str) -> None:
     """Raise `ShapeError` if leaves are missing or unknown; names are those of all leaves."""
-    if missing := [name for name in wanted if name not in given]:
+    if missing := [name for name in expected if name not in names]:
         raise ShapeError(
-            f"{who} lack {', '.join(missing)}: the vault's leaves are {', '.join(wanted)}, and "
+            f"{who} lack {', '.join(missing)}: the vault's leaves are {', '.join(expected)}, and "
             "every step has all of them."
         )
-    if unknown := [name for name in given if name not in wanted]:
+    if unknown := [name for name in names if name not in expected]:
         raise ShapeError(
-            f"{who} have {', '.join(unknown)}, and the vault's leaves are {', '.join(wanted)}: "
+            f"{who} have {', '.join(unknown)}, and the vault's leaves are {', '.join(expected)}: "
             "name it in the EnvSpec that a vault is created with, or leave it out."
         )
 
 
 def _check(
-    what: str, array: NumpyArray, shape: tuple[int, ...], dtype: np.dtype[Any], place: str = ""
+    label: str, array: NumpyArray, shape: tuple[int, ...], dtype: np.dtype[Any], place: str = ""
 ) -> None:
     if array.shape != shape or not can_cast(array.dtype, dtype):
         raise ShapeError(
-            f"{what}: got {array.dtype} of shape {array.shape}{place}, and the vault takes {dtype} "
-            f"of shape {shape}. Convert the array first, or create another vault."
+            f"{label}: got {array.dtype} of shape {array.shape}{place}, and the vault takes "
+            f"{dtype} of shape {shape}. Convert the array first, or create another vault."
         )
 
 
 def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Whether numbers are of the same kind, or of a kind that the other contains."""
+    """Whether numbers may be cast: to a type of their kind, or of a kind that contains theirs."""
     return np.can_cast(source, target, "same_kind") or (is_float(source) and is_float(target))

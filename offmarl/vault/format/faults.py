@@ -1,4 +1,4 @@
-"""What is wrong with a vault, and where."""
+"""Faults: descriptions of damage in a vault."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from offmarl.vault.format.metadata import Chunk
 from offmarl.vault.format.tables import Episodes
 
 ERRORS = (OffmarlError, ValueError, OSError)
-"""What reading a damaged vault may raise."""
+"""Errors that reading a damaged vault may raise."""
 
 
 class Fault(NamedTuple):
@@ -51,7 +51,7 @@ def noting(faults: list[Fault], key: str | None = None) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Return what an error says, without the details for TensorStore's developers."""
+    """Return the message of an error, without the details for TensorStore's developers."""
     return str(error).partition(" [tensorstore_spec")[0]
 
 
@@ -74,7 +74,7 @@ def _place(fault: Fault) -> tuple[object, ...]:
 
 
 def with_episodes(fault: Fault, episodes: Episodes) -> Fault:
-    """Name the episodes that a fault's steps belong to."""
+    """Return a fault with the episodes that its steps belong to."""
     if fault.rows is None or fault.steps is None:
         return fault
     hit = (episodes.row >= fault.rows[0]) & (episodes.row < fault.rows[1])
@@ -95,7 +95,9 @@ def _numbered(episodes: tuple[int, ...]) -> str:
         return f" (episode {episodes[0]})"
     if episodes[-1] - episodes[0] + 1 == len(episodes):
         return f" (episodes {episodes[0]} to {episodes[-1]})"
-    some = ", ".join(map(str, episodes[:8]))
+    numbers = ", ".join(map(str, episodes[:8]))
     return (
-        f" ({len(episodes)} episodes: {some}, ...)" if len(episodes) > 8 else f" (episodes {some})"
+        f" ({len(episodes)} episodes: {numbers}, ...)"
+        if len(episodes) > 8
+        else f" (episodes {numbers})"
     )

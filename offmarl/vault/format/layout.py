@@ -26,9 +26,9 @@ from offmarl.types import ArraySpec, Continuous, EnvSpec, flatten_tree
 from offmarl.vault.format import tables
 
 SCHEMA_VERSION = 5
-"""Its episode table has the policy of each agent, and those of the older versions of the first."""
+"""Its episode table has the policy of each agent; older versions have that of the first agent."""
 VECTOR_VERSION = 3
-"""Has float32 vectors alone; see `typed`."""
+"""This version has float32 vectors only; see `typed`."""
 READABLE_VERSIONS = (VECTOR_VERSION, 4, SCHEMA_VERSION)
 TIME_AXIS = 10**13
 """Length of the time axis of every array; stock programs append to no other length."""
@@ -62,7 +62,7 @@ BARE = "/"
 OBSERVATIONS = "observations"
 STATE = "infos.state"
 EXTRAS = "extras"
-"""Names of a bare array, or of what comes before the paths of a tree's leaves."""
+"""Names of arrays without a tree, or prefixes of the paths of a tree's leaves."""
 POLICY_IDS = "infos.policy_ids"
 
 INDEX_PREFIX = "vault_index/"
@@ -143,9 +143,9 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         stock = {} if self.stock_readable else {"stock_readable": False}
-        return {"version": self.version, **own, "spec": self.spec.to_json(), **stock}
+        return {"version": self.version, **values, "spec": self.spec.to_json(), **stock}
 
     @staticmethod
     @lru_cache(32)
@@ -162,8 +162,8 @@ class Schema:
                 f"up to {SCHEMA_VERSION}: install a newer offmarl."
             )
         try:
-            own = {field.name: data[field.name] for field in fields(cls)}
-            schema = cls(**{**own, "spec": EnvSpec.from_json(data["spec"])})
+            values = {field.name: data[field.name] for field in fields(cls)}
+            schema = cls(**{**values, "spec": EnvSpec.from_json(data["spec"])})
             schema._check()
             if typed(schema.spec) and schema.version == VECTOR_VERSION:
                 raise ValueError(f"version {data['version']} has no such leaves")
@@ -225,7 +225,7 @@ class Head(NamedTuple):
 
 
 def _reason(error: Exception) -> str:
-    """Say what is wrong with a document, given the error of reading it."""
+    """Describe the error of reading a document."""
     if isinstance(error, KeyError):
         return f"{error} is missing"
     if isinstance(error, ValueError | ShapeError):
@@ -246,18 +246,18 @@ def typed(spec: EnvSpec) -> bool:
 def check_leaves(spec: EnvSpec) -> None:
     """Raise `ShapeError` if leaves are too many, too large, empty, or have too many axes."""
     trees = (spec.observation, OBSERVATIONS), (spec.global_state, STATE), (spec.extras, EXTRAS)
-    found: dict[str, ArraySpec] = {}
+    specs: dict[str, ArraySpec] = {}
     for tree, name in trees:
-        found |= flatten_tree(tree, name) if tree else {}
-    if len(found) > MAX_LEAVES:
-        raise ShapeError(f"there are {len(found)} leaves, and {MAX_LEAVES} is the most.")
-    step_bytes = spec.num_agents * sum(leaf.num_bytes for leaf in found.values())
+        specs |= flatten_tree(tree, name) if tree else {}
+    if len(specs) > MAX_LEAVES:
+        raise ShapeError(f"there are {len(specs)} leaves, and {MAX_LEAVES} is the most.")
+    step_bytes = spec.num_agents * sum(leaf.num_bytes for leaf in specs.values())
     if step_bytes > MAX_STEP_BYTES:
         raise ShapeError(
-            f"{', '.join(found)} take up to {step_bytes:,} bytes a step, and {MAX_STEP_BYTES:,} is "
+            f"{', '.join(specs)} take up to {step_bytes:,} bytes a step, and {MAX_STEP_BYTES:,} is "
             "the most: store smaller images."
         )
-    for name, leaf in found.items():
+    for name, leaf in specs.items():
         if leaf.size < 1 or len(leaf.shape) >= MAX_AXES:
             raise ShapeError(
                 f"{name} has the shape {leaf.shape}: a leaf needs at least one entry, and has at "
@@ -320,8 +320,8 @@ def column_of(disk_name: str) -> str:
 
 def disk_name_of(column: str) -> str:
     """Return the name of a column's array on disk."""
-    field, dot, rest = column.partition(".")
-    return _DISK_NAMES.get(field, field) + dot + rest
+    field, dot, path = column.partition(".")
+    return _DISK_NAMES.get(field, field) + dot + path
 
 
 def default_chunk_steps(spec: EnvSpec, rows: int, expected: int | None = None) -> int:
@@ -400,11 +400,11 @@ load_json = partial(records.parse, error=VaultFormatError)
 
 
 def damaged(
-    path: PurePath, what: object, kind: type[VaultFormatError] = VaultFormatError
+    path: PurePath, fault: object, kind: type[VaultFormatError] = VaultFormatError
 ) -> VaultFormatError:
-    """Return the error for a damaged vault; ``what`` may be a `offmarl.vault.Fault`."""
+    """Return the error for a damaged vault; ``fault`` may be an `offmarl.vault.Fault`."""
     return kind(
-        f"{path} is damaged: {what}. `offmarl verify --deep` lists all damage. Copy the vault "
+        f"{path} is damaged: {fault}. `offmarl verify --deep` lists all damage. Copy the vault "
         "again from its source, or copy its intact episodes with `offmarl salvage`."
     )
 
@@ -432,10 +432,10 @@ def seal(values: Mapping[str, bytes | bytearray]) -> dict[str, bytes | bytearray
     }
 
 
-def unseal(stored: Mapping[str, bytes], path: PurePath) -> dict[str, bytes]:
-    """Return the values that `seal` was given; `VaultFormatError` if a checksum is wrong."""
-    values = dict(stored)
-    for key, sealed in stored.items():
+def unseal(sealed_values: Mapping[str, bytes], path: PurePath) -> dict[str, bytes]:
+    """Return the values that were sealed; `VaultFormatError` if a checksum is wrong."""
+    values = dict(sealed_values)
+    for key, sealed in sealed_values.items():
         if key.startswith(OWN_PREFIX) and sealed:
             values[key], mark, checksum = sealed[:-_SIZE], sealed[-_SIZE:-4], sealed[-4:]
             crc32c = google_crc32c.value(values[key]).to_bytes(4, "big")

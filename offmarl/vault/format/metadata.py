@@ -34,6 +34,7 @@ from offmarl.vault.format.layout import (
     Schema,
     dump_json,
     encode_index,
+    prefix_of,
 )
 
 STOCK_VERSION = 1.2
@@ -52,12 +53,12 @@ _EXTENSION_TYPES = frozenset(
 
 def stock_metadata(schema: Schema) -> dict[str, Any]:
     """Return the part of ``metadata.json`` that stock programs open the vault with."""
-    found = schema.leaves
+    leaves = schema.leaves
     lead = (schema.rows, schema.chunk_steps)
     return {
         "version": STOCK_VERSION,
-        "structure_shape": unflatten_tree({x: str((*lead, *y.shape)) for x, y in found.items()}),
-        "structure_dtype": unflatten_tree({x: y.dtype.name for x, y in found.items()}),
+        "structure_shape": unflatten_tree({x: str((*lead, *y.shape)) for x, y in leaves.items()}),
+        "structure_dtype": unflatten_tree({x: y.dtype.name for x, y in leaves.items()}),
     }
 
 
@@ -98,11 +99,11 @@ def parse_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, Leaf], int]:
     if shapes.keys() != dtypes.keys() or not shapes:
         raise VaultFormatError("metadata.json does not name a shape and a type for every array.")
     parsed = {name: _parse_shape(name, shape) for name, shape in shapes.items()}
-    found = {n: Leaf(_parse_dtype(n, dtypes[n]), shape[2:]) for n, shape in parsed.items()}
+    leaves = {n: Leaf(_parse_dtype(n, dtypes[n]), shape[2:]) for n, shape in parsed.items()}
     rows = {shape[0] for shape in parsed.values()}
     if len(rows) > 1 or not 0 < max(rows) <= MAX_ROWS:
         raise VaultFormatError(f"metadata.json gives its arrays {sorted(rows)} rows.")
-    return found, rows.pop()
+    return leaves, rows.pop()
 
 
 def _parse_shape(name: str, text: Any) -> tuple[int, ...]:
@@ -141,7 +142,7 @@ def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 def zarrays(schema: Schema) -> dict[str, bytes]:
     """Return the keys and values of all ``.zarray`` documents (zarr v2) of a vault of offmarl."""
     index = Grid(INDEX_PREFIX, np.dtype("<i4"), (1,), (1,))
-    documents = {x.prefix: x.to_json() for x in own_grids(schema).values()}
+    documents = {grid.prefix: grid.to_json() for grid in own_grids(schema).values()}
     documents[INDEX_PREFIX] = index.to_json()
     return {f"{prefix}.zarray": json.dumps(x).encode() for prefix, x in documents.items()}
 
@@ -196,8 +197,8 @@ class Grid:
 
     @cached_property
     def prefix(self) -> str:
-        """What the array's keys begin with."""
-        return "" if self.name == BARE else f"{self.name}./"
+        """The prefix of the array's keys."""
+        return prefix_of(self.name)
 
     def to_json(self) -> dict[str, Any]:
         """Return the ``.zarray`` document of an array that offmarl writes."""
@@ -246,7 +247,7 @@ class Grid:
             )
 
     def _check_encoding(self, filters: Any) -> None:
-        # Those of ml_dtypes are void to NumPy.
+        # NumPy reports the types of ml_dtypes as void.
         is_void = self.dtype.kind == "V" and self.dtype.type is not np.void
         wrong = (
             (self.dtype.kind not in "biufc" and not is_void, f"values of {self.dtype!s:.40}"),
@@ -255,9 +256,9 @@ class Grid:
             (self.separator not in (".", "/"), f"the separator {self.separator!r:.40}"),
             (bool(filters), "filters"),
         )
-        if found := [what for is_wrong, what in wrong if is_wrong]:
+        if faults := [fault for is_wrong, fault in wrong if is_wrong]:
             raise VaultFormatError(
-                f"the .zarray of {self.name} has {', '.join(found)}, which cannot be read here."
+                f"the .zarray of {self.name} has {', '.join(faults)}, which cannot be read here."
             )
 
     @property
@@ -279,16 +280,16 @@ class Grid:
         """Return the whole steps of parts that were decoded, in the order of `keys`."""
         if self.chunks[2:] == self.shape[2:]:
             return parts[0].astype(self.leaf.dtype, copy=False)
-        found: NumpyArray = np.empty((*self.chunks[:2], *self.shape[2:]), self.leaf.dtype)
+        steps: NumpyArray = np.empty((*self.chunks[:2], *self.shape[2:]), self.leaf.dtype)
         for index, part in zip(self._inner(), parts, strict=True):
             starts = (i * size for i, size in zip(index, self.chunks[2:], strict=True))
             spans = (slice(a, a + size) for a, size in zip(starts, self.chunks[2:], strict=True))
-            target = found[(slice(None), slice(None), *spans)]
+            target = steps[(slice(None), slice(None), *spans)]
             target[...] = part[tuple(map(slice, target.shape))]
-        return found
+        return steps
 
     def _inner(self) -> Iterator[tuple[int, ...]]:
-        """Yield the places of the chunks that divide the steps of a block and a time."""
+        """Yield the indices of the chunks that divide the steps of a block and a time."""
         counts = (-(-s // c) for s, c in zip(self.shape[2:], self.chunks[2:], strict=True))
         return itertools.product(*map(range, counts))
 
@@ -328,11 +329,11 @@ class Grid:
         """Yield the chunks of the first ``length`` steps, by time and then by rows."""
         for number in range(-(-length // self.chunks[1])):
             rows, steps, *_ = self.chunks
-            span = number * steps, min(length, (number + 1) * steps)
+            step_span = number * steps, min(length, (number + 1) * steps)
             for block in range(-(-self.shape[0] // rows)):
-                some = block * rows, min(self.shape[0], (block + 1) * rows)
+                row_span = block * rows, min(self.shape[0], (block + 1) * rows)
                 for key in self.keys(block, number):
-                    yield Chunk(key, self.name, some, span)
+                    yield Chunk(key, self.name, row_span, step_span)
 
 
 @lru_cache(32)
@@ -341,8 +342,8 @@ def own_grids(schema: Schema) -> Mapping[str, Grid]:
     compressor = "zstd" if schema.codec == "zstd" else None
     lead, chunk = (schema.rows, TIME_AXIS), (schema.chunk_rows, schema.chunk_steps)
     return {
-        name: Grid(name, x.dtype, (*lead, *x.shape), (*chunk, *x.shape), compressor)
-        for name, x in schema.leaves.items()
+        name: Grid(name, leaf.dtype, (*lead, *leaf.shape), (*chunk, *leaf.shape), compressor)
+        for name, leaf in schema.leaves.items()
     }
 
 
@@ -352,8 +353,8 @@ def _fill(value: Any, dtype: np.dtype[Any]) -> np.generic | None:
         return None
     number = complex(*map(float, value)) if isinstance(value, list) else value
     number = float(number) if isinstance(number, str) else number
-    found: np.generic = np.array([number], dtype)[0]
-    return found
+    fill: np.generic = np.array([number], dtype)[0]
+    return fill
 
 
 def _decompress(codec: str | None, value: Any, size: int) -> Any:
@@ -365,9 +366,9 @@ def _decompress(codec: str | None, value: Any, size: int) -> Any:
     if codec is None:
         return value
     of_blosc = int.from_bytes(value[4:8], "little")
-    found = of_blosc if codec == "blosc" else _zstd_size(value)
-    if found != size:
-        raise ValueError(f"its header gives {found} bytes instead of {size}")
+    content_size = of_blosc if codec == "blosc" else _zstd_size(value)
+    if content_size != size:
+        raise ValueError(f"its header gives {content_size} bytes instead of {size}")
     from numcodecs import get_codec  # imported here: few vaults need it
 
     return get_codec({"id": codec}).decode(value)
@@ -383,5 +384,5 @@ def _zstd_size(value: bytes) -> int | None:
     begin = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
     if size == 0:
         return None
-    found = int.from_bytes(value[begin : begin + size], "little")
-    return found + 256 if size == 2 else found
+    content_size = int.from_bytes(value[begin : begin + size], "little")
+    return content_size + 256 if size == 2 else content_size

@@ -121,8 +121,8 @@ class Episodes(NamedTuple):
     @property
     def complete_team_returns(self) -> dict[str, Float[np.ndarray, "K"]]:
         """The returns of the episodes that are `scored`, by the name of the team."""
-        found = zip(self.teams, self.team_returns[self.scored].T, strict=True)
-        return {team.name: returns for team, returns in found}
+        pairs = zip(self.teams, self.team_returns[self.scored].T, strict=True)
+        return {team.name: returns for team, returns in pairs}
 
     @property
     def mean_return(self) -> float | None:
@@ -133,8 +133,8 @@ class Episodes(NamedTuple):
     @property
     def mean_returns(self) -> dict[str, float | None]:
         """Means of the `complete_team_returns`, by team; None where there are none."""
-        found = self.complete_team_returns.items()
-        return {name: float(values.mean()) if len(values) else None for name, values in found}
+        items = self.complete_team_returns.items()
+        return {name: float(values.mean()) if len(values) else None for name, values in items}
 
     @property
     def incomplete(self) -> int:
@@ -143,7 +143,7 @@ class Episodes(NamedTuple):
 
     @property
     def without_return(self) -> int:
-        """How many complete episodes have no finite return."""
+        """Number of complete episodes without a finite return."""
         return int((self.complete & ~self.scored).sum())
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -320,16 +320,16 @@ def _first_policies(table: Table, begin: int, policy_ids: Int[np.ndarray, "B T N
 
 
 def attach_finals(
-    ended: Table,
+    episodes: Table,
     begin: int,
     row: Int[np.ndarray, "F"],
     time: Int[np.ndarray, "F"],
     first: int,
 ) -> Table:
     """Assign final views to the episodes that ended in a block."""
-    ends = zip(ended["row"], ended["start"] + ended["length"] - 1 - begin, strict=True)
+    ends = zip(episodes["row"], episodes["start"] + episodes["length"] - 1 - begin, strict=True)
     episode_of = {end: episode for episode, end in enumerate(ends)}
-    ended = ended.copy()
+    episodes = episodes.copy()
     for number, end in enumerate(zip(row.tolist(), time.tolist(), strict=True), first):
         if end not in episode_of:
             raise ShapeError(
@@ -337,8 +337,8 @@ def attach_finals(
                 "episode ends or which has a final view already: give at most one for each step "
                 "whose `last` is true."
             )
-        ended["final"][episode_of.pop(end)] = number
-    return ended
+        episodes["final"][episode_of.pop(end)] = number
+    return episodes
 
 
 def with_known_causes(table: Table) -> Table:
@@ -355,7 +355,7 @@ def to_episodes(
     order = np.lexsort((table["start"], table["row"]))
     cause = (table["cause"] if cause is None else cause)[order]
     ids, agents = table["policy_ids"][order].astype(np.int64), np.arange(table["returns"].shape[1])
-    if len(agents) > ids.shape[1]:  # of the first agent alone, whose team has no other
+    if len(agents) > ids.shape[1]:  # only that of the first agent, for its whole team
         first = next(team for team in teams if 0 in team.agents)
         ids = np.where(np.isin(agents, first.agents), ids, -1)
     return Episodes(
@@ -373,11 +373,11 @@ def to_episodes(
 
 
 def policies_by(episodes: Episodes, spec: EnvSpec, column: str) -> Int[np.ndarray, "M"]:
-    """Return the policy of each episode that a column has, such as ``policy_agent_0``."""
-    known = policy_columns(spec)
-    if column not in known:
-        raise OptionError(f"{column!r} has no policies: give one of {', '.join(known)}.")
-    return episodes.policy_ids[:, known[column]]
+    """Return the policy of each episode in a column such as ``policy_agent_0``."""
+    columns = policy_columns(spec)
+    if column not in columns:
+        raise OptionError(f"{column!r} has no policies: give one of {', '.join(columns)}.")
+    return episodes.policy_ids[:, columns[column]]
 
 
 PARTS = {2: ("train", "validation"), 3: ("train", "validation", "test")}
@@ -389,13 +389,13 @@ def shares(fractions: Iterable[float] | None, validation: float | None) -> list[
     if fractions is not None and validation is not None:
         raise OptionError("give --fractions or --validation, not both.")
     held_out = 0.1 if validation is None else validation
-    found = [1 - held_out, held_out] if fractions is None else list(fractions)
-    if len(found) not in PARTS or min(found) <= 0 or abs(sum(found) - 1) > 1e-6:
+    part_shares = [1 - held_out, held_out] if fractions is None else list(fractions)
+    if len(part_shares) not in PARTS or min(part_shares) <= 0 or abs(sum(part_shares) - 1) > 1e-6:
         raise OptionError(
             f"fractions are two (train, validation) or three (and test), above 0, and sum to 1: "
-            f"got {' '.join(f'{share:g}' for share in found) or 'none'}."
+            f"got {' '.join(f'{share:g}' for share in part_shares) or 'none'}."
         )
-    return found
+    return part_shares
 
 
 def split(
@@ -408,12 +408,12 @@ def split(
 ) -> dict[str, Int[np.ndarray, "K"]]:
     """Divide episodes at random; return the numbers of each part, in random order.
 
-    With the policy of each, the policies are divided, and all episodes of one stay together.
+    With ``policies``, the policies are divided, and all episodes of a policy stay together.
     """
     if policies is not None:
-        values, of = np.unique(policies, return_inverse=True)
+        values, index = np.unique(policies, return_inverse=True)
         divided = split(len(values), shares, seed, path, unit="policies")
-        return {name: np.flatnonzero(np.isin(of, part)) for name, part in divided.items()}
+        return {name: np.flatnonzero(np.isin(index, part)) for name, part in divided.items()}
     edges = np.round(np.cumsum(shares)[:-1] * count).astype(int)
     parts = np.split(shuffled(count, seed), edges)
     for name, part in zip(PARTS[len(shares)], parts, strict=True):
@@ -429,14 +429,14 @@ def hold_out(
     count: int, fraction: float, path: object
 ) -> tuple[Int[np.ndarray, "K"], Int[np.ndarray, "H"]]:
     """Divide episodes at random, deterministically; see `offmarl.vault.Dataset.hold_out`."""
-    kept = min(round((1 - fraction) * count), count - 1) if 0 < fraction < 1 else 0
-    if kept < 1:
+    num_train = min(round((1 - fraction) * count), count - 1) if 0 < fraction < 1 else 0
+    if num_train < 1:
         raise OptionError(
             f"a fraction of {fraction:g} of the {count} episodes of {path} cannot be held out: "
             "give one above 0 and below 1 that leaves an episode to learn from."
         )
     order = shuffled(count, seed=0)
-    return np.sort(order[:kept]), np.sort(order[kept:])
+    return np.sort(order[:num_train]), np.sort(order[num_train:])
 
 
 def shuffled(count: int, seed: int) -> Int[np.ndarray, "M"]:

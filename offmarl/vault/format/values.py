@@ -30,7 +30,7 @@ _Wrong = NumpyArray | None
 
 
 class RecordPosition(NamedTuple):
-    """Where the first of some steps is, for messages such as "row 0, step 5 of the vault"."""
+    """Position of the first of some steps, for messages such as "row 0, step 5 of the vault"."""
 
     step: int = 0
     of: str = "of the record"
@@ -56,13 +56,13 @@ class Invalid(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    what: str
+    name: str
     """Name of a value in messages."""
     must: str
     """Valid values, in words."""
     quirk: str
     wrong: Callable[[NumpyArray], _Wrong]
-    """Finds the invalid values."""
+    """Returns the mask of the invalid values."""
     agents: tuple[int, ...] | None = ()
     """The agents of the third axis; empty for all of them, None if it is not an axis of agents."""
 
@@ -77,11 +77,11 @@ def check(
     refuse(find(arrays, spec, finals, place))
 
 
-def refuse(found: Iterable[Invalid], then: str = " Nothing of the record was appended.") -> None:
+def refuse(problems: Iterable[Invalid], then: str = " Nothing of the record was appended.") -> None:
     """Raise `InvalidValueError` for the first of the values that are refused."""
-    for one in found:
-        if one.is_refused:
-            raise InvalidValueError(f"{one.message}{then}")
+    for problem in problems:
+        if problem.is_refused:
+            raise InvalidValueError(f"{problem.message}{then}")
 
 
 def find(
@@ -102,30 +102,30 @@ def find(
 def _find_in_finals(
     finals: FinalObservations, spec: EnvSpec, place: RecordPosition
 ) -> Iterator[Invalid]:
-    where = list(zip(np.ravel(finals.row).tolist(), np.ravel(finals.time).tolist(), strict=False))
+    steps = list(zip(np.ravel(finals.row).tolist(), np.ravel(finals.time).tolist(), strict=False))
     view = finals.view
     leaves = flatten_tree(view.observation, OBSERVATIONS) | flatten_tree(view.state, STATE)
     for name, rule in _finite_rules(spec).items():
         values = np.asarray(leaves.get(name, 0))
-        fits = gate.is_number(values.dtype) and values.shape[:1] == (len(where),)
+        fits = gate.is_number(values.dtype) and values.shape[:1] == (len(steps),)
         wrong = rule.wrong(values) if fits else None
         if wrong is not None and wrong.any():
-            final = rule._replace(what=f"final {rule.what}")
-            yield Invalid(rule.quirk, _message(final, values, wrong, spec, place, where))
+            final = rule._replace(name=f"final {rule.name}")
+            yield Invalid(rule.quirk, _message(final, values, wrong, spec, place, steps))
 
 
-def warn(found: Iterable[Invalid], known: Iterable[str]) -> list[str]:
+def warn(problems: Iterable[Invalid], known_quirks: Iterable[str]) -> list[str]:
     """Warn about invalid values that are kept, once for each new quirk; return the new quirks."""
-    fresh: dict[str, str] = {}
-    for one in found:
-        if one.quirk not in known:
-            fresh.setdefault(one.quirk, one.message)
-    for quirk, message in fresh.items():
+    messages: dict[str, str] = {}
+    for problem in problems:
+        if problem.quirk not in known_quirks:
+            messages.setdefault(problem.quirk, problem.message)
+    for quirk, message in messages.items():
         warnings.warn(
             f"{message} It is kept, and the new vault records the quirk: {MEANINGS[quirk]}.",
-            stacklevel=5,
+            stacklevel=4,
         )
-    return list(fresh)
+    return list(messages)
 
 
 # ---------------------------------------------------------------------------------- rules
@@ -206,8 +206,8 @@ def _not_finite(values: NumpyArray, dtype: np.dtype[Any] = _FLOAT32) -> _Wrong:
     if not gate.is_float(dtype):
         return None
     with np.errstate(all="ignore"):
-        kept = values if np.can_cast(values.dtype, dtype, "safe") else values.astype(dtype)
-    finite = np.isfinite(kept)
+        converted = values if np.can_cast(values.dtype, dtype, "safe") else values.astype(dtype)
+    finite = np.isfinite(converted)
     return None if finite.all() else ~finite
 
 
@@ -263,17 +263,17 @@ def _message(
     """Describe the first invalid value; ``finals`` has the rows and steps of final views."""
     at = np.argwhere(wrong)[0].tolist()
     value = values[tuple(at)].tolist()
-    (row, step), rest = (finals[at[0]], at[1:]) if finals else (at[:2], at[2:])
+    (row, step), index = (finals[at[0]], at[1:]) if finals else (at[:2], at[2:])
     whose = ""
-    if rule.agents is not None and rest:
-        agent = rest.pop(0)
+    if rule.agents is not None and index:
+        agent = index.pop(0)
         number = rule.agents[agent] if rule.agents else agent
         whose = f" of agent {number}" + (f" ({spec.agents[number]})" if spec.agents else "")
-    entry = f", entry {', '.join(map(str, rest))}," if rest else ""
-    where = f"in row {place.row + row}, step {place.step + step} {place.of}"
+    entry = f", entry {', '.join(map(str, index))}," if index else ""
+    position = f"in row {place.row + row}, step {place.step + step} {place.of}"
     count = int(np.count_nonzero(wrong))
-    others = f" (and {count - 1:,} more are wrong)" if count > 1 else ""
-    return f"the {rule.what}{whose}{entry} {where} is {value!r}{others}: it must be {rule.must}."
+    more = f" (and {count - 1:,} more are wrong)" if count > 1 else ""
+    return f"the {rule.name}{whose}{entry} {position} is {value!r}{more}: it must be {rule.must}."
 
 
 def cast(

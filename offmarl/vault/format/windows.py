@@ -1,4 +1,4 @@
-"""Where windows of steps are in the chunks of arrays, and how their steps are put together."""
+"""Locates windows of steps in the chunks of arrays, and gathers their steps."""
 
 from typing import NamedTuple
 
@@ -30,17 +30,17 @@ class ChunkSteps(NamedTuple):
 class WindowPlaces:
     """Where windows are in chunks of one size; computed once for all arrays that have such chunks.
 
-    Windows are read in pieces that each lie in one chunk: one for each window, and one more for
-    those that cross into another chunk. Windows that are longer than chunks have a piece for each
+    Windows are read in pieces that each lie in one chunk: one piece for each window, and a second
+    for windows that cross into another chunk. Windows longer than a chunk have a piece for each
     step.
     """
 
     pieces: ChunkSteps
-    """Their first steps."""
+    """The first step of each piece."""
     piece_steps: int
     """Steps in a piece."""
     index: NDArray[np.int64]
-    """``(W, length)`` which steps of the pieces, counted through all of them, are the windows'."""
+    """``(W, length)`` index of each step of the windows among the steps of all pieces."""
     crossing: NDArray[np.int64]
     """The windows that have two pieces."""
 
@@ -53,7 +53,7 @@ class WindowPlaces:
         chunk_steps: int,
     ):
         self.rows, self.starts, self.length = rows, starts, length
-        self._given: NDArray[np.int64] | None = None
+        self._index: NDArray[np.int64] | None = None
         self._steps: dict[int, NDArray[np.int64]] = {}
         self.index = np.arange(len(rows) * length).reshape(len(rows), length)
         if length > chunk_steps:
@@ -62,22 +62,24 @@ class WindowPlaces:
             self.pieces = ChunkSteps.of(rows.repeat(length), times, chunk_rows, chunk_steps)
             return
         over, self.piece_steps = np.maximum(starts % chunk_steps + length - chunk_steps, 0), length
-        self.crossing = some = np.flatnonzero(over)
-        first = np.append(starts - over, starts[some] + length - over[some])
-        self.pieces = ChunkSteps.of(np.append(rows, rows[some]), first, chunk_rows, chunk_steps)
-        if len(some):
+        self.crossing = crossing = np.flatnonzero(over)
+        first = np.append(starts - over, starts[crossing] + length - over[crossing])
+        self.pieces = ChunkSteps.of(np.append(rows, rows[crossing]), first, chunk_rows, chunk_steps)
+        if len(crossing):
             # In their first pieces, these windows begin later; the last steps are in the second.
-            before, step = (length - over[some])[:, None], np.arange(length)
-            second = (len(rows) + np.arange(len(some)))[:, None] * length + step - before
-            self.index[some] = np.where(step < before, self.index[some] + over[some, None], second)
+            before, step = (length - over[crossing])[:, None], np.arange(length)
+            second = (len(rows) + np.arange(len(crossing)))[:, None] * length + step - before
+            self.index[crossing] = np.where(
+                step < before, self.index[crossing] + over[crossing, None], second
+            )
 
     def steps(self, index: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """Return which steps of the pieces are the first ``count`` of the windows' steps ``index``.
+        """Return the indices in the pieces of the first ``count`` of the windows' steps ``index``.
 
-        It keeps what it returns, for the other arrays of a read.
+        The result is cached, for the other arrays of a read.
         """
-        if self._given is not index:
-            self._given, self._steps = index, {}
+        if self._index is not index:
+            self._index, self._steps = index, {}
         if count not in self._steps:
             first = np.ascontiguousarray(index[:, :count])
             self._steps[count] = self.index.ravel()[first] if len(self.crossing) else first
@@ -87,15 +89,15 @@ class WindowPlaces:
 def put_steps(
     windows: NumpyArray, index: NDArray[np.int64], out: NumpyArray, at: NDArray[np.int64] | None
 ) -> None:
-    """Write some steps of windows to an array, as numbers of its type; masks are what is not 0."""
+    """Write some steps of windows to an array, converted to its type."""
     if not out.size:
         return
-    items, where = as_items(np.ascontiguousarray(windows)), slice(None) if at is None else at
+    items, places = as_items(np.ascontiguousarray(windows)), slice(None) if at is None else at
     index = index[:, : out.shape[1]]
     if out.dtype == windows.dtype and at is None:
         items.take(index, out=as_items(out).reshape(index.shape), mode="clip")
         return
     if out.dtype == bool:  # bytes are moved faster than the numbers they are made of
         items = as_items(np.ascontiguousarray(windows) != 0)
-    found = items.take(index, mode="clip").view(bool if out.dtype == bool else windows.dtype)
-    out[where] = found.reshape(*index.shape, *out.shape[2:])
+    values = items.take(index, mode="clip").view(bool if out.dtype == bool else windows.dtype)
+    out[places] = values.reshape(*index.shape, *out.shape[2:])

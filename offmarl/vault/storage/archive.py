@@ -51,8 +51,8 @@ def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
     if not isinstance(archive, Path):
         return list(_trusted_members(archive))
     with errors_of(archive), readable(archive):
-        about = archive.stat()
-    return list(_unchanged_members(archive, (about.st_ino, about.st_size, about.st_mtime_ns)))
+        status = archive.stat()
+    return list(_unchanged_members(archive, (status.st_ino, status.st_size, status.st_mtime_ns)))
 
 
 @lru_cache(maxsize=4)
@@ -62,8 +62,8 @@ def _unchanged_members(archive: Path, _: tuple[int, ...]) -> tuple[zipfile.ZipIn
 
 
 def _trusted_members(archive: PurePath) -> tuple[zipfile.ZipInfo, ...]:
-    with errors_of(archive), readable(archive), _opened(archive) as opened:
-        members = opened.infolist()
+    with errors_of(archive), readable(archive), _opened(archive) as zip_file:
+        members = zip_file.infolist()
     _check(archive, members)
     return tuple(member for member in members if not member.is_dir())
 
@@ -73,7 +73,7 @@ def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
     packed = unpacked = 0
     stop = -math.inf  # if only the archive's tail was read, offsets count from there
     names: set[str] = set()
-    for member in sorted(members, key=lambda one: one.header_offset):
+    for member in sorted(members, key=lambda info: info.header_offset):
         name = _plain(member.filename)
         if fault := _fault(member, name) or ("is there twice" if name in names else ""):
             raise _distrust(archive, f"its file {member.filename!r:.200} {fault}")
@@ -94,7 +94,7 @@ def _plain(name: str) -> str:
 
 
 def _fault(member: zipfile.ZipInfo, name: str) -> str:
-    """Return what is wrong with a file of an archive, if anything."""
+    """Return the fault of a file of an archive; empty if there is none."""
     kind = stat.S_IFMT(member.external_attr >> 16)
     if name in (".", "/") or name.startswith("/") or _LEADS_OUT.search(member.filename):
         of_windows = "\\" in member.filename and ".." not in member.filename
@@ -129,10 +129,10 @@ def readable(archive: PurePath) -> Iterator[None]:
 
 def _opened(archive: PurePath) -> zipfile.ZipFile:
     """Open an archive; if it is on another machine, only its directory is read."""
-    read = _tail_of_file if isinstance(archive, Path) else _tail_from_afar
-    tail = read(archive, _TAIL)
-    if (needed := directory_bytes(archive, tail)) > len(tail):
-        tail = read(archive, needed)
+    read_tail = _tail_of_file if isinstance(archive, Path) else _tail_from_afar
+    tail = read_tail(archive, _TAIL)
+    if (size := directory_bytes(archive, tail)) > len(tail):
+        tail = read_tail(archive, size)
         directory_bytes(archive, tail)
     return zipfile.ZipFile(archive if isinstance(archive, Path) else BytesIO(tail))
 
@@ -168,8 +168,8 @@ def _find_end(tail: bytes) -> int:
     last = len(tail) - _END.size
     if last >= 0 and tail.startswith(b"PK\5\6", last) and tail.endswith(b"\0\0"):
         return last
-    found = tail.rfind(b"PK\5\6", max(0, last - 2**16))
-    return found if found <= last else -1
+    position = tail.rfind(b"PK\5\6", max(0, last - 2**16))
+    return position if position <= last else -1
 
 
 def _tail_of_file(archive: PurePath, size: int) -> bytes:
@@ -182,12 +182,12 @@ def _tail_from_afar(archive: PurePath, size: int) -> bytes:
     files = open_files(archive.parent)
 
     def read(part: slice | None = None) -> bytes:
-        found = files.read(archive.name, byte_range=part).result()
-        if found.state != "value":
+        reply = files.read(archive.name, byte_range=part).result()
+        if reply.state != "value":
             raise FileNotFoundError
-        if not found.value:
+        if not reply.value:
             raise ValueError(EMPTY)
-        return bytes(found.value)
+        return bytes(reply.value)
 
     def read_end() -> bytes | None:
         """Return the last bytes; None if the archive is smaller, or the answer was cut short."""
@@ -242,23 +242,23 @@ def unpack(archive: Path, destination: Path, members: str | None = None) -> list
         The archive is damaged or unsafe, or has no such vault.
     """
     archive, destination = local(archive), local(destination)
-    found = {member.filename: member for member in members_of(archive)}
+    infos = {member.filename: member for member in members_of(archive)}
     vaults = [
         path
-        for path in vaults_among(found)
+        for path in vaults_among(infos)
         if members is None or PurePosixPath(path).is_relative_to(members)
     ]
     if not vaults:
         raise VaultFormatError(f"there is no vault in {archive / (members or '')}.")
     roots = {*vaults}
-    wanted = [one for one in found.values() if roots & {*PurePosixPath(one.filename).parents}]
+    to_unpack = [x for x in infos.values() if roots & {*PurePosixPath(x.filename).parents}]
     for path in vaults:
         refuse_existing(destination / path)
     with errors_of(destination), workspace(destination / f".{archive.name}.part") as part:
-        _check_room(part, archive, sum(member.file_size for member in wanted))
-        with readable(archive), zipfile.ZipFile(archive) as opened:
-            for member in wanted:
-                extract(opened, member, part / member.filename)
+        _check_room(part, archive, sum(member.file_size for member in to_unpack))
+        with readable(archive), zipfile.ZipFile(archive) as zip_file:
+            for member in to_unpack:
+                extract(zip_file, member, part / member.filename)
         for path in vaults:
             make_directory((destination / path).parent)
             publish(part / path, destination / path)

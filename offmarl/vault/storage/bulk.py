@@ -31,7 +31,7 @@ _NO_COMPRESSION = b"\0"
 
 
 class Block(NamedTuple):
-    """Values that lie together in memory, of a whole number of pages."""
+    """Values in one block of memory, which is a whole number of pages."""
 
     memory: mmap.mmap
     places: Mapping[str, tuple[int, int]]
@@ -107,20 +107,20 @@ def _copied(data: bytes) -> mmap.mmap:
 
 def _write(descriptor: int, memory: mmap.mmap) -> None:
     """Write all bytes, through the page cache if the file system wants that."""
-    rest = memoryview(memory)
+    remaining = memoryview(memory)
     try:
-        while rest:
+        while remaining:
             try:
-                done = os.write(descriptor, rest)
+                done = os.write(descriptor, remaining)
             except OSError as error:
                 if error.errno != errno.EINVAL or not _is_direct(descriptor):
                     raise
                 fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
                 continue
-            rest, before = rest[done:], rest
-            before.release()
+            remaining, previous = remaining[done:], remaining
+            previous.release()
     finally:
-        rest.release()
+        remaining.release()
 
 
 def _is_direct(descriptor: int) -> bool:
@@ -159,8 +159,8 @@ def _manifest(name: str, offset: int, size: int, num_keys: int, values: int) -> 
     """Return the manifest of a store with one commit, whose root is the node in a file."""
     config = bytes(16) + _varints([0, 100, 2**23]) + bytes([4]) + _NO_COMPRESSION
     root = _varints([0, offset, size, num_keys, size, values])
-    one, generation, height, time, no_earlier = b"\1", b"\1", b"\0", bytes(8), b"\0"
-    versions = one + generation + height + root + time + no_earlier
+    num_versions, generation, height, time, no_earlier = b"\1", b"\1", b"\0", bytes(8), b"\0"
+    versions = num_versions + generation + height + root + time + no_earlier
     return _sealed(_MANIFEST, config, _files(name), versions)
 
 
@@ -173,8 +173,8 @@ def _sealed(magic: bytes, *parts: bytes) -> bytes:
     """Join the parts of a node or a manifest: a header before them, and a CRC32C after them."""
     version = b"\0"
     inside = version + _NO_COMPRESSION + b"".join(parts)
-    whole = magic + struct.pack("<Q", len(inside) + 16) + inside
-    return whole + struct.pack("<I", google_crc32c.value(whole))
+    content = magic + struct.pack("<Q", len(inside) + 16) + inside
+    return content + struct.pack("<I", google_crc32c.value(content))
 
 
 def _varints(numbers: Iterable[int]) -> bytes:

@@ -42,7 +42,7 @@ class Tree(NamedTuple):
     """The tree of one commit of a store."""
 
     values: dict[str, ValueLocation | bytes]
-    """Location of each key's value, or the value itself if it is short."""
+    """Location of the value of each key, or the value itself if it is short."""
     live_bytes: Mapping[str, int]
     """By data file, the bytes in it that values and nodes take."""
     lost: tuple[str, ...]
@@ -62,8 +62,7 @@ def current_tree(store: OcdbtStore) -> Tree:
 
 def config_of(store: OcdbtStore) -> dict[str, Any]:
     """Return the settings of a store, its identity among them."""
-    found: dict[str, Any] = _manifest(store)["config"]
-    return found
+    return dict(_manifest(store)["config"])
 
 
 def live_bytes(store: OcdbtStore) -> int:
@@ -77,7 +76,7 @@ def live_files(store: OcdbtStore) -> frozenset[str]:
 
     `ValueError` or `OSError` if a part cannot be read, since any file may then be needed.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     seen: set[str] = set()
     waiting: list[Any] = [_manifest(store)]
     while waiting:
@@ -86,14 +85,14 @@ def live_files(store: OcdbtStore) -> frozenset[str]:
             tree = _read(store, commit.get("root", {}).get("location"), seen)
             if tree.lost:
                 raise ValueError(tree.lost[0])
-            found |= tree.files
+            names |= tree.files
         for child in node.get("version_tree_nodes") or node.get("entries", []):
             place = child.get("location")
             if place is not None and place not in seen:
                 seen.add(place)
-                found.add(_place(place).file)
+                names.add(_place(place).file)
                 waiting.append(ts.ocdbt.dump(store.files, place).result())
-    return frozenset(found)
+    return frozenset(names)
 
 
 def _manifest(store: OcdbtStore) -> Any:
@@ -103,7 +102,7 @@ def _manifest(store: OcdbtStore) -> Any:
 
 
 def _read(store: OcdbtStore, root: str | None, seen: set[str] | None = None) -> Tree:
-    """Read the nodes of a tree that were not ``seen``, where they are added.
+    """Read the nodes of a tree whose locations are not in ``seen``, and add these.
 
     A forged tree could name one node many times, or itself.
     """
@@ -113,25 +112,25 @@ def _read(store: OcdbtStore, root: str | None, seen: set[str] | None = None) -> 
     seen = set() if seen is None else seen
     waiting: list[tuple[str, bytes, int | None]] = [(root, b"", None)] if root else []
     while waiting:
-        node, prefix, above = waiting.pop()
-        if node in seen:
+        location, prefix, parent_height = waiting.pop()
+        if location in seen:
             continue
-        seen.add(node)
+        seen.add(location)
         try:
-            place = _place(node)
+            place = _place(location)
             live_bytes[place.file] += place.length
-            found = ts.ocdbt.dump(store.files, node).result()
+            node = ts.ocdbt.dump(store.files, location).result()
         except (ValueError, OSError) as error:
             lost.append(str(error).partition(" [")[0])
             continue
-        if above is not None and found["height"] != above - 1:
-            lost.append(f"{node} is in the wrong place of the tree")
+        if parent_height is not None and node["height"] != parent_height - 1:
+            lost.append(f"{location} is in the wrong place of the tree")
             continue
-        for entry in found["entries"]:
+        for entry in node["entries"]:
             key = prefix + bytes(entry["key"])
             if "location" in entry:
-                below = prefix + bytes(entry["subtree_common_prefix"])
-                waiting.append((entry["location"], below, found["height"]))
+                child_prefix = prefix + bytes(entry["subtree_common_prefix"])
+                waiting.append((entry["location"], child_prefix, node["height"]))
                 continue
             name = key.decode(errors="replace")
             try:
@@ -146,7 +145,7 @@ def _read(store: OcdbtStore, root: str | None, seen: set[str] | None = None) -> 
 
 
 def _value(entry: Any) -> ValueLocation | bytes:
-    """Return where the value of an entry is, or the value; `ValueError` if it leads out."""
+    """Return the location of an entry's value, or the value; `ValueError` if it is outside."""
     if "inline_value" in entry:
         return bytes(entry["inline_value"])
     return _place(entry["indirect_value"])
@@ -159,7 +158,7 @@ def _place(location: str) -> ValueLocation:
 
 
 class Contents:
-    """The content of one commit of a store; if it is mapped, it stays as it is."""
+    """The content of one commit of a store; if it is mapped, it never changes."""
 
     region: "Region | None" = None
     """The mapped data files."""
@@ -178,25 +177,25 @@ class Contents:
     @staticmethod
     def mapped(store: OcdbtStore) -> "Contents":
         """Map the last commit; `OSError` or `ValueError` if not all files can be read."""
-        found = Contents(store, current_tree(store))
-        if found.tree.lost:
-            raise ValueError(found.tree.lost[0])
-        places = [at for at in found.tree.values.values() if isinstance(at, ValueLocation)]
-        region = Region(store.directory, sorted({at.file for at in places}))
-        for at in places:
-            if at.offset + at.length > region.sizes[at.file]:
-                raise ValueError(f"{at.file} was cut short")
-        found.region = region
-        return found
+        contents = Contents(store, current_tree(store))
+        if contents.tree.lost:
+            raise ValueError(contents.tree.lost[0])
+        places = [x for x in contents.tree.values.values() if isinstance(x, ValueLocation)]
+        region = Region(store.directory, sorted({place.file for place in places}))
+        for place in places:
+            if place.offset + place.length > region.sizes[place.file]:
+                raise ValueError(f"{place.file} was cut short")
+        contents.region = region
+        return contents
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
         return sorted(key for key in self.tree.values if key.startswith(prefix))
 
     def stored(self, key: str) -> tuple[int | None, str]:
-        """Return the bytes of a stored value, None if there is none, and what is wrong with it.
+        """Return the size of a stored value, None if it is missing, and a description of its fault.
 
-        It is not read; whether its file ends before it is known on this machine only.
+        The value is not read. Only on this machine is it known whether its file is long enough.
         """
         if key not in self.tree.values:
             return None, "it is missing"
@@ -210,8 +209,8 @@ class Contents:
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
-        found = {name: Path(self.store.directory, name) for name in self.tree.files}
-        return {name: file.lstat().st_size for name, file in found.items() if file.is_file()}
+        paths = {name: Path(self.store.directory, name) for name in self.tree.files}
+        return {name: file.lstat().st_size for name, file in paths.items() if file.is_file()}
 
     def start(self, key: str) -> Callable[[], bytes]:
         """Start to read the stored value of a key that exists; calling the result returns it."""
@@ -220,8 +219,8 @@ class Contents:
             return lambda: place
         span = slice(place.offset, place.offset + place.length)
         assert isinstance(self.store, OcdbtStore)
-        read = self.store.files.read(place.file, byte_range=span)
-        return lambda: _whole(key, read, place.length)
+        future = self.store.files.read(place.file, byte_range=span)
+        return lambda: _finish_read(key, future, place.length)
 
     def get(self, key: str) -> bytes:
         """Return the value of a key; `VaultFormatError` where it is missing or damaged."""
@@ -233,9 +232,9 @@ class Contents:
         """Return the values of keys that must exist."""
         if lost := [key for key in keys if key not in self.tree.values]:
             raise damaged(self.path, f"it has lost {lost[0]}")
-        read = self._value if self.region else lambda key: self.start(key)()
-        found = unseal({key: bytes(read(key)) for key in keys}, self.path)
-        return [found[key] for key in keys]
+        value_of = self._value if self.region else lambda key: self.start(key)()
+        values = unseal({key: bytes(value_of(key)) for key in keys}, self.path)
+        return [values[key] for key in keys]
 
     def fetch(self, keys: Sequence[str], _: int) -> Iterator[Any]:
         """Yield the stored values of keys of mapped files, not copied; None for missing ones."""
@@ -257,7 +256,7 @@ class _RegisteredContents(Contents):
         super().__init__(store, Tree(dict.fromkeys(self._value_sizes, b""), {}, ()))
 
     def stored(self, key: str) -> tuple[int | None, str]:
-        """Return the bytes of a stored value, None if there is none, and what is wrong with it."""
+        """Return the size of a value, None if it is missing, and a description of its fault."""
         size = self._value_sizes.get(key)
         return size, "it is missing" if size is None else ""
 
@@ -273,15 +272,15 @@ class _RegisteredContents(Contents):
         return read
 
 
-def _whole(key: str, read: Any, length: int) -> bytes:
+def _finish_read(key: str, future: Any, length: int) -> bytes:
     """Return the bytes read; `VaultFormatError` if some are missing."""
     try:
-        found = read.result()
+        reply = future.result()
     except (ValueError, OSError) as error:
         raise VaultFormatError(f"{key} cannot be read from its data file: {error}.") from error
-    if found.state != "value" or len(found.value) != length:
+    if reply.state != "value" or len(reply.value) != length:
         raise VaultFormatError(f"the data file of {key} is missing or truncated.")
-    return bytes(found.value)
+    return bytes(reply.value)
 
 
 class Region:
@@ -347,10 +346,10 @@ class Region:
 
 
 def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
-    found = _libc().mmap(address, size, protection, flags, descriptor, 0)
-    if found == ctypes.c_void_p(-1).value:
+    mapped = _libc().mmap(address, size, protection, flags, descriptor, 0)
+    if mapped == ctypes.c_void_p(-1).value:
         raise MemoryError(os.strerror(ctypes.get_errno()))
-    return int(found)
+    return int(mapped)
 
 
 @cache

@@ -37,13 +37,13 @@ from offmarl.vault.format.layout import LOCK, damaged
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _CUT_FILE = "Requested byte range"
-"""What TensorStore says of a file that is shorter than its references."""
+"""Error of TensorStore for a file that is shorter than its references."""
 
 _NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quota exceeded")
 _MOST_TEXT = 1000
 _SYNCS = 16
 _SETTLE_SECONDS = 0.1
-"""How long the other writes of a call that has failed may go on: zarr does not wait for them."""
+"""Time for the other writes of a failed call to end: zarr does not wait for them."""
 _DISCARDS = 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -64,9 +64,9 @@ def check_regular_files(directory: Path) -> None:
     """
     waiting = [os.fspath(directory)]
     while waiting:
-        below = waiting.pop()
+        subdirectory = waiting.pop()
         try:
-            with os.scandir(below) as entries:
+            with os.scandir(subdirectory) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
@@ -76,8 +76,8 @@ def check_regular_files(directory: Path) -> None:
             pass  # the directory does not exist, or a writer removed it
         except OSError as error:
             raise VaultError(
-                f"{below} cannot be read: {error.strerror}. Reading a vault needs permission to "
-                "list all of its directories."
+                f"{subdirectory} cannot be read: {error.strerror}. Reading a vault needs "
+                "permission to list all of its directories."
             ) from error
 
 
@@ -99,18 +99,18 @@ def open_file(directory: Path, name: str) -> int:
     parent = os.open(directory, _DIRECTORY)
     try:
         for part in parents:
-            below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+            child = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
             os.close(parent)
-            parent = below
+            parent = child
         # O_NONBLOCK: a named pipe would wait for a writer.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        found = os.open(last, flags, dir_fd=parent)
+        descriptor = os.open(last, flags, dir_fd=parent)
     finally:
         os.close(parent)
-    if not stat.S_ISREG(os.fstat(found).st_mode):
-        os.close(found)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise ValueError(f"{name} is not a regular file")
-    return found
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -250,11 +250,11 @@ def existing(path: PurePath) -> VaultExistsError:
 
 def clear_directory(directory: Path) -> None:
     """Remove everything in a directory except the lock file."""
-    for rest in directory.iterdir():
-        if rest.is_dir() and not rest.is_symlink():
-            shutil.rmtree(rest)
-        elif rest.name != LOCK:
-            rest.unlink()
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK:
+            entry.unlink()
 
 
 def make_directory(path: Path) -> None:

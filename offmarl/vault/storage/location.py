@@ -29,7 +29,7 @@ _CUT_SHORT = re.compile(
     "Expected Content-Range header|OUT_OF_RANGE: Requested byte range|etag not found in response|"
     r"Encoded length \(0\) is less|" + EMPTY
 )
-"""What is said of an answer that ended within its headers."""
+"""Errors of TensorStore for an answer that ended within its headers, or was empty."""
 _TRIES = 5
 _PAUSE_SECONDS = 0.1
 BUCKETS = ("s3", "gs")
@@ -77,32 +77,32 @@ def absolute(path: str | os.PathLike[str]) -> PurePath:
     if isinstance(path, Url):
         return path
     text = os.fspath(path)
-    if (found := _COLLAPSED.match(text)) and found[1].lower() in schemes:
+    if (match := _COLLAPSED.match(text)) and match[1].lower() in schemes:
         text = text.replace(":/", "://", 1)
     return _url(text) if "://" in text else _checked(local(text))
 
 
 def _url(text: str) -> Url:
-    scheme, _, rest = text.partition("://")
-    shown = hide_credentials(text)
-    if scheme not in schemes or not rest.strip("/"):
+    scheme, _, address = text.partition("://")
+    display = hide_credentials(text)
+    if scheme not in schemes or not address.strip("/"):
         raise VaultError(
-            f"{shown} has an unsupported scheme: give a path, or a URL that begins with "
-            f"{', '.join(f'{known}://' for known in sorted(schemes))} and a bucket or server."
+            f"{display} has an unsupported scheme: give a path, or a URL that begins with "
+            f"{', '.join(f'{name}://' for name in sorted(schemes))} and a bucket or server."
         )
-    host, _, key = rest.lstrip("/").partition("/")
+    host, _, key = address.lstrip("/").partition("/")
     if scheme in BUCKETS and ("@" in host or ":" in host):
         raise VaultError(
-            f"{shown} has a user name or password in it, which buckets do not accept: set "
+            f"{display} has a user name or password in it, which buckets do not accept: set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in with the provider's tools."
         )
     if not _SERVER.match(host.rpartition("@")[2]):
         raise VaultError(
-            f"{shown} names no server: write / in a user name or password as %2F, and @ as %40."
+            f"{display} names no server: write / in a user name or password as %2F, and @ as %40."
         )
     key = posixpath.normpath(key or ".")
     if key.split("/")[0] == "..":
-        raise VaultError(f"{shown} leads out of its bucket or server.")
+        raise VaultError(f"{display} leads out of its bucket or server.")
     return Url(f"{scheme}://{host}", key)
 
 
@@ -112,8 +112,8 @@ def hide_credentials(text: str) -> str:
     A password may contain ``/`` or ``@`` that should have been percent-encoded. So unless the URL
     begins with a server, everything before its last ``@`` is hidden.
     """
-    scheme, separator, rest = text.partition("://")
-    server = rest.lstrip("/")
+    scheme, separator, address = text.partition("://")
+    server = address.lstrip("/")
     if not separator or "@" not in server or _SERVER.match(server):
         return text
     return f"{scheme}://***@{server.rpartition('@')[2]}"
@@ -150,15 +150,15 @@ def _aws() -> dict[str, Any]:
         "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
         "aws_region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
     }
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         option: os.environ[name]
         for option, names in variables.items()
         for name in reversed(names)
         if os.environ.get(name)
     }
     if os.environ.get("AWS_ACCESS_KEY_ID"):
-        found["aws_credentials"] = {"type": "environment"}
-    return found
+        options["aws_credentials"] = {"type": "environment"}
+    return options
 
 
 @lru_cache(maxsize=4)
@@ -230,10 +230,10 @@ def open_files(path: PurePath) -> "ts.KvStore":
 
 
 def vaults_among(
-    names: Iterable[str], needed: tuple[str, ...] = (METADATA, MANIFEST)
+    names: Iterable[str], required: tuple[str, ...] = (METADATA, MANIFEST)
 ) -> list[PurePosixPath]:
     """Return the directories of vaults that files of these names belong to, sorted."""
-    paths = {PurePosixPath(name) for name in names if name.endswith(needed)}
-    found = {path.parent for path in paths if path.parent.parts}
-    whole = [path for path in found if all(path / name in paths for name in needed)]
-    return sorted(path for path in whole if not path.name.startswith("."))
+    paths = {PurePosixPath(name) for name in names if name.endswith(required)}
+    directories = {path.parent for path in paths if path.parent.parts}
+    vaults = [path for path in directories if all(path / name in paths for name in required)]
+    return sorted(path for path in vaults if not path.name.startswith("."))

@@ -221,15 +221,15 @@ class Store(ABC):
 
     def get_some(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the values of those keys that exist."""
-        found = zip(keys, self.attempt(partial(self._read, keys)), strict=True)
-        return unseal({key: value for key, value in found if value is not None}, self.path)
+        pairs = zip(keys, self.attempt(partial(self._read, keys)), strict=True)
+        return unseal({key: value for key, value in pairs if value is not None}, self.path)
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys that must exist."""
-        found = self.get_some(keys)
-        if lost := [key for key in keys if key not in found]:
+        values = self.get_some(keys)
+        if lost := [key for key in keys if key not in values]:
             raise damaged(self.path, f"it has lost {lost[0]}")
-        return [found[key] for key in keys]
+        return [values[key] for key in keys]
 
     def drop_pages(self) -> None:
         """Ask the system to drop data written since the last call from its cache."""
@@ -284,10 +284,10 @@ class OcdbtStore(Store):
         """Return the content of a small file, or None if it does not exist."""
 
         def read() -> bytes | None:
-            found = self.files.read(name, staleness_bound=self.staleness).result()
-            if self.is_remote and found.state == "value" and not found.value:
+            reply = self.files.read(name, staleness_bound=self.staleness).result()
+            if self.is_remote and reply.state == "value" and not reply.value:
                 raise ValueError(EMPTY)
-            return bytes(found.value) if found.state == "value" else None
+            return bytes(reply.value) if reply.state == "value" else None
 
         return finish_remote(read, read) if self.is_remote else read()
 
@@ -302,7 +302,7 @@ class OcdbtStore(Store):
 
     def vaults(self) -> list[PurePath]:
         """Return the vaults below, at any depth."""
-        return [self.path / found for found in vaults_among(self.names())]
+        return [self.path / path for path in vaults_among(self.names())]
 
     @cached_property
     def _kv(self) -> ts.KvStore:
@@ -314,8 +314,8 @@ class OcdbtStore(Store):
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
         bound = self.staleness
         reads = [self._kv.read(key, staleness_bound=bound) for key in keys]
-        found = [read.result() for read in reads]
-        return [bytes(value.value) if value.state == "value" else None for value in found]
+        replies = [read.result() for read in reads]
+        return [bytes(value.value) if value.state == "value" else None for value in replies]
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
@@ -325,16 +325,16 @@ class OcdbtStore(Store):
     def stamps(self, keys: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
         """Return the first 4 bytes of keys, and their generations."""
         start, most = self._kv.read, slice(0, 4)
-        found = self.attempt(
+        replies = self.attempt(
             lambda: [read.result() for read in [start(key, byte_range=most) for key in keys]]
         )
-        return [bytes(x.value) for x in found], [bytes(x.stamp.generation) for x in found]
+        return [bytes(x.value) for x in replies], [bytes(x.stamp.generation) for x in replies]
 
     def fetch(self, keys: Sequence[str], depth: int) -> Iterator[bytes | None]:
         """Yield the stored values of keys, in order; None for each that does not exist."""
         for key, read in ahead(keys, self._start, depth):
-            found = self.attempt(read.result, partial(self._again, key))
-            yield bytes(found.value) if found.state == "value" else None
+            reply = self.attempt(read.result, partial(self._again, key))
+            yield bytes(reply.value) if reply.state == "value" else None
 
     def _start(self, key: str) -> Any:
         use_tensorstore(self.path)
@@ -351,7 +351,7 @@ class OcdbtStore(Store):
     ) -> Pending:
         """Start to write all values or none."""
         size = sum(len(block.memory) for block in blocks)
-        # A small file costs more than it saves: it is synced beside that of TensorStore.
+        # A small file costs more than it saves: it is synced in addition to TensorStore's.
         if blocks and not (self.can_map and size >= _BULK_BYTES):
             writes, blocks = {**writes, **_values_of(blocks)}, ()
         # TensorStore overwrites the unfinished manifest of a killed process without truncating it.
@@ -391,21 +391,21 @@ class OcdbtStore(Store):
         """Add references to the values of a data file to a transaction."""
         context = self.context
         memory = {"driver": "memory", "path": f"{file.name}/"}
-        own = ts.KvStore.open(memory, context=context).result()
-        own.write(MANIFEST, file.manifest).result()
+        manifest_store = ts.KvStore.open(memory, context=context).result()
+        manifest_store.write(MANIFEST, file.manifest).result()
         spec = {"driver": "ocdbt", "base": self.spec(), "manifest": memory}
         inside = self._kv.with_transaction(transaction)
-        found = ts.KvStore.open(spec, context=context).result()
-        found.experimental_copy_range_to(inside).result()
-        own.delete_range(ts.KvStore.KeyRange()).result()
+        source = ts.KvStore.open(spec, context=context).result()
+        source.experimental_copy_range_to(inside).result()
+        manifest_store.delete_range(ts.KvStore.KeyRange()).result()
 
     def beside(self, manifest: Path, config: Mapping[str, Any]) -> "OcdbtStore":
         """Return a new database with the same data files, and its manifest in another directory."""
         assert self.context  # both need the same one, to share files
-        found = copy(self)
-        found.__dict__.pop("_kv", None)
-        found._settings = {"manifest": kvstore_spec(manifest, "/"), "config": config}
-        return found
+        store = copy(self)
+        store.__dict__.pop("_kv", None)
+        store._settings = {"manifest": kvstore_spec(manifest, "/"), "config": config}
+        return store
 
     def refer_to(self, other: "OcdbtStore") -> None:
         """Take over all keys of another database beside it; the values are not copied."""
@@ -467,19 +467,19 @@ class Directory(OcdbtStore):
 
     def vaults(self) -> list[PurePath]:
         """Return the vaults right below."""
-        return [below for below in self._below() if not below.is_symlink()]
+        return [path for path in self._below() if not path.is_symlink()]
 
     def links(self) -> list[Path]:
         """Return the symbolic links to vaults right below."""
-        return [below for below in self._below() if below.is_symlink()]
+        return [path for path in self._below() if path.is_symlink()]
 
     def _below(self) -> list[Path]:
         if not self.directory.is_dir():
             return []
         return sorted(
-            below
-            for below in self.directory.iterdir()
-            if not below.name.startswith(".") and Directory(below).is_vault()
+            path
+            for path in self.directory.iterdir()
+            if not path.name.startswith(".") and Directory(path).is_vault()
         )
 
     def check(self) -> None:
@@ -537,9 +537,9 @@ class Archive(OcdbtStore):
         use_tensorstore(self.path)
         if isinstance(self.archive, Path):
             with suppress(OSError):
-                about = self.archive.stat()
+                status = self.archive.stat()
                 return archive_context(
-                    self.archive, (about.st_ino, about.st_size, about.st_mtime_ns)
+                    self.archive, (status.st_ino, status.st_size, status.st_mtime_ns)
                 )
         return caching_context()
 
@@ -547,7 +547,7 @@ class Archive(OcdbtStore):
         """Check the archive, and return the relative paths of all files below."""
         from offmarl.vault.storage.archive import members_of  # few vaults need it
 
-        prefix, names = self._prefix, (one.filename for one in members_of(self.archive))
+        prefix, names = self._prefix, (member.filename for member in members_of(self.archive))
         return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
     def is_vault(self) -> bool:
@@ -669,7 +669,7 @@ class Registered(Store):
 
     def vaults(self) -> list[PurePath]:
         """Return the vaults below, at any depth."""
-        return [self.path / found for found in vaults_among(self.values.sizes(""), (METADATA,))]
+        return [self.path / path for path in vaults_among(self.values.sizes(""), (METADATA,))]
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
         if len(keys) > 1:
@@ -778,10 +778,10 @@ def store_of(path: str | os.PathLike[str]) -> Store:
 
 def _size(file: Path) -> int:
     try:
-        about = file.stat()
+        status = file.stat()
     except FileNotFoundError:  # compaction removed it
         return 0
-    return about.st_size if stat.S_ISREG(about.st_mode) else 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _values_of(blocks: Iterable[Block]) -> dict[str, bytes]:

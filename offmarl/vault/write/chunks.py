@@ -55,7 +55,7 @@ class Staged(NamedTuple):
     values: dict[str, Value]
     """Small or compressed values, by key."""
     block: Block | None
-    """Uncompressed ones."""
+    """Uncompressed values."""
 
     @property
     def num_bytes(self) -> int:
@@ -101,17 +101,17 @@ class ChunkBuffer:
         if not self._filled:
             return
         keys = self._schema.chunk_keys(self._number)
-        stored = store.get_all(keys)
+        values = store.get_all(keys)
         grids = own_grids(self._schema)
-        for key, value, (name, _, array) in zip(keys, stored, self._chunk.arrays, strict=True):
+        for key, value, (name, _, array) in zip(keys, values, self._chunk.arrays, strict=True):
             try:
-                whole = grids[name].decode(value, key)
+                chunk = grids[name].decode(value, key)
             except VaultFormatError as error:
                 raise damaged(store.path, str(error).removesuffix(".")) from error
-            array[:, : self._filled] = whole[:, : self._filled]
+            array[:, : self._filled] = chunk[:, : self._filled]
         if self._schema.codec == "raw":
             (expected,) = store.get_all([layout.checksums_key(self._number)])
-            sound = _agree(stored, expected) | _agree(self._chunk.values(), expected)
+            sound = _agree(values, expected) | _agree(self._chunk.values(), expected)
             if not sound.all():
                 raise damaged(store.path, f"its checksum is wrong, of {keys[sound.argmin()]}")
 
@@ -170,9 +170,9 @@ class ChunkBuffer:
 
 
 def _agree(values: Iterable[Value | memoryview], expected: bytes) -> NumpyArray:
-    found = layout.decode_checksums(layout.encode_checksums(values))
-    wanted = layout.decode_checksums(expected)
-    return found == wanted if len(found) == len(wanted) else np.zeros(len(found), bool)
+    actual = layout.decode_checksums(layout.encode_checksums(values))
+    recorded = layout.decode_checksums(expected)
+    return actual == recorded if len(actual) == len(recorded) else np.zeros(len(actual), bool)
 
 
 def compress(value: Value | memoryview) -> bytes:

@@ -69,9 +69,9 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
     assert isinstance(store, Directory)
     with exclusive(store), errors_of(directory):
         before, manifest = _usage(directory), store.files.read(MANIFEST).result()
-        found = examine(store, deep=False)
-        if not found.sound:
-            raise damaged(directory, found.faults[0])
+        verification = examine(store, deep=False)
+        if not verification.sound:
+            raise damaged(directory, verification.faults[0])
         contents = Contents.of(store)
         _rewrite(store, contents, contents.tree.values, manifest.stamp)
         after = _usage(directory)
@@ -102,10 +102,10 @@ def _rewrite(store: Directory, contents: Contents, keys: Collection[str], stamp:
     TensorStore compares and replaces the manifest under the same lock as in a commit, so this is
     safe even if a stock program is writing.
     """
-    with rebuilding(store) as fresh:
+    with rebuilding(store) as directory:
         # With the same identity, programs that have the vault open can continue to read.
-        config, last = commit.config_of(store), fresh / "last"
-        rebuilt = store.beside(fresh, config)
+        config, last = commit.config_of(store), directory / "last"
+        rebuilt = store.beside(directory, config)
         if len(keys) < len(contents.tree.values):
             rebuilt.refer_to(store)
         copy(contents, keys, rebuilt)
@@ -125,10 +125,10 @@ def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str
     if tree.lost:
         raise damaged(contents.path, tree.lost[0])
     share = {file: tree.live_bytes.get(file, 0) / max(size, 1) for file, size in sizes.items()}
-    wasteful, moved = set(), 0
+    wasteful, moved_bytes = set(), 0
     for file in sorted(share, key=lambda file: share[file]):
-        moved += tree.live_bytes.get(file, 0)
-        if share[file] > 1 - _MOST_UNUSED or moved > _MOST_MOVED:
+        moved_bytes += tree.live_bytes.get(file, 0)
+        if share[file] > 1 - _MOST_UNUSED or moved_bytes > _MOST_MOVED:
             break
         wasteful.add(file)
     places = tree.values.items()
@@ -137,7 +137,7 @@ def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str
 
 @contextmanager
 def exclusive(store: Store) -> Iterator[None]:
-    """Hold a vault's lock, after cleaning up what a killed process left."""
+    """Hold a vault's lock, after deleting the leftovers of a killed process."""
     lock = store.lock()
     try:
         tidy(store)
@@ -149,10 +149,10 @@ def exclusive(store: Store) -> Iterator[None]:
 @contextmanager
 def rebuilding(store: Directory) -> Iterator[Path]:
     """Make the directory to build a store in; it is removed afterwards."""
-    fresh = store.directory / REBUILT
-    fresh.mkdir()
+    directory = store.directory / REBUILT
+    directory.mkdir()
     try:
-        yield fresh
+        yield directory
     finally:
         tidy(store)
 
@@ -183,9 +183,9 @@ def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
 
 def _order(key: str) -> tuple[bool, str, int, int, str]:
     """Sort the chunks of a leaf by time, and offmarl's keys, which complete a vault, last."""
-    found = _CHUNK.fullmatch(key)
-    leaf, block, number, rest = found.groups() if found else (key, 0, -1, "")
-    return key.startswith(OWN_PREFIX), leaf, int(number), int(block), rest
+    match = _CHUNK.fullmatch(key)
+    leaf, block, number, suffix = match.groups() if match else (key, 0, -1, "")
+    return key.startswith(OWN_PREFIX), leaf, int(number), int(block), suffix
 
 
 def tidy(store: Store) -> None:
@@ -197,8 +197,8 @@ def tidy(store: Store) -> None:
     if not isinstance(store, Directory):
         return  # places without rename have no rebuilds
     directory = store.directory
-    rest = directory / REBUILT
-    if not rest.exists():
+    leftover = directory / REBUILT
+    if not leftover.exists():
         return
     try:
         live = commit.live_files(store)
@@ -207,7 +207,7 @@ def tidy(store: Store) -> None:
     for file in (directory / DATA).glob("*"):
         if live is not None and f"{DATA}/{file.name}" not in live:
             file.unlink()
-    shutil.rmtree(rest)
+    shutil.rmtree(leftover)
 
 
 def _usage(directory: Path) -> tuple[int, int]:
@@ -218,5 +218,5 @@ def _usage(directory: Path) -> tuple[int, int]:
 
 def _data_sizes(directory: Path) -> dict[str, int]:
     """Return the bytes of each data file, by its name in the tree."""
-    with os.scandir(directory / DATA) as found:
-        return {f"{DATA}/{file.name}": file.stat().st_size for file in found}
+    with os.scandir(directory / DATA) as entries:
+        return {f"{DATA}/{file.name}": file.stat().st_size for file in entries}

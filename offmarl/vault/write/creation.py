@@ -152,7 +152,7 @@ def create_whole(
 
 
 def _publish(built: Store, place: Store) -> None:
-    """Move a vault to its place, if it is not there."""
+    """Move a vault to its place, unless it was built there."""
     if built is not place:
         with errors_of(place.path):
             place.refuse_existing()
@@ -161,7 +161,7 @@ def _publish(built: Store, place: Store) -> None:
 
 @contextmanager
 def _building(place: Store, suffix: str) -> Iterator[tuple[Store, WriterLock]]:
-    """Build a vault beside its place, of which nothing remains if the block fails.
+    """Build a vault beside its place; it is removed if the block fails.
 
     Where nothing can be renamed, it is built in place: ``metadata.json`` marks a vault and comes
     last, and a killed process leaves an incomplete one.
@@ -206,23 +206,23 @@ def free_place(path: str | os.PathLike[str]) -> Store:
 
 def destination(path: str | os.PathLike[str], may_exist: bool = False) -> Store:
     """Return the place of a vault to be created."""
-    given = absolute(path)
-    for above in given.parents if isinstance(given, Path) else ():
+    vault_path = absolute(path)
+    for above in vault_path.parents if isinstance(vault_path, Path) else ():
         if (above / layout.MANIFEST).is_file():
-            raise VaultError(f"{given} is inside the vault {above}: choose a place outside it.")
-    if given.name.endswith(SUFFIX):
-        dataset = store_of(given)
-        if may_exist and [one.name for one in dataset.vaults()] == [DEFAULT_UID]:
-            return store_of(given / DEFAULT_UID)
-        for found in (*dataset.vaults(), *dataset.links()):
-            raise VaultExistsError(f"{given} holds {found.name} already: choose another name.")
-        return store_of(given / DEFAULT_UID)
-    if not given.parent.name.endswith(SUFFIX):
+            raise VaultError(f"{vault_path} is inside the vault {above}: choose another place.")
+    if vault_path.name.endswith(SUFFIX):
+        dataset = store_of(vault_path)
+        if may_exist and [vault.name for vault in dataset.vaults()] == [DEFAULT_UID]:
+            return store_of(vault_path / DEFAULT_UID)
+        for entry in (*dataset.vaults(), *dataset.links()):
+            raise VaultExistsError(f"{vault_path} holds {entry.name} already: choose another name.")
+        return store_of(vault_path / DEFAULT_UID)
+    if not vault_path.parent.name.endswith(SUFFIX):
         raise VaultError(
-            f"{given} cannot be the path of a vault: it must be <name>{SUFFIX} or "
-            f"<name>{SUFFIX}/<uid>, as in {given.parent / (given.stem + SUFFIX)}."
+            f"{vault_path} cannot be the path of a vault: it must be <name>{SUFFIX} or "
+            f"<name>{SUFFIX}/<uid>, as in {vault_path.parent / (vault_path.stem + SUFFIX)}."
         )
-    return store_of(given)
+    return store_of(vault_path)
 
 
 def _plain(spec: EnvSpec) -> EnvSpec:

@@ -19,7 +19,7 @@ class Record(NamedTuple):
     """The episodes and final views that a record adds, and the vault's head after it."""
 
     head: Head
-    ended: tables.Table
+    episodes: tables.Table
     finals: NumpyArray
     running: tables.Table
 
@@ -62,33 +62,36 @@ def account(
     if fresh:
         lost = running[running["length"] > 0]
         running = tables.none_running(len(running), running.dtype, begin)
-    ended, running = tables.scan(running, begin, signals)
-    ended = _mark_cut(ended, begin, _cut_steps(cut, signals.last.shape))
-    ended, views = _with_finals(ended, finals, tip, spec)
-    ended = np.concatenate([lost, ended])
+    episodes, running = tables.scan(running, begin, signals)
+    episodes = _mark_cut(episodes, begin, _cut_steps(cut, signals.last.shape))
+    episodes, views = _with_finals(episodes, finals, tip, spec)
+    episodes = np.concatenate([lost, episodes])
     head = tip._replace(
         length=stop,
-        episodes=tip.episodes + len(ended),
+        episodes=tip.episodes + len(episodes),
         finals=tip.finals + len(views),
-        total_return=tip.total_return + float(ended["returns"].mean(-1).sum()),
+        total_return=tip.total_return + float(episodes["returns"].mean(-1).sum()),
     )
-    return Record(head, ended, views, running)
+    return Record(head, episodes, views, running)
 
 
-def tables_of(records: Sequence[Record], before: Head) -> dict[str, bytes]:
-    """Return the keys and values that add records to the tables of a vault."""
+def tables_of(records: Sequence[Record], before: Head, stock_length: int) -> dict[str, bytes]:
+    """Return the keys and values that add records to the tables of a vault.
+
+    The index is never set below ``stock_length``: steps that are not adopted yet are not lost.
+    """
     if not records:
         return {}
     head, *_, running = records[-1]
     writes = {
-        layout.INDEX_KEY: layout.encode_index(head.length),
+        layout.INDEX_KEY: layout.encode_index(max(head.length, stock_length)),
         layout.HEAD_KEY: layout.dump_json(head._asdict()),
         layout.RUNNING_KEY: running.tobytes(),
     }
-    ended = np.concatenate([record.ended for record in records])
+    episodes = np.concatenate([record.episodes for record in records])
     finals = np.concatenate([record.finals for record in records])
-    if len(ended):
-        writes[layout.episodes_key(before.episodes)] = ended.tobytes()
+    if len(episodes):
+        writes[layout.episodes_key(before.episodes)] = episodes.tobytes()
     if len(finals):
         writes[layout.finals_key(before.finals)] = finals.tobytes()
     return writes
@@ -106,11 +109,11 @@ def warn_of_length(path: object, begin: int, stop: int) -> None:
 
 
 def _with_finals(
-    ended: tables.Table, finals: FinalObservations | None, tip: Head, spec: EnvSpec
+    episodes: tables.Table, finals: FinalObservations | None, tip: Head, spec: EnvSpec
 ) -> tuple[tables.Table, NumpyArray]:
     """Return the ended episodes with their final views' numbers, and the views packed."""
     if finals is None:
-        return ended, np.zeros(0, encoding.view_dtype(spec))
+        return episodes, np.zeros(0, encoding.view_dtype(spec))
     views = encoding.pack_view(finals.view, spec)
     row, time = np.asarray(finals.row), np.asarray(finals.time)
     if not row.shape == time.shape == views.shape:
@@ -118,7 +121,7 @@ def _with_finals(
             f"{len(views)} final views came with rows {row.shape} and times {time.shape}: give "
             "one of each for every view."
         )
-    return tables.attach_finals(ended, tip.length, row, time, tip.finals), views
+    return tables.attach_finals(episodes, tip.length, row, time, tip.finals), views
 
 
 def _cut_steps(cut: Cut, shape: tuple[int, int]) -> NumpyArray:
@@ -135,13 +138,13 @@ def _cut_steps(cut: Cut, shape: tuple[int, int]) -> NumpyArray:
     return steps
 
 
-def _mark_cut(ended: tables.Table, begin: int, cut: NumpyArray) -> tables.Table:
-    """Mark which truncations are by the recording."""
-    is_cut = cut[ended["row"], ended["start"] + ended["length"] - 1 - begin]
+def _mark_cut(episodes: tables.Table, begin: int, cut: NumpyArray) -> tables.Table:
+    """Mark the truncations that the recording made."""
+    is_cut = cut[episodes["row"], episodes["start"] + episodes["length"] - 1 - begin]
     if is_cut.sum() != cut.sum():
         raise ShapeError(
             "a row is marked as cut at a step that does not end its episode: set `truncated` and "
             "`last` at that step, and give its final view."
         )
-    ended["cause"][is_cut & (ended["cause"] == tables.TRUNCATED)] = tables.CUT
-    return ended
+    episodes["cause"][is_cut & (episodes["cause"] == tables.TRUNCATED)] = tables.CUT
+    return episodes

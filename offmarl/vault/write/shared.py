@@ -36,13 +36,13 @@ class SharedWriter:
     """
 
     def __init__(self, vault: Reader, run: str, gather: int | None, timeout: float):
-        own = manifest_of(vault)
+        manifest = manifest_of(vault)
         self.path = vault.path
         self.run = run
-        self._schema = own.schema
+        self._schema = manifest.schema
         self._gather = gather or self._schema.chunk_steps
         self._timeout = timeout
-        self._committed = own.head.runs.get(run, 0)
+        self._committed = manifest.head.runs.get(run, 0)
         self._unsure = False
         self._waiting: list[_Waiting] = []
         self._steps = 0
@@ -152,8 +152,8 @@ class SharedWriter:
         values.check(arrays, self.spec, finals)
         arrays = values.cast(arrays, self._schema.leaves)
         none = tables.none_running(self.rows, self._schema.record)
-        found = account(transition, arrays, finals, Head(), none, self.spec, fresh=True, cut=cut)
-        if found.running["length"].any():
+        record = account(transition, arrays, finals, Head(), none, self.spec, fresh=True, cut=cut)
+        if record.running["length"].any():
             raise ShapeError(
                 f"several writers append whole episodes to {self.path}: `last` must be true at the "
                 "last step of every row. To cut an episode off there, set `truncated`, and give "

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -58,16 +58,16 @@ class Writer:
     """
 
     def __init__(
-        self, store: Store, lock: WriterLock, own: Manifest, on_invalid: OnInvalid = "raise"
+        self, store: Store, lock: WriterLock, manifest: Manifest, on_invalid: OnInvalid = "raise"
     ):
         self.path = store.path
         self._lock = lock
         self._on_invalid = on_invalid
         self.store = store
-        self._schema = own.schema
-        self._head = self._tip = own.head
-        self._running = own.running
-        self._provenance = own.provenance
+        self._schema = manifest.schema
+        self._head = self._tip = manifest.head
+        self._running = manifest.running
+        self._provenance = manifest.provenance
         self._pending: list[Record] = []
         self._annotated = False
         self._has_new_pages = False
@@ -75,7 +75,8 @@ class Writer:
         self._buffer.restore(self.store)
         self._under_way: _Commit | None = None
         self._committed_at = time.monotonic()
-        self._fence = self._stamps(own.stock_length)
+        self._stock_length = manifest.stock_length
+        self._fence = self._stamps()
         self._closed = False
 
     @property
@@ -153,8 +154,6 @@ class Writer:
             )
         tip = self._tip._replace(run=run, runs={**self._tip.runs, run: done + 1})
         self._accept(transition, finals, tip, fresh=run != self._tip.run, cut=cut)
-        if self._is_commit_due():
-            self._commit()
 
     def annotate(self, provenance: Mapping[str, Any]) -> None:
         """Merge a JSON object into the provenance, with the next commit."""
@@ -171,7 +170,7 @@ class Writer:
             self._await_commit()
 
     def drop_pages(self) -> None:
-        """Ask the system to drop what was written from its cache, for data that is read later."""
+        """Ask the system to drop written data from its cache, if it is not read soon."""
         if self._has_new_pages:
             self.store.drop_pages()
             self._has_new_pages = False
@@ -204,12 +203,13 @@ class Writer:
         self.release()
 
     def discard(self) -> None:
-        """Release the lock, and remove the vault if it is on this machine and holds no steps."""
-        self.release()
-        if not self._head.length and isinstance(self.store, Directory):
+        """Remove the vault if it is on this machine and holds no steps, and release the lock."""
+        self._settle()
+        if not self._tip.length and isinstance(self.store, Directory):
             shutil.rmtree(self.store.path, ignore_errors=True)
             with suppress(OSError):
                 self.store.directory.parent.rmdir()  # unless there are others
+        self.release()  # last, so that no other writer loses its steps
 
     def release(self) -> None:
         """Release the lock without flushing; steps that were not flushed are lost."""
@@ -218,7 +218,7 @@ class Writer:
         self._lock.release()
 
     def _settle(self) -> None:
-        """Wait for the commit in progress, whatever becomes of it."""
+        """Wait for the commit in progress, whether it succeeds or fails."""
         if self._under_way is not None:
             self._under_way.done.exception()
 
@@ -252,33 +252,35 @@ class Writer:
         fresh: bool,
         cut: Cut = False,
     ) -> None:
-        """Add steps to the buffer, and their episodes to the tables."""
-        arrays = self._checked(transition, finals)
+        """Add steps to the buffer and their episodes to the tables, and commit when it is due."""
+        arrays, problems = self._checked(transition, finals)
         record = account(
             transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
         )
         warn_of_length(self.path, tip.length, record.head.length)
+        quirks = compat.recorded(self._provenance)
+        if new_quirks := values.warn(problems, quirks):
+            self.annotate({"quirks": [*quirks, *new_quirks]})
         self._tip, self._running = record.head, record.running
         self._pending.append(record)
         self._buffer.put(arrays)
+        if self._is_commit_due():
+            self._commit()
 
     def _checked(
         self, transition: Transition, finals: FinalObservations | None
-    ) -> dict[str, NumpyArray]:
-        """Check shapes and values, and return the arrays to store."""
-        at = f" at step {self._tip.length} of {self.path}"
-        arrays = encoding.fit(transition, self._schema, at)
+    ) -> tuple[dict[str, NumpyArray], list[values.Invalid]]:
+        """Check shapes and values, and return the arrays to store and the problems to warn of."""
+        position = f" at step {self._tip.length} of {self.path}"
+        arrays = encoding.fit(transition, self._schema, position)
         place = RecordPosition(self._tip.length, "of the vault")
-        found = [*values.find(arrays, self.spec, finals, place)]
+        problems = [*values.find(arrays, self.spec, finals, place)]
         if self._on_invalid == "raise":
-            values.refuse(found)
-        known = compat.recorded(self._provenance)
-        if fresh := values.warn(found, known):
-            self.annotate({"quirks": [*known, *fresh]})
-        return values.cast(arrays, self._schema.leaves, place, self._on_invalid)
+            values.refuse(problems)
+        return values.cast(arrays, self._schema.leaves, place, self._on_invalid), problems
 
     def _is_commit_due(self) -> bool:
-        """Whether to commit the full chunks: the disk is idle, they take much memory, or wait."""
+        """Whether to commit the full chunks: they take much memory, or have waited for long."""
         staged = self._buffer.staged_bytes
         if not staged or self._under_way is None or self._under_way.done.done():
             most = max(_COMMIT_BYTES, self._buffer.full_bytes // _COMMIT_PARTS)
@@ -290,17 +292,20 @@ class Writer:
     def _adopt(self, vault: Reader) -> None:
         """Adopt the steps that a stock program appended, as episodes of unknown policies.
 
-        The data is already on disk, so invalid values are kept.
+        The data is already on disk, so invalid values are kept. Several commits may be needed; if
+        the process dies between them, the next writer adopts the remaining steps.
         """
         self._on_invalid, on_invalid = "keep", self._on_invalid
-        start = self._head.length
-        unverified = (*self._head.unverified, (start, vault.length))
+        start, intervals = self._head.length, self._head.unverified
+        is_begun = bool(intervals) and intervals[-1][1] > start  # by a process that died
+        interval = (intervals[-1][0] if is_begun else start, vault.length)
+        unverified = (*intervals[: len(intervals) - is_begun], interval)
         for begin, stop in vault.blocks(start=start):
             steps = vault.transitions(begin, stop)
             unknown: NumpyArray = np.full_like(steps.policy_id, -1)
             steps = steps._replace(policy_id=unknown)
             tip = self._tip._replace(run=None, unverified=unverified)
-            self._accept(steps, None, tip, fresh=begin == start)
+            self._accept(steps, None, tip, fresh=begin == start and not is_begun)
         self.flush()
         self._on_invalid = on_invalid
 
@@ -316,7 +321,7 @@ class Writer:
         writes: dict[str, Value] = dict(self._buffer.tail()) if tail else {}
         for chunk in staged.values():
             writes |= chunk.values
-        writes |= tables_of(ready, self._head)
+        writes |= tables_of(ready, self._head, self._stock_length)
         blocks = [chunk.block for chunk in staged.values() if chunk.block]
         if self._annotated:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
@@ -351,14 +356,15 @@ class Writer:
             self._pending = self._pending[len(commit.records) :]
             self._head = commit.records[-1].head
         self._buffer.recycle(commit.through)
-        self._fence = self._stamps(min(self._head.length, layout.MAX_STOCK_LENGTH))
+        self._fence = self._stamps()
 
-    def _stamps(self, stock_length: int) -> dict[str, bytes]:
+    def _stamps(self) -> dict[str, bytes]:
         """Return the generations of keys that every append changes."""
+        expected = max(self._stock_length, min(self._head.length, layout.MAX_STOCK_LENGTH))
         chunk = self._head.length // self._schema.chunk_steps
         keys = (layout.INDEX_KEY, self._schema.chunk_key("rewards", 0, chunk))
         (index, *_), stamps = self.store.stamps(keys)
-        if layout.decode_index(index) != stock_length:
+        if layout.decode_index(index) != expected:
             raise conflict(self.path)
         return dict(zip(keys, stamps, strict=True))
 
@@ -395,14 +401,14 @@ def resume(path: str | os.PathLike[str], *, timeout: float = 0.0) -> Writer:
         It was not written by offmarl, or is damaged.
     """
     store = locate(path)
-    lock = store.lock(timeout)
-    try:
+    with ExitStack() as stack:
+        lock = store.lock(timeout)
+        stack.callback(lock.release)
         tidy(store)
         vault = Reader(store)
         writer = Writer(store, lock, manifest_of(vault))
+        stack.callback(writer.release)  # waits for a commit of an adoption that failed
         if vault.length > writer.length:
             writer._adopt(vault)
+        stack.pop_all()
         return writer
-    except BaseException:
-        lock.release()
-        raise
