@@ -244,7 +244,7 @@ def verify_pulled(name: str) -> Report | None:
         for entry in pulled_datasets.entries()
         if entry.record["name"] == target.name
         and target.uid in (None, *entry.uids)
-        and (target.given is None or entry.record["commit"].startswith(target.commit))
+        and (target.explicit is None or entry.record["commit"].startswith(target.commit))
     }
     return _verified(entries, target.uid) if entries else None
 

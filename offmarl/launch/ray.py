@@ -55,13 +55,13 @@ class RayLauncher:
         self._running: list[Any] = []
 
     def _check_room(self, resources: Mapping[str, Any]) -> None:
-        """Refuse tasks that a cluster of this machine alone never has room for."""
-        here = self._ray.cluster_resources()
+        """Raise `OptionError` for resources that a cluster of this machine does not have."""
+        capacity = self._ray.cluster_resources()
         for name, key in (("num_cpus", "CPU"), ("num_gpus", "GPU"), ("memory", "memory")):
-            if (asked := resources.get(name, 0)) > (most := here.get(key, 0)):
+            if (amount := resources.get(name, 0)) > (most := capacity.get(key, 0)):
                 self.close()
                 raise OptionError(
-                    f"--launcher-option {name}={asked:,}: the cluster that is started on this "
+                    f"--launcher-option {name}={amount:,}: the cluster that is started on this "
                     f"machine has {most:,.0f}. Ask for less, give more --jobs, or give the "
                     "address of a larger cluster."
                 )
@@ -90,12 +90,12 @@ class RayLauncher:
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    """Refuse options that Ray would not see, or would not understand."""
-    known = ("address", *_RESOURCES)
+    """Raise `OptionError` for unknown options, and for values that are not numbers."""
+    names = ("address", *_RESOURCES)
     for name, value in options.items():
-        if name not in known:
+        if name not in names:
             raise OptionError(
-                f"--launcher-option: the launcher ray has no {name!r}, but {', '.join(known)}."
+                f"--launcher-option: the launcher ray has no {name!r}, but {', '.join(names)}."
             )
         if name in _NUMBERS and not (isinstance(value, int | float) and 0 <= value < float("inf")):
             raise OptionError(f"--launcher-option {name} must be a number: got {value!r}.")

@@ -112,10 +112,10 @@ class Work(ABC):
     def join(self) -> None:  # noqa: B027 - by default the blocks are the result
         """Make the result from all blocks, in their order."""
 
-    def tasks(self, wanted: int | None) -> int:
-        """Return the number of tasks that run the blocks, of which so many are wanted."""
+    def tasks(self, count: int | None) -> int:
+        """Return the number of tasks that run the blocks; ``count`` is the user's choice."""
         most = max(self.num_blocks, 1)
-        return most if self.goes_on else min(wanted or 1, most)
+        return most if self.goes_on else min(count or 1, most)
 
     def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return the sizes of the work, for a person to read before it is run."""
@@ -174,11 +174,11 @@ def run_share(work: Work, share: Share, report: Report | None = None) -> int:
     """
     work.check()
     mine, missing = share.blocks(work.num_blocks), set(work.missing())
-    left, failed = [block for block in mine if block in missing], dict[int, Exception]()
-    ran, done = 0, len(mine) - len(left)
-    while left:
-        block = next(filter(work.is_ready, left), left[0])
-        left.remove(block)
+    pending, failed = [block for block in mine if block in missing], dict[int, Exception]()
+    ran, done = 0, len(mine) - len(pending)
+    while pending:
+        block = next(filter(work.is_ready, pending), pending[0])
+        pending.remove(block)
         if report:
             report(done, len(mine))
         try:
@@ -246,13 +246,13 @@ def _locked(work: Work, name: str, doing: str, wait_seconds: float) -> Iterator[
     path = work.directory / "locks" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        held = FileLock(path, timeout=wait_seconds).acquire()
+        lock = FileLock(path, timeout=wait_seconds).acquire()
     except Timeout:
         raise RunError(
             f"another process has {doing} for longer than {wait_seconds:.0f} s: wait for it to "
             "end, or stop it."
         ) from None
-    with held:
+    with lock:
         yield
 
 

@@ -180,7 +180,7 @@ class Survey(NamedTuple):
 def facts_of(vault: Dataset) -> dict[str, Any]:
     """Return what reports and commands say of a vault in JSON."""
     spec, episodes = vault.spec, vault.episodes
-    returns = {team: spread(one) for team, one in episodes.complete_team_returns.items()}
+    returns = {team: spread(values) for team, values in episodes.complete_team_returns.items()}
     return {
         "path": vault.path,
         "env": spec.name,
@@ -291,7 +291,7 @@ class StatsAccumulator:
 
     def _coverage(self) -> Coverage:
         often, many = np.unique(self._pairs.occurrences, return_counts=True)
-        counted = (self._pairs, self._states, self._local, self._joint)
+        counters = (self._pairs, self._states, self._local, self._joint)
         return Coverage(
             self._pairs.count,
             self._states.count,
@@ -300,7 +300,7 @@ class StatsAccumulator:
             self._joint.count,
             entropy(self._joint.occurrences) if self._joint.exact else None,
             np.stack([often, many * self._pairs.weight], 1),
-            all(one.exact for one in counted),
+            all(counter.exact for counter in counters),
         )
 
 
@@ -332,14 +332,14 @@ class _RewardsAccumulator:
 
     def rewards(self, ranges: Ranges) -> Rewards:
         """Return the statistics of everything added so far; ``ranges`` are those of the vault."""
-        some = self._counts > 0
+        mask = self._counts > 0
         return Rewards(
             ranges,
             self._nonzero,
             self._nonzero_steps,
             self._alike,
             self._stretch,
-            self._sums[some] / self._counts[some],
+            self._sums[mask] / self._counts[mask],
         )
 
 
@@ -347,8 +347,8 @@ def _features(leaves: Statistics, field: str, vector: bool, lead: tuple[int, ...
     """Return the statistics of the features of a vector, or of whole leaves ``(*lead, leaves)``."""
     if vector and field in leaves:
         return leaves[field].ranges
-    own = [x.ranges.pooled() for name, x in leaves.items() if name.partition(".")[0] == field]
-    return Ranges(*(np.reshape([one[i] for one in own], (*lead, len(own))) for i in range(6)))
+    pooled = [x.ranges.pooled() for name, x in leaves.items() if name.partition(".")[0] == field]
+    return Ranges(*(np.reshape([values[i] for values in pooled], (*lead, len(pooled))) for i in range(6)))
 
 
 def _of_agent(observation: Any, spec: EnvSpec, agent: int) -> Iterator[Any]:
@@ -386,13 +386,13 @@ def warnings_by_dataset(surveys: Surveys) -> list[tuple[str, str]]:
     The first item of a pair is empty if there is one dataset only.
     """
     about: dict[str, list[str]] = {}
-    for name, one in surveys.items():
-        for text in data_warnings(one):
+    for name, contents in surveys.items():
+        for text in data_warnings(contents):
             about.setdefault(text, []).append(name)
     several = len(surveys) > 1
     return [
-        ("all" if len(named) == len(surveys) else ", ".join(named), text) if several else ("", text)
-        for text, named in about.items()
+        ("all" if len(names) == len(surveys) else ", ".join(names), text) if several else ("", text)
+        for text, names in about.items()
     ]
 
 
@@ -421,8 +421,8 @@ def _of_recording(found: Survey) -> Iterator[str]:
 def _limit_was_unknown(provenance: Mapping[str, Any]) -> bool:
     """Whether a vault was made from data that needs a time limit and was read without one."""
     return any(
-        LIMIT_UNKNOWN in one.get("quirks", ()) or _limit_was_unknown(one.get("provenance", {}))
-        for one in sources_of(provenance)
+        LIMIT_UNKNOWN in source.get("quirks", ()) or _limit_was_unknown(source.get("provenance", {}))
+        for source in sources_of(provenance)
     )
 
 
@@ -465,18 +465,18 @@ def _ends_that_begin(vault: Dataset) -> int:
     """Return how many final observations, of up to a thousand, are the next episode's first."""
     table = vault.episodes
     follows = (table.final[:-1] >= 0) & (table.row[:-1] == table.row[1:])
-    some = np.flatnonzero(follows)[:1000]
-    if vault.is_remote or not len(some):
+    index = np.flatnonzero(follows)[:1000]
+    if vault.is_remote or not len(index):
         return 0
-    last = table.start[some] + table.length[some] - 1
+    last = table.start[index] + table.length[index] - 1
     views = (
-        vault.final_views(table.final[some]),
-        vault.window_transitions(table.row[some + 1], table.start[some + 1], 1).view,
-        vault.window_transitions(table.row[some], last, 1).view,
+        vault.final_views(table.final[index]),
+        vault.window_transitions(table.row[index + 1], table.start[index + 1], 1).view,
+        vault.window_transitions(table.row[index], last, 1).view,
     )
     final, begin, before = (
         np.concatenate(
-            [np.reshape(leaf, (len(some), -1)) for leaf in flatten_tree(view.observation).values()],
+            [np.reshape(leaf, (len(index), -1)) for leaf in flatten_tree(view.observation).values()],
             axis=1,
         )
         for view in views
@@ -517,7 +517,7 @@ def _of_actions(found: Survey) -> Iterator[str]:
 
 def _of_views(found: Survey) -> Iterator[str]:
     observations, spec = found.observations, found.spec
-    seen = [*spec.observation_leaves] if spec.observation else None
+    leaves = [*spec.observation_leaves] if spec.observation else None
     states = [*spec.state_leaves] if spec.global_state else None
     used = np.ones(observations.low.shape, bool)
     if spec.is_vector and spec.observation_sizes is not None:
@@ -525,9 +525,9 @@ def _of_views(found: Survey) -> Iterator[str]:
     bad = observations.not_finite > 0
     if bad.any():
         count = int(observations.not_finite.sum())
-        yield f"Observed values that are not finite: {count:,}, in features {_columns(bad, seen)}."
+        yield f"Observed values that are not finite: {count:,}, in features {_columns(bad, leaves)}."
     if (constant := observations.constant & used).any():
-        yield f"Constant features of the observation: {_columns(constant, seen)}."
+        yield f"Constant features of the observation: {_columns(constant, leaves)}."
     if found.state.not_finite.any():
         bad = found.state.not_finite > 0
         yield f"The state is not always finite, in features {_runs(bad, states)}."
@@ -542,29 +542,29 @@ def _of_coverage(found: Survey) -> Iterator[str]:
         )
 
 
-def _columns(chosen: Bool[np.ndarray, "N C"], names: Sequence[str] | None = None) -> str:
+def _columns(mask: Bool[np.ndarray, "N C"], names: Sequence[str] | None = None) -> str:
     """List columns, by agent if agents differ: "2, 4-7 (agent 0), 3 (agents 1-3)"."""
     groups: dict[str, list[int]] = {}
-    for agent, columns in enumerate(chosen):
+    for agent, columns in enumerate(mask):
         if columns.any():
             groups.setdefault(_runs(columns, names), []).append(agent)
-    if len(groups) == 1 and len(next(iter(groups.values()))) == len(chosen):
+    if len(groups) == 1 and len(next(iter(groups.values()))) == len(mask):
         return next(iter(groups))
-    named = [f"{columns} ({_agents(agents, len(chosen))})" for columns, agents in groups.items()]
-    others = len(named) - _MOST_GROUPS
-    return ", ".join(named[:_MOST_GROUPS]) + (f", and {others} more groups" if others > 0 else "")
+    texts = [f"{columns} ({_agents(agents, len(mask))})" for columns, agents in groups.items()]
+    excess = len(texts) - _MOST_GROUPS
+    return ", ".join(texts[:_MOST_GROUPS]) + (f", and {excess} more groups" if excess > 0 else "")
 
 
 def _agents(agents: Iterable[int], count: int) -> str:
-    chosen = np.isin(np.arange(count), list(agents))
-    return f"agent{'s' if chosen.sum() > 1 else ''} {_runs(chosen)}"
+    mask = np.isin(np.arange(count), list(agents))
+    return f"agent{'s' if mask.sum() > 1 else ''} {_runs(mask)}"
 
 
-def _runs(chosen: Bool[np.ndarray, "n"], names: Sequence[str] | None = None) -> str:
+def _runs(mask: Bool[np.ndarray, "n"], names: Sequence[str] | None = None) -> str:
     """List the indices that are true as ranges: "2, 4-7"; or their names, those of leaves."""
     if names:
-        return ", ".join(name or "all" for name, one in zip(names, chosen, strict=True) if one)
-    edges = np.diff(chosen.astype(np.int8), prepend=0, append=0)
+        return ", ".join(name or "all" for name, flag in zip(names, mask, strict=True) if flag)
+    edges = np.diff(mask.astype(np.int8), prepend=0, append=0)
     spans = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1, strict=True)
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
 

@@ -65,13 +65,13 @@ def training_of(found: Survey) -> dict[str, list[tuple[float, float]]]:
     """Return steps and returns of a recorder's policies in a dataset: by team, "" for all."""
     policies = found.vault.provenance.get("policies")
     points: dict[str, list[tuple[float, float]]] = {}
-    for one in policies if isinstance(policies, list) else ():
-        about = one if isinstance(one, dict) else {}
+    for policy in policies if isinstance(policies, list) else ():
+        about = policy if isinstance(policy, dict) else {}
         step, value = about.get("training_steps"), about.get("return")
         returns = value if isinstance(value, dict) else {str(about.get("team", "")): value}
-        for team, own in returns.items():
-            if isinstance(step, int | float) and isinstance(own, int | float):
-                points.setdefault(team, []).append((step, own))
+        for team, score in returns.items():
+            if isinstance(step, int | float) and isinstance(score, int | float):
+                points.setdefault(team, []).append((step, score))
     return points
 
 
@@ -90,8 +90,8 @@ def figure_curve(surveys: Surveys) -> Figure:
     """Draw the mean reward by time in the episode."""
     rewards = {label: found.rewards for label, found in surveys.items()}
     lines = {
-        label: ((np.arange(len(one.curve)) + 0.5) * one.stretch, one.curve)
-        for label, one in rewards.items()
+        label: ((np.arange(len(entry.curve)) + 0.5) * entry.stretch, entry.curve)
+        for label, entry in rewards.items()
     }
     return _line_chart(lines, "Reward by time in the episode", "step of the episode", "mean reward")
 
@@ -104,8 +104,8 @@ def figure_ends(surveys: Surveys) -> Figure:
         labels = list(surveys)[::-1]
         left = np.zeros(len(labels))
         for cause, colour in _CAUSE_COLOURS.items():
-            ended = [surveys[label].episodes.cause == cause for label in labels]
-            share = np.array([one.mean() if len(one) else 0.0 for one in ended])
+            masks = [surveys[label].episodes.cause == cause for label in labels]
+            share = np.array([mask.mean() if len(mask) else 0.0 for mask in masks])
             if share.any():
                 axes.barh(list(map(plain, labels)), share, 0.6, left, label=cause, color=colour)
                 left += share
@@ -200,9 +200,9 @@ def _histograms(
     edges = bin_edges(list(values.values()), whole_numbers)
 
     def draw(axes: Axes) -> None:
-        for number, (label, some) in enumerate(values.items()):
-            if len(some):
-                shares = np.histogram(some, edges)[0] / len(some)
+        for number, (label, numbers) in enumerate(values.items()):
+            if len(numbers):
+                shares = np.histogram(numbers, edges)[0] / len(numbers)
                 axes.stairs(shares, edges, fill=True, color=line_style(number)["color"], alpha=0.25)
                 axes.stairs(shares, edges, label=plain(label), **line_style(number))
 
@@ -213,7 +213,7 @@ def bin_edges(
     values: Sequence[Num[np.ndarray, "_"]], whole_numbers: bool = False
 ) -> Float[np.ndarray, "edges"]:
     """Return the edges of common bins for several sets of numbers; whole numbers are centred."""
-    everything = np.concatenate([np.asarray(some, float) for some in values] or [np.zeros(0)])
+    everything = np.concatenate([np.asarray(array, float) for array in values] or [np.zeros(0)])
     everything = everything[np.isfinite(everything)]
     if not len(everything):
         return np.array([0.0, 1.0])
@@ -232,8 +232,8 @@ def _draw_choices(figure: Figure, actions: DiscreteActions) -> None:
     steps = np.maximum(actions.steps, 1)[:, None]
     left.set_title("Taken")
     right.set_title("Legal")
-    taken = actions.taken / steps
-    _draw_map(left, taken, max(float(taken.max()), 2 / taken.shape[1]))
+    shares = actions.taken / steps
+    _draw_map(left, shares, max(float(shares.max()), 2 / shares.shape[1]))
     _draw_map(right, actions.legal / steps, 1.5)
     left.set(xlabel="action", ylabel="agent")
     right.set_xlabel("action")

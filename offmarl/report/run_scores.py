@@ -112,7 +112,7 @@ class Runs(NamedTuple):
 
 def scores_in(results: Results) -> Scores:
     """Return the scores of results alone."""
-    return {name: {entry: x.scores for entry, x in one.items()} for name, one in results.items()}
+    return {name: {entry: x.scores for entry, x in group.items()} for name, group in results.items()}
 
 
 def metric_of(directories: Iterable[Path]) -> str:
@@ -124,19 +124,19 @@ def metric_of(directories: Iterable[Path]) -> str:
         The runs have no metric in common, or have not been evaluated.
     """
     paths = [*directories]
-    found = [final_evaluation(directory) for directory in paths]
+    evaluations = [final_evaluation(directory) for directory in paths]
     for metric in UNITS:
-        if all(metric in metrics for metrics in found):
+        if all(metric in metrics for metrics in evaluations):
             return metric
-    if any(name.startswith(f"{RETURN}_") for metrics in found for name in metrics):
+    if any(name.startswith(f"{RETURN}_") for metrics in evaluations for name in metrics):
         raise RunError(
             "these runs have a return for each team, and no single score to compare: "
             "`offmarl report RUN` shows the returns of each team of a run."
         )
-    some = next(x for x, metrics in zip(paths, found, strict=True) if RETURN in metrics)
-    other = next(x for x, metrics in zip(paths, found, strict=True) if RETURN not in metrics)
+    with_returns = next(x for x, metrics in zip(paths, evaluations, strict=True) if RETURN in metrics)
+    other = next(x for x, metrics in zip(paths, evaluations, strict=True) if RETURN not in metrics)
     raise RunError(
-        f"{some} was evaluated in an environment and {other} with held-out episodes, so they "
+        f"{with_returns} was evaluated in an environment and {other} with held-out episodes, so they "
         "cannot be compared: compare each kind on its own, or train all with the same --env and "
         "--held-out."
     )
@@ -176,8 +176,8 @@ def read_runs(
         label: {entry_of(path, metric, names[path]): path for path in alike}
         for label, alike in groups.items()
     }
-    named = {label: data[alike[0]] for label, alike in groups.items()}
-    return Runs(gather(entries, metric), named, settings)
+    by_label = {label: data[alike[0]] for label, alike in groups.items()}
+    return Runs(gather(entries, metric), by_label, settings)
 
 
 def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN) -> Results:
@@ -186,11 +186,11 @@ def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN
     ``directories`` are the runs by dataset and by the entry of the way that their program acts.
     `RunError` if one is no run or not finished, `NotFiniteError` if a loss or a score is not.
     """
-    found: dict[str, dict[Entry, Result]] = {}
+    results: dict[str, dict[Entry, Result]] = {}
     for label, entries in directories.items():
-        own = [one for acted, path in entries.items() for one in _results(acted, path, metric)]
-        found[label] = dict(sorted(own, key=lambda one: one[0].acting == "sampled"))
-    return found
+        pairs = [pair for acted, path in entries.items() for pair in _results(acted, path, metric)]
+        results[label] = dict(sorted(pairs, key=lambda one: one[0].acting == "sampled"))
+    return results
 
 
 def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Result]]:
@@ -211,7 +211,7 @@ def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Res
             yield (
                 entry,
                 Result(
-                    np.array([own.mean() for own in returns.values()]),
+                    np.array([values.mean() for values in returns.values()]),
                     path,
                     name,
                     (*returns,),
@@ -247,7 +247,7 @@ def fault_of(directory: Path) -> str:
                 return f"{name} of seed {row['seed']} is not finite at step {row['step']:,}"
     final = final_evaluation(directory)
     finals = [final[metric] for metric in final.keys() & {*UNITS, *OTHER_RETURN.values()}]
-    wrong = {seed for found in finals for seed, own in found.items() if not np.isfinite(own).all()}
+    wrong = {seed for group in finals for seed, x in group.items() if not np.isfinite(x).all()}
     seeds = ", ".join(map(str, sorted(wrong)))
     return f"the final evaluation of seed {seeds} is not finite" if wrong else ""
 
@@ -271,14 +271,14 @@ def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:
     RunError
         The directory is not a run.
     """
-    found: dict[int, dict[int, list[float]]] = {seed: {} for seed in read_run(directory)["seeds"]}
+    seeds: dict[int, dict[int, list[float]]] = {seed: {} for seed in read_run(directory)["seeds"]}
     for row in read(directory / METRICS_FILE):
         values = row.get(metric) if row["step"] else None
         if isinstance(values, list) and len(values) > 1 and None not in values:
-            found[row["seed"]][row["step"]] = values
-    if not found or min(map(len, found.values())) < 2:
+            seeds[row["seed"]][row["step"]] = values
+    if not seeds or min(map(len, seeds.values())) < 2:
         return None
-    return np.array([_best([np.array(x) for x in steps.values()]) for steps in found.values()])
+    return np.array([_best([np.array(x) for x in steps.values()]) for steps in seeds.values()])
 
 
 def _best(evaluations: Sequence[Float[np.ndarray, "episodes"]]) -> float:
@@ -305,15 +305,15 @@ def final_evaluation(directory: Path) -> dict[str, dict[int, Float[np.ndarray, "
         )
     document = read_json(directory, MARL_EVAL_FILE)
     try:
-        found = _absolute_metrics(document, run)
+        metrics = _absolute_metrics(document, run)
     except (ValueError, KeyError, AttributeError, TypeError):
-        found = {}
-    if not found:
+        metrics = {}
+    if not metrics:
         raise RunError(
             f"{directory / MARL_EVAL_FILE} holds no final evaluation: repeat the command of the "
             "run to finish it."
         )
-    return found
+    return metrics
 
 
 def last_metrics(directory: Path) -> dict[str, float]:
@@ -336,14 +336,14 @@ def _absolute_metrics(
     (algorithms,) = tasks.values()
     other = other_acting(run)
     second = labelled(run["program"], other)
-    found: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {}
+    metrics: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {}
     for name, seeds in algorithms.items():
         for seed, record in seeds.items():
             for key, values in record["absolute_metrics"].items():
                 metric = key.replace(RETURN, OTHER_RETURN[other], 1) if name == second else key
-                own = found.setdefault(metric, {})
-                own[int(seed.removeprefix("seed_"))] = np.array(values, float)
-    return found
+                by_seed = metrics.setdefault(metric, {})
+                by_seed[int(seed.removeprefix("seed_"))] = np.array(values, float)
+    return metrics
 
 
 def _data(run: Mapping[str, Any], metric: str) -> Data:
@@ -367,15 +367,15 @@ def _key(data: Data) -> tuple[str, str]:
 def _labels(data: Iterable[Data]) -> dict[tuple[str, str], str]:
     """Name the groups by their data; equal names are extended by what differs."""
     groups = _grouped(dict.fromkeys(data), _key)
-    names = {key: " = ".join(dict.fromkeys(d.name for d in one)) for key, one in groups.items()}
+    names = {key: " = ".join(dict.fromkeys(d.name for d in group)) for key, group in groups.items()}
     labels = {}
     for key, name in names.items():
         alike = [groups[other][0] for other in groups if names[other] == name]
-        one, details = groups[key][0], []
+        first, details = groups[key][0], []
         if len({other.digest for other in alike}) > 1:
-            details.append(f"data {one.digest[:8] or 'unknown'}")
+            details.append(f"data {first.digest[:8] or 'unknown'}")
         if len({other.environment for other in alike}) > 1:
-            details.append(f"evaluated in {one.environment}")
+            details.append(f"evaluated in {first.environment}")
         labels[key] = labelled(name, *details)
     return labels
 
@@ -444,13 +444,13 @@ def _names(
         settings = {path: _settings(runs[path]) for path in paths}
         different = _different(list(settings.values()))
         if different:
-            known = differing.setdefault(program, [])
-            known += [one for one in different if one not in known]
+            differences = differing.setdefault(program, [])
+            differences += [setting for setting in different if setting not in differences]
         for path in paths if different and not pool_settings else ():
-            own = [f"{name}={settings[path][name]}" for name in different[:_SHOWN_SETTINGS]]
-            if len(different) > len(own):
-                own.append(f"settings {checksum(settings[path])}")
-            names[path] = ", ".join(filter(None, [names[path], *own]))
+            values = [f"{name}={settings[path][name]}" for name in different[:_SHOWN_SETTINGS]]
+            if len(different) > len(values):
+                values.append(f"settings {checksum(settings[path])}")
+            names[path] = ", ".join(filter(None, [names[path], *values]))
     return names, differing
 
 
@@ -462,8 +462,8 @@ def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def _different(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the settings that differ; those that only some runs have do not count."""
-    names = [name for name in settings[0] if all(name in one for one in settings)]
-    return [name for name in names if any(one[name] != settings[0][name] for one in settings)]
+    names = [name for name in settings[0] if all(name in run for run in settings)]
+    return [name for name in names if any(run[name] != settings[0][name] for run in settings)]
 
 
 # ------------------------------------------------------------------------ other projects
@@ -488,7 +488,7 @@ def with_foreign(found: Runs, paths: Sequence[Path]) -> Runs:
     data, outside, names = dict(found.data), set[str](), [path.name for path in paths]
     ours = {
         keys: name
-        for name, (run, *_) in ((x, [*own.values()]) for x, own in results.items())
+        for name, (run, *_) in ((x, [*by_entry.values()]) for x, by_entry in results.items())
         if run.directory is not None
         for keys, _ in _nested(read_json(run.directory, MARL_EVAL_FILE), 2)
     }
@@ -497,7 +497,7 @@ def with_foreign(found: Runs, paths: Sequence[Path]) -> Runs:
         runs: dict[tuple[str, ...], list[float]] = {}
         for where, run in _nested(_read_foreign(path), 4, path):
             runs.setdefault(where[:3], []).append(_score(run, path, *where))
-        for (environment, task, algorithm), own in runs.items():
+        for (environment, task, algorithm), values in runs.items():
             name = f"{environment}/{task}"
             label = ours.get((environment, task)) or labelled(name, "marl-eval")
             data.setdefault(label, Data(name, "", name))

@@ -61,14 +61,14 @@ class Section(NamedTuple):
 def to_markdown(sections: Iterable[Section]) -> str:
     """Return tables in Markdown, under their titles if there are several."""
 
-    def cell(found: Any) -> str:
-        if isinstance(found, Score) and found.bold:
-            value, ends = found.texts
+    def cell(content: Any) -> str:
+        if isinstance(content, Score) and content.bold:
+            value, ends = content.texts
             return f"**{value} {ends}**" if ends else f"**{value}**"
-        return one_line(number(found)).replace("|", "\\|")
+        return one_line(number(content)).replace("|", "\\|")
 
-    def lines(one: Section) -> Iterator[str]:
-        rows = [one.columns, ["---"] + ["---:"] * (len(one.columns) - 1), *one.rows]
+    def lines(section: Section) -> Iterator[str]:
+        rows = [section.columns, ["---"] + ["---:"] * (len(section.columns) - 1), *section.rows]
         yield from (f"| {' | '.join(map(cell, row))} |\n" for row in rows)
 
     return _joined(sections, lambda one: "".join(lines(one)), lambda title: f"**{title}**\n\n")
@@ -77,26 +77,26 @@ def to_markdown(sections: Iterable[Section]) -> str:
 def to_latex(sections: Iterable[Section]) -> str:
     """Return tables for the package booktabs, under comments if there are several."""
 
-    def cell(found: Any) -> str:
-        if not isinstance(found, Score):
-            return "".join(_SPECIAL.get(one, one) for one in one_line(number(found)))
-        value, ends = found.texts
-        value = f"\\textbf{{{value}}}" if found.bold else value
+    def cell(content: Any) -> str:
+        if not isinstance(content, Score):
+            return "".join(_SPECIAL.get(char, char) for char in one_line(number(content)))
+        value, ends = content.texts
+        value = f"\\textbf{{{value}}}" if content.bold else value
         return f"{value} {{\\scriptsize {ends}}}" if ends else value
 
-    def tabular(one: Section) -> str:
-        rows = (" & ".join(map(cell, row)) for row in [one.columns, *one.rows])
+    def tabular(section: Section) -> str:
+        rows = (" & ".join(map(cell, row)) for row in [section.columns, *section.rows])
         # After the end of a row, [ and * would begin an option.
         head, *body = ("{}" * row.startswith(("[", "*")) + f"{row} \\\\\n" for row in rows)
         return (
-            f"\\begin{{tabular}}{{l{'r' * (len(one.columns) - 1)}}}\n\\toprule\n{head}\\midrule\n"
+            f"\\begin{{tabular}}{{l{'r' * (len(section.columns) - 1)}}}\n\\toprule\n{head}\\midrule\n"
             f"{''.join(body)}\\bottomrule\n\\end{{tabular}}\n"
         )
 
     return _joined(sections, tabular, lambda title: f"% {title}\n")
 
 
-_SPECIAL = {**{one: f"\\{one}" for one in "&%$#_{}"}, "\\": r"\textbackslash{}"}
+_SPECIAL = {**{char: f"\\{char}" for char in "&%$#_{}"}, "\\": r"\textbackslash{}"}
 _SPECIAL |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau"
 _SPECIAL |= {  # pdflatex has no Greek letters in text
@@ -110,19 +110,19 @@ _SPECIAL |= {  # pdflatex has no Greek letters in text
 def _joined(
     sections: Iterable[Section], write: Callable[[Section], str], title: Callable[[str], str]
 ) -> str:
-    found = [*sections]
-    return "\n".join(title(one_line(x.title)) * (len(found) > 1) + write(x) for x in found)
+    parts = [*sections]
+    return "\n".join(title(one_line(x.title)) * (len(parts) > 1) + write(x) for x in parts)
 
 
 def to_csv(section: Section) -> str:
     """Return a table in CSV; a column of scores has two more, of the ends of their intervals."""
     columns: dict[str, list[Any]] = {}
     cells = [[row[place] for row in section.rows] for place in range(len(section.columns))]
-    for name, found in zip(section.columns, cells, strict=True):
-        scored = any(isinstance(one, Score) for one in found)
+    for name, column in zip(section.columns, cells, strict=True):
+        scored = any(isinstance(cell, Score) for cell in column)
         for place, end in enumerate(("", "_low", "_high")[: 3 if scored else 1]):
             columns[name.lower().replace(" ", "_") + end] = [
-                one[place] if isinstance(one, Score) else one for one in found
+                cell[place] if isinstance(cell, Score) else cell for cell in column
             ]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -138,7 +138,7 @@ def glance(surveys: Surveys) -> Section:
 
 def identity(surveys: Surveys) -> Section:
     """Return what the datasets are, with a column for each."""
-    facts = [_facts(one) for one in surveys.values()]
+    facts = [_facts(survey) for survey in surveys.values()]
     if len(surveys) > 1:
         facts = [fact | {"digest": f"{fact['digest'][:12]}…"} for fact in facts]
     rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
@@ -159,14 +159,14 @@ def actions(surveys: Surveys) -> Iterator[Section]:
         (DiscreteActions, columns, _choices),
         (ContinuousActions, ["mean", "std", "min", "max", "at a bound", "usable"], _values),
     ):
-        if own := {k: v for k, v in surveys.items() if isinstance(v.actions, kind)}:
-            yield _by_dataset("Actions", ["dataset", *names], own, cells)
+        if group := {k: v for k, v in surveys.items() if isinstance(v.actions, kind)}:
+            yield _by_dataset("Actions", ["dataset", *names], group, cells)
 
 
 def coverage(surveys: Surveys) -> Section:
     """Return how many different states and actions each dataset contains."""
-    alike = len({(one.spec.name, one.spec.state_size) for one in surveys.values()}) == 1
-    most = max(one.coverage.pairs for one in surveys.values()) if alike else 0
+    alike = len({(survey.spec.name, survey.spec.state_size) for survey in surveys.values()}) == 1
+    most = max(survey.coverage.pairs for survey in surveys.values()) if alike else 0
     columns = ["dataset", "SACo", "distinct pairs", "relative", "distinct states"]
     columns += ["local pairs", "pairs seen once"]
 
@@ -191,12 +191,12 @@ def windows(surveys: Surveys) -> Section:
     columns = ["dataset", "length", "windows", "slots empty", "episodes shorter", "hold several"]
     rows = []
     for name, found in surveys.items():
-        for one in map(found.windows, LENGTHS):
+        for entry in map(found.windows, LENGTHS):
             shares = [
-                percent(one.padded, 1),
-                percent(one.short_episodes, len(found.episodes.row)),
+                percent(entry.padded, 1),
+                percent(entry.short_episodes, len(found.episodes.row)),
             ]
-            rows.append([name, one.length, one.total, *shares, percent(one.crossing, 1)])
+            rows.append([name, entry.length, entry.total, *shares, percent(entry.crossing, 1)])
     return Section("Training windows", columns, rows)
 
 
@@ -227,8 +227,8 @@ def agents_line(found: Survey) -> str:
     """Return the mean return of the first agents, as text."""
     returns = found.episodes.returns[found.episodes.scored]
     means = returns.mean(0) if len(returns) else np.zeros(0)
-    some = ", ".join(f"{mean:.3g}" for mean in means[:8])
-    return f"means {some}{' and more' if len(means) > 8 else ''}"
+    text = ", ".join(f"{mean:.3g}" for mean in means[:8])
+    return f"means {text}{' and more' if len(means) > 8 else ''}"
 
 
 def extremes(ranges: Ranges) -> str:
@@ -254,13 +254,13 @@ def percent(part: float, whole: float) -> str:
 def _by_dataset(
     title: str, columns: list[str], surveys: Surveys, cells: Callable[[Survey], list[Any]]
 ) -> Section:
-    return Section(title, columns, [[name, *cells(one)] for name, one in surveys.items()])
+    return Section(title, columns, [[name, *cells(survey)] for name, survey in surveys.items()])
 
 
 def _overview_row(found: Survey) -> list[Any]:
     returns = {team: spread(values) for team, values in found.team_returns.items()}
     text = "{mean:.4g}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{std:.3g}"
-    means = {team: text.format(**one) if one else None for team, one in returns.items()}
+    means = {team: text.format(**values) if values else None for team, values in returns.items()}
     least, most = ({team: x.get(end) for team, x in returns.items()} for end in ("min", "max"))
     length = spread(found.lengths).get("mean")
     counts = [len(found.episodes.row), found.vault.num_steps]
