@@ -149,7 +149,7 @@ class Task:
     """Why it was given up, if it was."""
     result: str = ""
     """Description of its result, if the work has one."""
-    end_time: float = 0.0
+    end: float = 0.0
     """When it was done, in seconds since 1970."""
     status: Status = Status()  # noqa: RUF009 - a named tuple cannot be changed
 
@@ -230,9 +230,9 @@ class _Launch:
         status = read_status(task.call)
         state = "died" if died is not None else status.state
         if state == "done":
-            task.result, task.end_time = self._work.result(task.call.number), time.time()
+            task.result, task.end = self._work.result(task.call.number), time.time()
             if task.result and not tracking.console().is_terminal:  # a terminal has a table
-                took = timedelta(seconds=round(task.end_time - status.since))
+                took = timedelta(seconds=round(task.end - status.since))
                 tracking.notice(f"{task.name}: {task.result} after {took}")
             return
         if state == "failed" or (state == "crashed" and self._work.goes_on):
@@ -326,7 +326,7 @@ def _time_left(tasks: Sequence[Task]) -> str:
 
     As many tasks run side by side as now.
     """
-    took = [task.end_time - task.status.since for task in tasks if task.result]
+    took = [task.end - task.status.since for task in tasks if task.result]
     starts = [task.status.since for task in tasks if task.status.state == "running"]
     if not took or not starts:
         return ""
@@ -337,7 +337,7 @@ def _time_left(tasks: Sequence[Task]) -> str:
 
 def rows_of(tasks: Sequence[Task]) -> RenderableType:
     """Return a table of the tasks that matter most now."""
-    order = sorted(tasks, key=lambda task: (_ORDER.index(task.status.state), -task.end_time))
+    order = sorted(tasks, key=lambda task: (_ORDER.index(task.status.state), -task.end))
     columns = "task", "state", "blocks", "time", "host", "result, or last line of the log"
     return table(columns, map(_row, order[:_ROWS]))
 
@@ -348,9 +348,7 @@ def _row(task: Task) -> list[str]:
         task.name,
         status.state,
         f"{status.done}/{status.total}" if status.total else "",
-        f"{(task.end_time or time.time()) - status.since:,.0f} s"
-        if running or task.end_time
-        else "",
+        f"{(task.end or time.time()) - status.since:,.0f} s" if running or task.end else "",
         status.host,
         task.result or (_last_line(task.call.log) if status.state != "waiting" else ""),
     ]

@@ -175,7 +175,7 @@ def compare(
 def _pairs(
     results: Mapping[Entry, Result], baseline: str, baselines: Container[Entry]
 ) -> tuple[dict[Entry, RunScores], dict[str, str]]:
-    """Return the differences between runs of one seed and the baseline's, and what to know of them.
+    """Return each entry's differences to the baseline by seed, and remarks on missing pairs.
 
     Entries are compared with the one of the ``baselines`` that acted in the same way.
     """
@@ -206,7 +206,7 @@ def _pairs(
 
 
 def _named(results: Results, name: str) -> set[Entry]:
-    """Return the entries of a name: those that it is the whole name of, if there are some.
+    """Return the entries of a name: those with exactly this name take precedence.
 
     So a plan's run "bc" is the baseline, and not its run "bc-top" of the same program.
     """
@@ -294,24 +294,24 @@ def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], among: Container
 # ---------------------------------------------------------------------------------- notes
 
 
-def notes(comparison: Comparison, found: Runs, metric: str, pool_settings: bool) -> Iterator[str]:
+def notes(comparison: Comparison, runs: Runs, metric: str, pool_settings: bool) -> Iterator[str]:
     """Say how scores are normalised, what is missing, and what to be careful about."""
-    scales = {found.data[name].environment: reference for name, reference in comparison.references.items()}
+    scales = {runs.data[name].environment: x for name, x in comparison.references.items()}
     for env, reference in scales.items():
         yield (
             f"Returns in {env} are normalised: 0 is random play ({number(reference.random)}), 1 is "
             f"the expert ({number(reference.expert)})."
         )
-    if found.outside:
+    if runs.outside:
         yield (
             "Files of marl-eval's layout do not say how their policies acted, so these are "
             "compared only with one another. Unless --references are given, returns are raw on "
-            f"{', '.join(sorted(found.outside))}."
+            f"{', '.join(sorted(runs.outside))}."
         )
     raw = dict.fromkeys(
         data.environment
-        for name, data in found.data.items()
-        if name not in comparison.references and name not in found.outside
+        for name, data in runs.data.items()
+        if name not in comparison.references and name not in runs.outside
     )
     if metric == RETURN and raw:
         options = " ".join(f"{quote(env)} RANDOM EXPERT" for env in raw)
@@ -320,7 +320,7 @@ def notes(comparison: Comparison, found: Runs, metric: str, pool_settings: bool)
             f"normalised: give them with --references {options}."
             + ("" if comparison.pooled else " Without them the datasets are not summarised.")
         )
-    yield from _caveats(comparison, found, pool_settings)
+    yield from _caveats(comparison, runs, pool_settings)
 
 
 def _caveats(comparison: Comparison, runs: Runs, pool_settings: bool) -> Iterator[str]:
@@ -392,7 +392,7 @@ def _about_pairs(comparison: Comparison, rows: Iterable[Row]) -> Iterator[str]:
     yield from (f"{text} ({', '.join(datasets)})." for text, datasets in texts.items())
 
 
-def about_scores(comparison: Comparison, what: str) -> Iterator[str]:
+def about_scores(comparison: Comparison, label: str) -> Iterator[str]:
     """Say what differences, best checkpoints and * are, and warn of few seeds."""
     rows = [row for table in comparison.datasets.values() for row in table]
     yield from _about_pairs(comparison, rows)
@@ -416,7 +416,7 @@ def about_scores(comparison: Comparison, what: str) -> Iterator[str]:
         yield f"Intervals need at least {MIN_RUNS} seeds; without them only the best has a *."
     if fewest < ENOUGH_RUNS:
         yield (
-            f"warning: {what} have {fewest} seed{'s' if fewest > 1 else ''}. Below {ENOUGH_RUNS} "
+            f"warning: {label} have {fewest} seed{'s' if fewest > 1 else ''}. Below {ENOUGH_RUNS} "
             "seeds, intervals cover less often than 95%, and a difference may be chance."
         )
 
@@ -434,7 +434,7 @@ _COLUMNS: Mapping[str, Callable[[Row], Any]] = {
     "best checkpoint": lambda row: row.best and Score(*row.best),
     "with partners": lambda row: row.partners and Score(*row.partners),
 }
-"""Columns of a dataset's table, by what their cells are of a row; empty ones are left out."""
+"""Columns of a dataset's table, with the cell of a row; empty columns are left out."""
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[Section]:

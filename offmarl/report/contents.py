@@ -348,7 +348,9 @@ def _features(leaves: Statistics, field: str, vector: bool, lead: tuple[int, ...
     if vector and field in leaves:
         return leaves[field].ranges
     pooled = [x.ranges.pooled() for name, x in leaves.items() if name.partition(".")[0] == field]
-    return Ranges(*(np.reshape([values[i] for values in pooled], (*lead, len(pooled))) for i in range(6)))
+    return Ranges(
+        *(np.reshape([values[i] for values in pooled], (*lead, len(pooled))) for i in range(6))
+    )
 
 
 def _of_agent(observation: Any, spec: EnvSpec, agent: int) -> Iterator[Any]:
@@ -366,17 +368,17 @@ _MOST_GROUPS = 6
 """Groups of agents that are listed; the rest are counted."""
 
 
-def data_warnings(found: Survey) -> list[str]:
+def data_warnings(contents: Survey) -> list[str]:
     """Return a sentence for each unusual or unknown property of a dataset."""
-    if not found.vault.num_steps:
+    if not contents.vault.num_steps:
         return ["The vault holds no steps."]
     return [
-        *_of_recording(found),
-        *_of_episodes(found),
-        *_of_rewards(found),
-        *_of_actions(found),
-        *_of_views(found),
-        *_of_coverage(found),
+        *_of_recording(contents),
+        *_of_episodes(contents),
+        *_of_rewards(contents),
+        *_of_actions(contents),
+        *_of_views(contents),
+        *_of_coverage(contents),
     ]
 
 
@@ -396,8 +398,8 @@ def warnings_by_dataset(surveys: Surveys) -> list[tuple[str, str]]:
     ]
 
 
-def _of_recording(found: Survey) -> Iterator[str]:
-    vault = found.vault
+def _of_recording(contents: Survey) -> Iterator[str]:
+    vault = contents.vault
     if not vault.native:
         yield "Another program wrote the vault, without checksums to verify it against."
     for start, stop in vault.unverified:
@@ -421,13 +423,13 @@ def _of_recording(found: Survey) -> Iterator[str]:
 def _limit_was_unknown(provenance: Mapping[str, Any]) -> bool:
     """Whether a vault was made from data that needs a time limit and was read without one."""
     return any(
-        LIMIT_UNKNOWN in source.get("quirks", ()) or _limit_was_unknown(source.get("provenance", {}))
-        for source in sources_of(provenance)
+        LIMIT_UNKNOWN in x.get("quirks", ()) or _limit_was_unknown(x.get("provenance", {}))
+        for x in sources_of(provenance)
     )
 
 
-def _of_episodes(found: Survey) -> Iterator[str]:
-    episodes = found.episodes
+def _of_episodes(contents: Survey) -> Iterator[str]:
+    episodes = contents.episodes
     for cause, words in (
         ("cut", "were cut off, by the end of the recording or before a fault"),
         ("open", "continue beyond the end of the data"),
@@ -445,7 +447,7 @@ def _of_episodes(found: Survey) -> Iterator[str]:
             f"{unknown:,} truncated episodes have no final observation, so their last step cannot "
             "be bootstrapped."
         )
-    if resets := _ends_that_begin(found.vault):
+    if resets := _ends_that_begin(contents.vault):
         yield (
             f"{resets:,} episodes end with the observation that the next one begins with: the "
             "environment may have reset in its own step."
@@ -455,9 +457,9 @@ def _of_episodes(found: Survey) -> Iterator[str]:
             f"{episodes.without_return:,} complete episodes have no finite return; the returns "
             "exclude them."
         )
-    for team, returns in found.team_returns.items():
+    for team, returns in contents.team_returns.items():
         if len(returns) > 1 and np.ptp(returns) == 0:
-            of = f" of {team}" if len(found.team_returns) > 1 else ""
+            of = f" of {team}" if len(contents.team_returns) > 1 else ""
             yield f"All episodes have the same return{of}, {returns[0]:.4g}."
 
 
@@ -465,18 +467,18 @@ def _ends_that_begin(vault: Dataset) -> int:
     """Return how many final observations, of up to a thousand, are the next episode's first."""
     table = vault.episodes
     follows = (table.final[:-1] >= 0) & (table.row[:-1] == table.row[1:])
-    index = np.flatnonzero(follows)[:1000]
-    if vault.is_remote or not len(index):
+    ids = np.flatnonzero(follows)[:1000]
+    if vault.is_remote or not len(ids):
         return 0
-    last = table.start[index] + table.length[index] - 1
+    last = table.start[ids] + table.length[ids] - 1
     views = (
-        vault.final_views(table.final[index]),
-        vault.window_transitions(table.row[index + 1], table.start[index + 1], 1).view,
-        vault.window_transitions(table.row[index], last, 1).view,
+        vault.final_views(table.final[ids]),
+        vault.window_transitions(table.row[ids + 1], table.start[ids + 1], 1).view,
+        vault.window_transitions(table.row[ids], last, 1).view,
     )
     final, begin, before = (
         np.concatenate(
-            [np.reshape(leaf, (len(index), -1)) for leaf in flatten_tree(view.observation).values()],
+            [np.reshape(leaf, (len(ids), -1)) for leaf in flatten_tree(view.observation).values()],
             axis=1,
         )
         for view in views
@@ -484,19 +486,19 @@ def _ends_that_begin(vault: Dataset) -> int:
     return int(((final == begin).all(1) & (final != before).any(1)).sum())
 
 
-def _of_rewards(found: Survey) -> Iterator[str]:
-    rewards = found.rewards
+def _of_rewards(contents: Survey) -> Iterator[str]:
+    rewards = contents.rewards
     if rewards.ranges.not_finite.any():
         yield f"Rewards that are not finite: {int(rewards.ranges.not_finite.sum()):,}."
     if not rewards.nonzero_steps:
         yield "All rewards are zero."
-    elif rewards.nonzero_steps < 0.05 * found.vault.num_steps:
-        share = rewards.nonzero_steps / found.vault.num_steps
+    elif rewards.nonzero_steps < 0.05 * contents.vault.num_steps:
+        share = rewards.nonzero_steps / contents.vault.num_steps
         yield f"Rewards are sparse: {share:.2%} of the steps have one."
 
 
-def _of_actions(found: Survey) -> Iterator[str]:
-    actions, alive = found.actions, max(int(found.alive.sum()), 1)
+def _of_actions(contents: Survey) -> Iterator[str]:
+    actions, alive = contents.actions, max(int(contents.alive.sum()), 1)
     if isinstance(actions, ContinuousActions):
         if actions.ranges.not_finite.any():
             count = int(actions.ranges.not_finite.sum())
@@ -515,9 +517,9 @@ def _of_actions(found: Survey) -> Iterator[str]:
         yield f"Legal actions that were never taken: {_columns(never)}."
 
 
-def _of_views(found: Survey) -> Iterator[str]:
-    observations, spec = found.observations, found.spec
-    leaves = [*spec.observation_leaves] if spec.observation else None
+def _of_views(contents: Survey) -> Iterator[str]:
+    observations, spec = contents.observations, contents.spec
+    paths = [*spec.observation_leaves] if spec.observation else None
     states = [*spec.state_leaves] if spec.global_state else None
     used = np.ones(observations.low.shape, bool)
     if spec.is_vector and spec.observation_sizes is not None:
@@ -525,18 +527,18 @@ def _of_views(found: Survey) -> Iterator[str]:
     bad = observations.not_finite > 0
     if bad.any():
         count = int(observations.not_finite.sum())
-        yield f"Observed values that are not finite: {count:,}, in features {_columns(bad, leaves)}."
+        yield f"Observed values that are not finite: {count:,}, in features {_columns(bad, paths)}."
     if (constant := observations.constant & used).any():
-        yield f"Constant features of the observation: {_columns(constant, leaves)}."
-    if found.state.not_finite.any():
-        bad = found.state.not_finite > 0
+        yield f"Constant features of the observation: {_columns(constant, paths)}."
+    if contents.state.not_finite.any():
+        bad = contents.state.not_finite > 0
         yield f"The state is not always finite, in features {_runs(bad, states)}."
-    if (constant := found.state.constant).any():
+    if (constant := contents.state.constant).any():
         yield f"Constant features of the state: {_runs(constant, states)}."
 
 
-def _of_coverage(found: Survey) -> Iterator[str]:
-    if found.coverage.states > 0.9 * found.vault.num_steps > 90:
+def _of_coverage(contents: Survey) -> Iterator[str]:
+    if contents.coverage.states > 0.9 * contents.vault.num_steps > 90:
         yield (
             "Few states occur twice, so coverage, which compares states bit by bit, says little."
         )

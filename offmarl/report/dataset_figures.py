@@ -37,23 +37,23 @@ def figure_returns(surveys: Surveys) -> Figure:
 
 def _labelled_returns(surveys: Surveys) -> Iterator[tuple[str, Survey, Float[np.ndarray, "K"]]]:
     """Yield the returns of each dataset with a label, or of each team in it if it has several."""
-    for label, found in surveys.items():
-        several = len(found.team_returns) > 1
-        for team, returns in found.team_returns.items():
-            yield f"{label}, {team}" if several else label, found, returns
+    for label, survey in surveys.items():
+        several = len(survey.team_returns) > 1
+        for team, returns in survey.team_returns.items():
+            yield f"{label}, {team}" if several else label, survey, returns
 
 
 def figure_lengths(surveys: Surveys) -> Figure:
     """Draw the distributions of episode lengths."""
-    values = {label: found.lengths for label, found in surveys.items()}
+    values = {label: survey.lengths for label, survey in surveys.items()}
     return _histograms(values, "Episode lengths", "steps", whole_numbers=True)
 
 
 def figure_order(surveys: Surveys) -> Figure:
     """Draw how returns change over the course of each recording."""
     lines = {}
-    for label, found, values in _labelled_returns(surveys):
-        order = np.argsort(found.episodes.start[found.episodes.scored], kind="stable")
+    for label, survey, values in _labelled_returns(surveys):
+        order = np.argsort(survey.episodes.start[survey.episodes.scored], kind="stable")
         parts = np.array_split(values[order], min(_STRETCHES, max(len(values), 1)))
         place = (np.arange(len(parts)) + 0.5) / len(parts)
         lines[label] = place, [part.mean() if len(part) else np.nan for part in parts]
@@ -61,9 +61,9 @@ def figure_order(surveys: Surveys) -> Figure:
     return _line_chart(lines, title, "fraction of the recording", "mean return")
 
 
-def training_of(found: Survey) -> dict[str, list[tuple[float, float]]]:
+def training_of(survey: Survey) -> dict[str, list[tuple[float, float]]]:
     """Return steps and returns of a recorder's policies in a dataset: by team, "" for all."""
-    policies = found.vault.provenance.get("policies")
+    policies = survey.vault.provenance.get("policies")
     points: dict[str, list[tuple[float, float]]] = {}
     for policy in policies if isinstance(policies, list) else ():
         about = policy if isinstance(policy, dict) else {}
@@ -79,8 +79,8 @@ def figure_training(surveys: Surveys) -> Figure:
     """Draw the learning curves of the policies that recorded the data, of each team."""
     lines = {
         f"{label}, {team}" if team else label: zip(*points, strict=True)
-        for label, found in surveys.items()
-        for team, points in training_of(found).items()
+        for label, survey in surveys.items()
+        for team, points in training_of(survey).items()
     }
     unit = "environment steps of training"
     return _line_chart(lines, "Learning curve of the recorder", unit, "return of the policy")
@@ -88,7 +88,7 @@ def figure_training(surveys: Surveys) -> Figure:
 
 def figure_curve(surveys: Surveys) -> Figure:
     """Draw the mean reward by time in the episode."""
-    rewards = {label: found.rewards for label, found in surveys.items()}
+    rewards = {label: survey.rewards for label, survey in surveys.items()}
     lines = {
         label: ((np.arange(len(entry.curve)) + 0.5) * entry.stretch, entry.curve)
         for label, entry in rewards.items()
@@ -123,8 +123,8 @@ def figure_repeats(surveys: Surveys) -> Figure:
         axes.set(xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
             _label_counts(axis)
-        for number, (label, found) in enumerate(surveys.items()):
-            often, many = found.coverage.repeats.T
+        for number, (label, survey) in enumerate(surveys.items()):
+            often, many = survey.coverage.repeats.T
             style: dict[str, Any] = {"s": 14, "alpha": 0.7, "linewidth": 0, "label": plain(label)}
             axes.scatter(often, many, color=line_style(number)["color"], **style)
 
@@ -136,8 +136,8 @@ def figure_agents(surveys: Surveys) -> Figure:
     """Draw the median and the middle 90% of each agent's returns."""
 
     def draw(axes: Axes) -> None:
-        for number, (label, found) in enumerate(surveys.items()):
-            returns = found.episodes.returns[found.episodes.scored]
+        for number, (label, survey) in enumerate(surveys.items()):
+            returns = survey.episodes.returns[survey.episodes.scored]
             if not len(returns):
                 continue
             low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95), axis=0)
@@ -150,9 +150,9 @@ def figure_agents(surveys: Surveys) -> Figure:
     return chart(draw, "Returns of each agent", "agent", "episode return", legend=len(surveys) > 1)
 
 
-def figure_actions(found: Survey) -> Figure:
+def figure_actions(survey: Survey) -> Figure:
     """Draw the distribution of each agent's actions."""
-    actions = found.actions
+    actions = survey.actions
     if isinstance(actions, ContinuousActions):
         return chart(lambda axes: _draw_values(axes, actions), "Values of actions", "action")
     return make_figure(lambda figure: _draw_choices(figure, actions), (5.0, 3.1))

@@ -172,9 +172,9 @@ def chart(
     size: tuple[float, float] = (5.0, 3.1),
     legend: bool = False,
 ) -> Figure:
-    """Return a figure of one chart; a legend below makes it higher, so that the chart is not."""
+    """Return a figure of one chart; a legend below it makes the figure higher."""
 
-    def whole(figure: Figure) -> None:
+    def draw_chart(figure: Figure) -> None:
         axes = figure.subplots()
         axes.set(xlabel=x, ylabel=y)
         axes.set_title(title)
@@ -186,7 +186,7 @@ def chart(
             figure.set_size_inches(size[0], size[1] + 0.17 * max(lines - 1, 0))
             figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
 
-    return make_figure(whole, size)
+    return make_figure(draw_chart, size)
 
 
 def make_figure(draw: Callable[[Figure], None], size: tuple[float, float]) -> Figure:
@@ -285,7 +285,7 @@ def _draw_scores(
         dashed: dict[str, Any] = {"color": _DATA, "linestyle": "--"}
         handles.append(Line2D([], [], label="mean of the data", **dashed))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
-    names = [plain(name).replace("/", "/\n") for name in scores]  # so that neighbours do not overlap
+    names = [plain(x).replace("/", "/\n") for x in scores]  # so that neighbours do not overlap
     axes.set_xticks(range(len(scores)), names)
     axes.set_xlim(-0.6, len(scores) - 0.4)
 

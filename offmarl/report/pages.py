@@ -138,7 +138,7 @@ class RunReport(NamedTuple):
         yield from self.details()
 
     def facts(self) -> Section:
-        """Return what the run is."""
+        """Return a table of facts of the run."""
         wall = self.curves.get(WALL_TIME)
         facts = {
             "directory": str(self.directory),
@@ -155,7 +155,7 @@ class RunReport(NamedTuple):
         return Section(self.title, ["", ""], [[name, x] for name, x in facts.items() if x])
 
     def _lineage(self) -> str:
-        """Return how often members of a population were replaced, and whose heirs the last are."""
+        """Return how often members of a population were replaced, and the seeds that survived."""
         origin = seeds = np.array(self.record["seeds"])
         parents = self.curves[PARENT].values.T
         if not np.isin(parents, seeds).all():

@@ -126,7 +126,7 @@ def _episode(
     keys = jax.random.split(step_key, (env.spec.time_limit, 2))
     _, steps = jax.lax.scan(step, (state, timestep.view, policy.initial_carry()), keys)
     episode: tuple[Scene, Float[Array, "T"], Any] = jax.tree.map(
-        lambda one, more: jnp.concatenate([jnp.asarray(one)[None], more]), first, steps
+        lambda start, later: jnp.concatenate([jnp.asarray(start)[None], later]), first, steps
     )
     return episode
 
@@ -204,7 +204,9 @@ def _palette(playback: Playback, images: Sequence[Picture]) -> Picture:
     legend_colours = sorted({to_rgb(entry.get_color()) for entry in entries})
     values = [round(255 * part) for colour in legend_colours for part in colour]
     pixels = np.concatenate([np.asarray(images[at]) for at in (0, len(images) // 2, -1)])
-    sample = Image.fromarray(pixels).quantize(_COLOURS - len(legend_colours), method=Image.Quantize.MAXCOVERAGE)
+    sample = Image.fromarray(pixels).quantize(
+        _COLOURS - len(legend_colours), method=Image.Quantize.MAXCOVERAGE
+    )
     palette = Image.new("P", (1, 1))
     palette.putpalette(values + (sample.getpalette() or []))
     return palette
@@ -229,7 +231,7 @@ def frame(playback: Playback, time: int) -> Picture:
 
 
 def _blank() -> Figure:
-    """Return an empty figure, which all frames share: to make its axes takes half of a frame."""
+    """Return an empty figure for all frames: making its axes takes half of a frame's time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -240,12 +242,12 @@ def _blank() -> Figure:
 
 
 def _frame(figure: Figure, playback: Playback, time: int, image: Any) -> Picture:
-    """Draw a scene, or frame the environment's own picture of it, in place of what was drawn."""
+    """Draw a scene, or the environment's own picture of it, in place of the previous one."""
     from PIL import Image
 
     scene, axes, canvas = playback.scenes[time], figure.axes[0], cast(Any, figure.canvas)
     artists = axes.collections, axes.patches, axes.images, figure.texts, figure.legends
-    for artist in [one for kind in artists for one in kind]:
+    for artist in [x for kind in artists for x in kind]:
         artist.remove()
     if image is None:
         draw_scene(axes, scene, playback.scenes[max(0, time - _TRAIL) : time])

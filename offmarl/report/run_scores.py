@@ -112,7 +112,7 @@ class Runs(NamedTuple):
 
 def scores_in(results: Results) -> Scores:
     """Return the scores of results alone."""
-    return {name: {entry: x.scores for entry, x in group.items()} for name, group in results.items()}
+    return {name: {entry: x.scores for entry, x in row.items()} for name, row in results.items()}
 
 
 def metric_of(directories: Iterable[Path]) -> str:
@@ -124,19 +124,19 @@ def metric_of(directories: Iterable[Path]) -> str:
         The runs have no metric in common, or have not been evaluated.
     """
     paths = [*directories]
-    evaluations = [final_evaluation(directory) for directory in paths]
+    finals = [final_evaluation(directory) for directory in paths]
     for metric in UNITS:
-        if all(metric in metrics for metrics in evaluations):
+        if all(metric in metrics for metrics in finals):
             return metric
-    if any(name.startswith(f"{RETURN}_") for metrics in evaluations for name in metrics):
+    if any(name.startswith(f"{RETURN}_") for metrics in finals for name in metrics):
         raise RunError(
             "these runs have a return for each team, and no single score to compare: "
             "`offmarl report RUN` shows the returns of each team of a run."
         )
-    with_returns = next(x for x, metrics in zip(paths, evaluations, strict=True) if RETURN in metrics)
-    other = next(x for x, metrics in zip(paths, evaluations, strict=True) if RETURN not in metrics)
+    played = next(x for x, metrics in zip(paths, finals, strict=True) if RETURN in metrics)
+    other = next(x for x, metrics in zip(paths, finals, strict=True) if RETURN not in metrics)
     raise RunError(
-        f"{with_returns} was evaluated in an environment and {other} with held-out episodes, so they "
+        f"{played} was evaluated in an environment and {other} with held-out episodes, so they "
         "cannot be compared: compare each kind on its own, or train all with the same --env and "
         "--held-out."
     )
@@ -189,7 +189,7 @@ def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN
     results: dict[str, dict[Entry, Result]] = {}
     for label, entries in directories.items():
         pairs = [pair for acted, path in entries.items() for pair in _results(acted, path, metric)]
-        results[label] = dict(sorted(pairs, key=lambda one: one[0].acting == "sampled"))
+        results[label] = dict(sorted(pairs, key=lambda pair: pair[0].acting == "sampled"))
     return results
 
 
@@ -223,7 +223,7 @@ def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Res
 
 
 def metrics_of(entry: Entry, metric: str) -> dict[Entry, str]:
-    """Return the entries of a run, and the metric of each, of which some may not exist.
+    """Return the entries of a run and their metrics, which the run need not have.
 
     ``entry`` is that of the way its program acts.
     """
@@ -240,7 +240,7 @@ def entry_of(directory: Path, metric: str = RETURN, run: str = "") -> Entry:
 
 
 def fault_of(directory: Path) -> str:
-    """Return what of a run is not finite, in words: a loss, or a final score; empty if all is."""
+    """Describe the first loss or final score of a run that is not finite; empty if all are."""
     for row in read(directory / METRICS_FILE):
         for name, value in row.items():
             if value is None:  # losses; evaluations are lists
@@ -390,9 +390,9 @@ def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[
 def _planned(
     runs: Mapping[Path, Mapping[str, Any]], paths: Sequence[Path]
 ) -> dict[Path, str] | None:
-    """Return what a benchmark's plan calls runs of one program; None if that tells them not apart.
+    """Return the labels of one program's runs in a benchmark's plan; None if these are not unique.
 
-    The label that is the program's name adds nothing, so it is left out.
+    A label that is the program's name adds nothing, and is empty.
     """
     labels = [runs[path].get("label") for path in paths]
     if None in labels or len(set(labels)) < len(labels):
@@ -455,13 +455,13 @@ def _names(
 
 
 def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the result of a run depends on beside its data and its seeds."""
+    """Return what the result of a run depends on besides its data and its seeds."""
     args = {name: x for name, x in run.get("args", {}).items() if name not in _NO_SETTINGS}
     return args | ({"code": run["sha256"][:8]} if run.get("sha256") else {})
 
 
 def _different(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the settings that differ; those that only some runs have do not count."""
+    """Return the names of the settings that differ, of those that all runs have."""
     names = [name for name in settings[0] if all(name in run for run in settings)]
     return [name for name in names if any(run[name] != settings[0][name] for run in settings)]
 
@@ -478,14 +478,14 @@ def is_foreign(path: Path) -> bool:
     return path.suffix == ".json" and path.is_file() and RUN_FILE not in _read_foreign(path)
 
 
-def with_foreign(found: Runs, paths: Sequence[Path]) -> Runs:
+def with_foreign(scores: Runs, paths: Sequence[Path]) -> Runs:
     """Add the results in files to those of runs; `RunError` if a file has another layout.
 
     A task belongs to the dataset whose runs name the same environment and task in their
     ``marl_eval.json``; other tasks are datasets of their own.
     """
-    results = {name: dict(entries) for name, entries in found.results.items()}
-    data, outside, names = dict(found.data), set[str](), [path.name for path in paths]
+    results = {name: dict(entries) for name, entries in scores.results.items()}
+    data, outside, names = dict(scores.data), set[str](), [path.name for path in paths]
     ours = {
         keys: name
         for name, (run, *_) in ((x, [*by_entry.values()]) for x, by_entry in results.items())
@@ -495,42 +495,42 @@ def with_foreign(found: Runs, paths: Sequence[Path]) -> Runs:
     for path in paths:
         file = path.name if names.count(path.name) == 1 else str(path)
         runs: dict[tuple[str, ...], list[float]] = {}
-        for where, run in _nested(_read_foreign(path), 4, path):
-            runs.setdefault(where[:3], []).append(_score(run, path, *where))
+        for levels, run in _nested(_read_foreign(path), 4, path):
+            runs.setdefault(levels[:3], []).append(_score(run, path, *levels))
         for (environment, task, algorithm), values in runs.items():
             name = f"{environment}/{task}"
             label = ours.get((environment, task)) or labelled(name, "marl-eval")
             data.setdefault(label, Data(name, "", name))
-            results.setdefault(label, {})[Entry(algorithm, None, file)] = Result(np.array(own))
+            results.setdefault(label, {})[Entry(algorithm, None, file)] = Result(np.array(values))
             outside.add(label)
-    return found._replace(results=results, data=data, outside=frozenset(outside))
+    return scores._replace(results=results, data=data, outside=frozenset(outside))
 
 
 def _read_foreign(path: Path) -> Any:
     return parse(path.read_bytes(), str(path), RunError)
 
 
-def _nested(value: Any, depth: int, *where: object) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _nested(value: Any, depth: int, *context: object) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the entries of nested objects with their keys; `RunError` for anything else."""
     if not isinstance(value, dict) or not value:
         raise RunError(
-            f"{': '.join(map(str, where))} is not of marl-eval's layout, of environments, tasks, "
+            f"{': '.join(map(str, context))} is not of marl-eval's layout, of environments, tasks, "
             "algorithms, runs and steps: it must be a JSON object with entries."
         )
     for key, entry in value.items():
-        inside = _nested(entry, depth - 1, *where, key) if depth > 1 else [((), entry)]
+        inside = _nested(entry, depth - 1, *context, key) if depth > 1 else [((), entry)]
         yield from (((one_line(key), *keys), leaf) for keys, leaf in inside)
 
 
-def _score(run: Any, *where: object) -> float:
+def _score(run: Any, *context: object) -> float:
     """Return the mean of the final returns of a run."""
-    steps = {key: step for (key,), step in _nested(run, 1, *where)}
-    final = {key: x for (key,), x in _nested(steps.get("absolute_metrics"), 1, *where, "absolute")}
+    steps = {key: step for (key,), step in _nested(run, 1, *context)}
+    final = {k: x for (k,), x in _nested(steps.get("absolute_metrics"), 1, *context, "absolute")}
     values = next((final[name] for name in _RETURNS if name in final), None)
     numbers: list[Any] = values if isinstance(values, list) else [values]
     if not numbers or not all(type(x) in (int, float) and abs(x) < _MOST for x in numbers):
         raise RunError(
-            f"{': '.join(map(str, where))} has no finite returns in absolute_metrics: one of "
+            f"{': '.join(map(str, context))} has no finite returns in absolute_metrics: one of "
             f"{', '.join(_RETURNS)} must be a list of numbers, among {', '.join(final)}."
         )
     return float(np.mean(numbers))

@@ -67,11 +67,11 @@ def to_markdown(sections: Iterable[Section]) -> str:
             return f"**{value} {ends}**" if ends else f"**{value}**"
         return one_line(number(content)).replace("|", "\\|")
 
-    def lines(section: Section) -> Iterator[str]:
+    def lines(section: Section) -> str:
         rows = [section.columns, ["---"] + ["---:"] * (len(section.columns) - 1), *section.rows]
-        yield from (f"| {' | '.join(map(cell, row))} |\n" for row in rows)
+        return "".join(f"| {' | '.join(map(cell, row))} |\n" for row in rows)
 
-    return _joined(sections, lambda one: "".join(lines(one)), lambda title: f"**{title}**\n\n")
+    return _joined(sections, lines, lambda title: f"**{title}**\n\n")
 
 
 def to_latex(sections: Iterable[Section]) -> str:
@@ -89,8 +89,8 @@ def to_latex(sections: Iterable[Section]) -> str:
         # After the end of a row, [ and * would begin an option.
         head, *body = ("{}" * row.startswith(("[", "*")) + f"{row} \\\\\n" for row in rows)
         return (
-            f"\\begin{{tabular}}{{l{'r' * (len(section.columns) - 1)}}}\n\\toprule\n{head}\\midrule\n"
-            f"{''.join(body)}\\bottomrule\n\\end{{tabular}}\n"
+            f"\\begin{{tabular}}{{l{'r' * (len(section.columns) - 1)}}}\n\\toprule\n{head}"
+            f"\\midrule\n{''.join(body)}\\bottomrule\n\\end{{tabular}}\n"
         )
 
     return _joined(sections, tabular, lambda title: f"% {title}\n")
@@ -170,12 +170,12 @@ def coverage(surveys: Surveys) -> Section:
     columns = ["dataset", "SACo", "distinct pairs", "relative", "distinct states"]
     columns += ["local pairs", "pairs seen once"]
 
-    def cells(found: Survey) -> list[Any]:
-        counts = found.coverage
+    def cells(survey: Survey) -> list[Any]:
+        counts = survey.coverage
         pairs, once = counts.pairs, int(counts.repeats[counts.repeats[:, 0] == 1, 1].sum())
         about = "" if counts.exact else "about "
         return [
-            _saco(found),
+            _saco(survey),
             f"{about}{number(pairs)}",
             percent(pairs, most),
             f"{about}{number(counts.states)}",
@@ -190,11 +190,11 @@ def windows(surveys: Surveys) -> Section:
     """Return the training windows of several lengths."""
     columns = ["dataset", "length", "windows", "slots empty", "episodes shorter", "hold several"]
     rows = []
-    for name, found in surveys.items():
-        for entry in map(found.windows, LENGTHS):
+    for name, survey in surveys.items():
+        for entry in map(survey.windows, LENGTHS):
             shares = [
                 percent(entry.padded, 1),
-                percent(entry.short_episodes, len(found.episodes.row)),
+                percent(entry.short_episodes, len(survey.episodes.row)),
             ]
             rows.append([name, entry.length, entry.total, *shares, percent(entry.crossing, 1)])
     return Section("Training windows", columns, rows)
@@ -209,23 +209,23 @@ def describe_agents(spec: EnvSpec) -> str:
     return f"{spec.num_agents} agent{'s, each' if spec.num_agents > 1 else ''} with {kind}"
 
 
-# What a page says of a chart to those who cannot see it.
+# Texts of charts for readers who cannot see them.
 
 
-def returns_line(found: Survey) -> str:
+def returns_line(survey: Survey) -> str:
     """Return the mean and range of the returns, of each team if there are several, as text."""
-    texts = {team: spread_line(spread(x)) or "none" for team, x in found.team_returns.items()}
+    texts = {team: spread_line(spread(x)) or "none" for team, x in survey.team_returns.items()}
     return number(only_or_all(texts))
 
 
-def lengths_line(found: Survey) -> str:
+def lengths_line(survey: Survey) -> str:
     """Return the mean and range of the lengths of episodes, as text."""
-    return spread_line(spread(found.lengths)) or "none"
+    return spread_line(spread(survey.lengths)) or "none"
 
 
-def agents_line(found: Survey) -> str:
+def agents_line(survey: Survey) -> str:
     """Return the mean return of the first agents, as text."""
-    returns = found.episodes.returns[found.episodes.scored]
+    returns = survey.episodes.returns[survey.episodes.scored]
     means = returns.mean(0) if len(returns) else np.zeros(0)
     text = ", ".join(f"{mean:.3g}" for mean in means[:8])
     return f"means {text}{' and more' if len(means) > 8 else ''}"
@@ -240,9 +240,9 @@ def extremes(ranges: Ranges) -> str:
     return f"from {low:.3g} to {high:.3g}, {constant} of {ranges.low.size} features constant"
 
 
-def ends_line(found: Survey) -> str:
+def ends_line(survey: Survey) -> str:
     """Return how many episodes ended by each cause, as text."""
-    counts = Counter(found.episodes.cause.tolist())
+    counts = Counter(survey.episodes.cause.tolist())
     return ", ".join(f"{number(count)} {cause}" for cause, count in counts.items())
 
 
@@ -257,89 +257,89 @@ def _by_dataset(
     return Section(title, columns, [[name, *cells(survey)] for name, survey in surveys.items()])
 
 
-def _overview_row(found: Survey) -> list[Any]:
-    returns = {team: spread(values) for team, values in found.team_returns.items()}
+def _overview_row(survey: Survey) -> list[Any]:
+    returns = {team: spread(values) for team, values in survey.team_returns.items()}
     text = "{mean:.4g}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{std:.3g}"
     means = {team: text.format(**values) if values else None for team, values in returns.items()}
     least, most = ({team: x.get(end) for team, x in returns.items()} for end in ("min", "max"))
-    length = spread(found.lengths).get("mean")
-    counts = [len(found.episodes.row), found.vault.num_steps]
+    length = spread(survey.lengths).get("mean")
+    counts = [len(survey.episodes.row), survey.vault.num_steps]
     cells = [only_or_all(means), only_or_all(least), only_or_all(most)]
-    return [*counts, *cells, length, _saco(found)]
+    return [*counts, *cells, length, _saco(survey)]
 
 
-def _saco(found: Survey) -> str | None:
-    return None if found.saco is None else f"{found.saco:.4g}"
+def _saco(survey: Survey) -> str | None:
+    return None if survey.saco is None else f"{survey.saco:.4g}"
 
 
-def _facts(found: Survey) -> dict[str, str]:
-    vault, spec = found.vault, found.spec
+def _facts(survey: Survey) -> dict[str, str]:
+    vault, spec = survey.vault, survey.spec
     size, rows = vault.num_bytes, f"{number(vault.rows)} rows" if vault.rows > 1 else "one row"
     policies = len(vault.policy_ids)
-    acted = int(found.alive.sum())
+    acted = int(survey.alive.sum())
     return {
         "vault": f"{vault.name}.vlt/{vault.uid}",
         "environment": spec.name or "unknown",
         "agents": describe_agents(spec),
         "observation, state": f"{spec.observation_text}, {spec.state_text} ({spec.state})",
-        "rewards": "shared by all agents" if found.rewards.alike else "individual",
-        "episodes": ends_line(found),
+        "rewards": "shared by all agents" if survey.rewards.alike else "individual",
+        "episodes": ends_line(survey),
         "steps": f"{number(vault.num_steps)} in {rows}",
         "size": "unknown" if size is None else f"{number(size / 1e6)} MB",
         "agents alive": percent(acted, vault.num_steps * spec.num_agents),
         "policies": number(policies) if policies else "unknown",
-        "log-probabilities": percent(found.log_probs, acted) if found.log_probs else "unknown",
-        "checked": _checked(found),
-        "digest": found.digest,
+        "log-probabilities": percent(survey.log_probs, acted) if survey.log_probs else "unknown",
+        "checked": _checked(survey),
+        "digest": survey.digest,
     }
 
 
-def _checked(found: Survey) -> str:
-    if not found.vault.native:
+def _checked(survey: Survey) -> str:
+    if not survey.vault.native:
         return "no checksums, because another program wrote the vault"
-    partly = ", except for steps that another program appended" if found.vault.unverified else ""
+    partly = ", except for steps that another program appended" if survey.vault.unverified else ""
     return f"agrees with its checksums{partly}"
 
 
-def _rewards(found: Survey) -> list[Any]:
-    rewards, ranges = found.rewards, found.rewards.ranges
+def _rewards(survey: Survey) -> list[Any]:
+    rewards, ranges = survey.rewards, survey.rewards.ranges
     if not ranges.finite.any():
         return [None] * 6
     low, high, mean, std = ranges.pooled()[:4]  # of all agents together
     zero = only_or_all(
-        {team: percent(int((x == 0).sum()), len(x)) for team, x in found.team_returns.items()}
+        {team: percent(int((x == 0).sum()), len(x)) for team, x in survey.team_returns.items()}
     )
     return [
-        percent(rewards.nonzero_steps, found.vault.num_steps),
+        percent(rewards.nonzero_steps, survey.vault.num_steps),
         *map(float, (mean, std, low, high)),
         zero,
     ]
 
 
-def _choices(found: Survey) -> list[Any]:
-    actions = found.actions
+def _choices(survey: Survey) -> list[Any]:
+    actions = survey.actions
     if not isinstance(actions, DiscreteActions) or not actions.steps.any():
         return [None] * 6
-    alive, joint = int(actions.steps.sum()), found.coverage.joint_entropy
-    always = alive == found.vault.num_steps * found.spec.num_agents
+    alive, joint = int(actions.steps.sum()), survey.coverage.joint_entropy
+    always = alive == survey.vault.num_steps * survey.spec.num_agents
     apart = float(actions.entropy.sum())
     return [
         percent(int(actions.illegal.sum()), alive),
-        percent(int(actions.legal.sum()), alive * found.spec.num_actions),
+        percent(int(actions.legal.sum()), alive * survey.spec.num_actions),
         float(actions.entropy.mean()),
         joint,
         max(0.0, apart - joint) if joint is not None and always else None,
-        found.coverage.joint_actions,
+        survey.coverage.joint_actions,
     ]
 
 
-def _values(found: Survey) -> list[Any]:
-    actions = found.actions
+def _values(survey: Survey) -> list[Any]:
+    actions = survey.actions
     if not isinstance(actions, ContinuousActions) or not actions.ranges.finite.any():
         return [None] * 6
     low, high, mean, std, count, _ = actions.ranges.pooled()
     return [
         *map(float, (mean, std, low, high)),
         percent(int(actions.at_bounds.sum()), int(count)),
-        percent(int(actions.legal.sum()), int(actions.steps.sum()) * found.spec.action_size),
+        percent(int(actions.legal.sum()), int(actions.steps.sum()) * survey.spec.action_size),
     ]
