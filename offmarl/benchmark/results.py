@@ -4,6 +4,7 @@ A method is bold on a dataset if it may be the best one there; see `offmarl.repo
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,8 @@ from offmarl.report.tables import Section, to_csv, to_latex, to_markdown
 from offmarl.tracking import RETURN
 
 _WRITTEN = "written.json"
+_FIGURE = re.compile(r"scores\.svg|curves/[^/]+\.svg")
+"""Files that results may lack of those that earlier ones had; all others are written again."""
 
 
 class Results(NamedTuple):
@@ -186,10 +189,10 @@ def _remove_others(out: Path, paths: Sequence[Path]) -> None:
 
 
 def _listed(out: Path) -> set[Path]:
-    """Return the files below ``out`` that the list names, which others may have written."""
+    """Return the figures below ``out`` that the list names, which others may have written."""
     with suppress(OSError, ValueError, TypeError, RuntimeError):  # the last of links in a circle
         names = [x for x in json.loads((out / _WRITTEN).read_text()) if isinstance(x, str)]
-        paths = {out / x for x in names if ".." not in x.split("/")}  # one file has one name
+        paths = {out / x for x in names if _FIGURE.fullmatch(x)}
         return {x for x in paths if out.resolve() in x.resolve().parents and x.is_file()}
     return set()
 

@@ -19,6 +19,7 @@ from offmarl.terminal import number
 from offmarl.types import Discrete, EnvSpec
 
 _NUM_ENVS = 64
+_SECONDS = 1.0
 
 _TRAITS = ("partial", "adversarial", "heterogeneous", "communication", "mask")
 
@@ -47,7 +48,7 @@ writes a file to start from."""
 
 def envs(
     name: Annotated[str, Positional, arg(metavar="[NAME]")] = "",
-    seconds: float = 1.0,
+    seconds: float = _SECONDS,
     picture: Path | None = None,
 ) -> Report:
     """List the environments, or describe, measure and draw one.
@@ -67,7 +68,8 @@ def envs(
     families = registry.describe()
     matches = {family: about for family, about in families.items() if family.startswith(name)}
     if matches and (name not in families or families[name].choices):
-        refuse_unused(f"{name or 'all'} lists several environments", picture=picture)
+        unused = {"picture": picture, "seconds": seconds != _SECONDS}
+        refuse_unused(f"{name or 'all'} lists several environments", **unused)
         return _list(matches)
     from offmarl.report.render import KINDS  # imports JAX, which the list does without
 

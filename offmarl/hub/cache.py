@@ -3,7 +3,7 @@
 They are in ``$HF_HOME/assets/offmarl/datasets/pulled``. A dataset is a directory
 ``NAME/COMMIT/SCENARIO.vlt`` with a vault for each uid, as OG-MARL and flashbax lay them out, and a
 record of how it was checked. ``NAME/refs/REVISION`` holds the commit that a branch or tag meant
-when the hub was last asked.
+when it was last pulled.
 """
 
 import errno
@@ -130,15 +130,21 @@ def entries(commit: Path | None = None) -> list[Entry]:
     return sorted(Entry(path) for path in paths if (path / RECORD).is_file())
 
 
-def remember(name: str, revision: str, commit: str) -> None:
-    """Record the commit that a revision means now, if the disk can be written."""
-    file = _ref(name, revision)
+def remember(place: Path, revision: str, commit: str) -> None:
+    """Record, in a repository's directory, the commit that a revision means now, if possible."""
     with suppress(OSError):
-        tracking.replace_file(file, commit)
+        tracking.replace_file(_ref(place, revision), commit)
 
 
-def _ref(name: str, revision: str) -> Path:
-    return root() / name / _REFS / quote(revision, safe="")
+def commit_of(place: Path, revision: str) -> str:
+    """Return the commit that a revision meant when it was last pulled, or the revision."""
+    with suppress(FileNotFoundError):
+        return _ref(place, revision).read_text().strip()
+    return revision
+
+
+def _ref(place: Path, revision: str) -> Path:
+    return place / _REFS / quote(revision, safe="")
 
 
 def remove(dataset: Entry) -> int:
@@ -219,10 +225,8 @@ class Target(NamedTuple):
 
     @property
     def commit(self) -> str:
-        """The commit that the revision meant when the hub was last asked, or the revision."""
-        with suppress(FileNotFoundError):
-            return _ref(self.name, self.revision).read_text().strip()
-        return self.revision
+        """The commit that the revision meant when it was last pulled, or the revision."""
+        return commit_of(root() / self.name, self.revision)
 
 
 def parse(name: str) -> Target:

@@ -24,12 +24,12 @@ from huggingface_hub import CommitOperationAdd
 
 from offmarl import records, tracking
 from offmarl.errors import CardError, HubUnreachableError, OptionError, RunError
-from offmarl.hub import client
+from offmarl.hub import cache, client
 from offmarl.hub.card import File, check_files
 from offmarl.hub.install import disk_errors, download_files
 from offmarl.hub.licences import check_link, licence_named
 from offmarl.hub.pushing import commit_files, files_of, open_repository
-from offmarl.hub.readme import model_readme
+from offmarl.hub.readme import README, model_readme
 from offmarl.paths import local
 from offmarl.statistics import estimate, mean
 
@@ -138,7 +138,7 @@ def push_policy(
     operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
     card = _card(directory, record, repository, terms, summary)
     card["files"] = [asdict(file) for file in files_of(operations)]
-    texts = {CARD: tomli_w.dumps(card), "README.md": model_readme(card, licence_link)}
+    texts = {CARD: tomli_w.dumps(card), README: model_readme(card, licence_link)}
     _parse(texts[CARD], repository)  # so that what is published can be pulled
     operations += [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
     with client.errors_of(repository):
@@ -244,10 +244,13 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     place = client.kept_in("policies", "pulled", repository)
     try:
         remote = client.find(repository, CARD, revision or "main", "model")
+        cache.remember(place, revision or "main", remote.commit)
     except HubUnreachableError:
-        if out is None and (kept := _kept(place, revision)) is not None:
-            return kept
-        raise
+        policy = _kept(place, cache.commit_of(place, revision or "main"))
+        policy = policy or (None if revision else _kept(place))
+        if policy is None or out is not None:
+            raise
+        return policy
     run = local(out) if out else place / remote.commit / "run"
     if not run.exists():
         with disk_errors(run):
@@ -280,9 +283,9 @@ def located(name: str) -> str:
     return name if local(name).exists() else f"{run_named(run)}{at}{which}"
 
 
-def _kept(place: Path, revision: str = "") -> PulledPolicy | None:
-    """Return the newest policy on this machine, for when the hub cannot be reached."""
-    runs = [path for path in place.glob("*/run") if path.parent.name.startswith(revision)]
+def _kept(place: Path, commit: str = "") -> PulledPolicy | None:
+    """Return the newest policy of a commit on this machine, by default of any."""
+    runs = [path for path in place.glob("*/run/") if path.parent.name.startswith(commit)]
     if not runs:
         return None
     run = max(runs, key=lambda path: path.stat().st_mtime)

@@ -113,6 +113,7 @@ def pull(
         raise
     with _opened(source, out, time_limit) as entry:
         fetched = _install_missing(entry, source, target.uid)
+        cache.remember(cache.root() / target.name, target.revision, source.commit)
         return _pulled(entry, source.card, target, fetched)
 
 
@@ -204,7 +205,6 @@ def _find(target: Target, out: str | os.PathLike[str] | None) -> _Source:
         if card.uids:  # otherwise only the archive lists them
             _check_uid(target.uid, card)
         source = _find_archive(card, target.revision)
-    cache.remember(target.name, target.revision, source.commit)
     return source
 
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils.tqdm import (
     are_progress_bars_disabled,
@@ -34,7 +34,7 @@ from offmarl.hub.card import (
 from offmarl.hub.client import LARGEST
 from offmarl.hub.index import build_index
 from offmarl.hub.licences import Licence, citation_of, in_words, licence_of
-from offmarl.hub.readme import EPISODES, croissant, readme
+from offmarl.hub.readme import EPISODES, README, croissant, readme
 from offmarl.statistics import spread
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
@@ -168,7 +168,7 @@ def push(
         tables = episode_tables(data)
         texts = {
             CARD: to_toml(check(card, f"the card of {repository}")),
-            "README.md": readme(card, repository, [*sorted(others), *tables]),
+            README: readme(card, repository, [*sorted(others), *tables]),
             "croissant.json": croissant(card, repository, place.url, str(date.today())),
         }
         if len(texts[CARD].encode()) > LARGEST:
@@ -417,7 +417,9 @@ def commit_files(
     `HubError` if another commit was made meanwhile, or the new one lacks what was sent.
     """
     api, repository, kind = place.api, place.name, place.kind
+    page: Any = next(x.path_or_fileobj for x in operations if x.path_in_repo == README)
     try:
+        RepoCard(page.decode()).validate(kind)  # before the files are uploaded
         # The client's progress bars would fill a log file.
         with _bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
             # An empty .gitignore in place of the repository's, which would leave files out.

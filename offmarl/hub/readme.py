@@ -25,6 +25,7 @@ _SIZES = (
 
 EPISODES = "episodes"
 """The directory of the Parquet tables of episodes in a repository."""
+README = "README.md"
 
 
 def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
