@@ -235,8 +235,8 @@ def _check(plan: Plan, source: str) -> None:
         _check_options("baseline", cell.baseline.program, cell.options, where)
     slugs = [[slug(label) for label in labels] for labels in (plan.datasets, plan.recipes)]
     for names in ([cell.slug for cell in cells], *slugs):
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise OptionError(f"{source}: two names become the file {twice.pop()}: change one.")
+        if clash := {name for name in names if names.count(name) > 1}:
+            raise OptionError(f"{source}: two names become the file {clash.pop()}: change one.")
 
 
 def _check_tiers(recipe: Recipe, datasets: Sequence[Data], source: str) -> None:

@@ -36,7 +36,7 @@ from offmarl.tracking import RETURN
 
 _WRITTEN = "written.json"
 _FIGURE = re.compile(r"scores\.svg|curves/[^/]+\.svg")
-"""Files that results may lack of those that earlier ones had; all others are written again."""
+"""Figures whose names depend on the results; all other files are always written."""
 
 
 class Results(NamedTuple):
@@ -273,14 +273,14 @@ def _spreads(results: Results) -> Iterator[str]:
 
 
 def _differences(cells: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
-    """Name what the cells differ in beside their data and methods."""
+    """Name the differences between cells besides their data and methods."""
     for label, by_method in cells.items():
-        for aspect, of in (
+        for aspect, fact in (
             ("data", lambda cell: str(cell["digest"])[:8]),
             ("environments", _environment),
         ):
-            if len({of(cell) for cell in by_method.values()}) > 1:
-                values = ", ".join(f"{method} {of(cell)}" for method, cell in by_method.items())
+            if len({fact(cell) for cell in by_method.values()}) > 1:
+                values = ", ".join(f"{method} {fact(cell)}" for method, cell in by_method.items())
                 yield f"Do not compare the methods on {label}, whose {aspect} differ: {values}."
     all_cells = [cell for by_method in cells.values() for cell in by_method.values()]
     code = Counter(str(cell.get("code") or "unknown")[:8] for cell in all_cells)

@@ -139,7 +139,7 @@ def require_vault(cell: Cell) -> None:
     """Raise `VaultError` if a cell needs a vault at a path where there is none."""
     vault = cell.data.vault
     if vault and "://" not in vault and _exists(vault) and not local(vault).exists():
-        open_vault(local(vault))  # names what is near
+        open_vault(local(vault))  # the error names similar paths
 
 
 def _exists(vault: str) -> bool:
@@ -152,7 +152,7 @@ def _exists(vault: str) -> bool:
 # ---------------------------------------------------------------------------------- blocks
 
 Run = Callable[[Kind, str, Mapping[str, Any]], Any]
-"""Runs a program with its options, as a plan has them, and returns what it returns."""
+"""Runs a program with the options of a plan, and returns its result."""
 
 
 class CellsWork(Work):

@@ -72,7 +72,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("cat", "filter", "sample", "slice", "dedup", "map", "recode"), _SHOW),
     **dict.fromkeys(("compact", "salvage"), _CHECK),
 }
-"""By verb and key of its data: what to do next. The first key counts whose data is not empty.
+"""The next command, by verb and key of the verb's data. The first key that has a value counts.
 
 `new` lists several commands itself, and the output of `completion` is for a shell."""
 

@@ -138,7 +138,7 @@ def _load(candidates: Sequence["Candidate"], act: str, programs: Sequence[Path])
 
 
 def view(data: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the tables of the results, and what is to be said of them."""
+    """Yield the tables and the notes of the results."""
     discounted = "" if data["gamma"] == 1 else f", discounted by {data['gamma']:g}"
     title = f"Estimated from {data['episodes']:,} episodes{discounted}; their own return is "
     checked = data["data_return_by_fqe"]

@@ -106,7 +106,7 @@ def show_error(error: BaseException, as_json: bool) -> None:
 
 
 def _advice(error: BaseException) -> str:
-    """Return what to do about an error of the operating system, which says only what it is."""
+    """Return what to do about an error of the operating system; empty without advice."""
     if not isinstance(error, OSError):
         return ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -105,7 +105,7 @@ class Divided(NamedTuple):
     report: Callable[[Launched], Report]
     """Describes the result."""
     before: Callable[[bool], Report | None] | None = None
-    """Checks work that is always launched; called with ``--dry-run``, of which it may report."""
+    """Checks work that is always launched. Takes ``--dry-run``, and may return its report."""
     take_over: bool = True
     """Whether to go on after a launch of another machine that has not ended by itself."""
 

@@ -71,7 +71,7 @@ _HINTS: dict[Any, Any] = {
         tuple[_Fraction, ...] | None, arg(metavar="FRACTION FRACTION [FRACTION]")
     ],
 }
-"""Types of the library, and how the command line reads them; others are read as they are."""
+"""Types of the library that the command line reads in another way."""
 
 
 _VAULTS_AND_CONDITION = Annotated[
@@ -223,7 +223,7 @@ def _summaries(table: Mapping[str, Callable[..., Any]]) -> str:
     for name, function in table.items():
         line = (function.__doc__ or "").strip().split("\n")[0].rstrip(".")
         names.setdefault(line.removeprefix("Read "), []).append(name)
-    return "; ".join(f"{' or '.join(same)} for {line}" for line, same in names.items())
+    return "; ".join(f"{' or '.join(layouts)} for {line}" for line, layouts in names.items())
 
 
 def convert(

@@ -97,7 +97,7 @@ def download_files(
             return started[-1]
 
         try:
-            return sum(coming.result() for _, coming in ahead(missing, start, _FILES_AT_ONCE))
+            return sum(future.result() for _, future in ahead(missing, start, _FILES_AT_ONCE))
         except BaseException:  # leave no thread that writes to a file of the next attempt
             stopped.set()
             wait(started, _LONGEST_WAIT)
@@ -173,7 +173,7 @@ def _publish(
 
 
 class Archive(NamedTuple):
-    """A remote zip archive of vaults, of which some intervals are in a local file of its size."""
+    """A remote zip archive of vaults, with some of its bytes in a local file of its size."""
 
     path: Path
     remote: Remote
@@ -263,8 +263,8 @@ def install_archive(
     with open_archive(entry.arriving, remote, card.name) as archive:
         vaults = archive.of(uid)
         members = [member for files in vaults.values() for member in files.values()]
-        coming = remote.size if uid is None else sum(member.compress_size for member in members)
-        check_room(entry.path, coming + sum(member.file_size for member in members))
+        num_bytes = remote.size if uid is None else sum(member.compress_size for member in members)
+        check_room(entry.path, num_bytes + sum(member.file_size for member in members))
         path, fetched, check = archive.path, archive.directory, "CRC-32 of every file"
         if uid is None:
             path = entry.arriving / f"{remote.sha256 or remote.commit}.part"
@@ -290,7 +290,7 @@ def install_archive(
 def _unpack(archive: Archive, uid: str, path: Path, place: Path) -> int:
     """Unpack the files of a vault that are not there yet, from the archive at ``path``.
 
-    Where this is the local file of ``archive``, they are downloaded to it first. Returns the bytes
+    If this is the local file of ``archive``, they are downloaded to it first. Returns the bytes
     downloaded.
     """
     files = {name: x for name, x in archive.vaults[uid].items() if not (place / name).exists()}
@@ -299,7 +299,7 @@ def _unpack(archive: Archive, uid: str, path: Path, place: Path) -> int:
     with (
         tracking.progress(uid, total, unit="bytes") as advance,
         readable(path),
-        path.open("rb", buffering=0) as file,  # a buffer would hold what was there before
+        path.open("rb", buffering=0) as file,  # a buffer would hold old bytes
         zipfile.ZipFile(file) as archive_file,
     ):
         for name, member in files.items():

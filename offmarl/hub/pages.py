@@ -136,16 +136,16 @@ class PageCache:
     def _path(self, name: str) -> Path:
         return self.root / name[:2] / name
 
-    def _make_room(self, coming: int, limit: int) -> None:
+    def _make_room(self, num_bytes: int, limit: int) -> None:
         """Remove pages if the cache would exceed its limit; it is measured from time to time."""
         with self._lock:
             if self._written is not None:
-                self._written += coming
+                self._written += num_bytes
                 if self._written < limit // _SCANS:
                     return
             self._written = 0
         # Processes measure at different times, each after a share of the limit.
-        if self.size + coming > limit - limit // _SCANS:
+        if self.size + num_bytes > limit - limit // _SCANS:
             self._remove(int(limit * _LEFT))
 
     def _remove(self, limit: int) -> int:
@@ -218,8 +218,8 @@ class Pages:
         return f"{self._identity}.{page}"
 
     def _page(self, page: int) -> bytes:
-        if (coming := self._coming.get(page)) is not None:
-            return coming.result()[page]
+        if (future := self._coming.get(page)) is not None:
+            return future.result()[page]
         content = self._cache.get(self._name(page))
         return self._fetch(range(page, page + 1))[page] if content is None else content
 

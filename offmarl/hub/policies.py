@@ -299,8 +299,8 @@ def _installed(run: Path, repository: str, commit: str) -> PulledPolicy:
     except (FileNotFoundError, NotADirectoryError):
         card = {}
     # The name in the card differs if the repository was renamed or copied on the hub.
-    same = repository in ("", card.get("repository"))
-    if not card or not same or card.get("commit") != commit:
+    is_same = repository in ("", card.get("repository"))
+    if not card or not is_same or card.get("commit") != commit:
         raise OptionError(f"{run} exists and holds something else: give another --out.")
     return PulledPolicy(run, commit, 0, card)
 

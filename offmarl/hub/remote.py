@@ -140,10 +140,10 @@ class PublishedValues:
         self._fetch(spans)
 
     def _fetch(self, spans: Mapping[str, Iterable[tuple[int, int]]]) -> None:
-        coming = [
+        futures = [
             future for path, ranges in spans.items() for future in self._pages(path).start(ranges)
         ]
-        for future in coming:
+        for future in futures:
             future.result()
 
     def sizes(self, prefix: str) -> Mapping[str, int]:

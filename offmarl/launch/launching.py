@@ -72,7 +72,7 @@ class Launcher(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the launcher holds."""
+        """Release the launcher's resources."""
         ...
 
 
@@ -143,7 +143,7 @@ class Task:
     blocks: Sequence[int]
     """Its blocks that are missing."""
     job: Job | None = None
-    """None while it waits for what its blocks need, and once it has ended."""
+    """None while it waits for other blocks, and once it has ended."""
     deaths: int = 0
     reason: str = ""
     """Why it was given up, if it was."""

@@ -18,7 +18,7 @@ _MOST = 1_000
 
 
 class RayLauncher:
-    """Runs tasks as Ray tasks, for each of which a thread waits.
+    """Runs tasks as Ray tasks; a thread waits for each.
 
     Options are the ``address`` of a running cluster (by default that of ``RAY_ADDRESS``, or a new
     cluster on this machine), and the resources of a task.
@@ -37,7 +37,7 @@ class RayLauncher:
         started = {} if address else {"num_cpus": workers, "include_dashboard": False}
         try:
             with warnings.catch_warnings():
-                # JAX warns about forks; those of Ray start other programs at once.
+                # JAX warns about forks; Ray's start other programs at once.
                 warnings.filterwarnings("ignore", ".*fork", RuntimeWarning)
                 self._ray.init(
                     address=address, log_to_driver=False, logging_level="ERROR", **started
@@ -49,7 +49,7 @@ class RayLauncher:
         resources = {name: options[name] for name in _RESOURCES if name in options}
         if not address:
             self._check_room(resources)
-        # The launch itself starts tasks again whose processes die.
+        # The launch itself restarts tasks whose processes die.
         self._task = self._ray.remote(**{"num_cpus": 1, "max_retries": 0, **resources})(run_task)
         self._threads = ThreadPoolExecutor(workers or _MOST)
         self._running: list[Any] = []

@@ -124,7 +124,7 @@ class TransformWork(Work):
         )
 
     def plan(self, tasks: int | None) -> dict[str, Any]:
-        """Return sizes: of what is read, of a task's memory, and on disk while joining."""
+        """Return the sizes of the sources, of a task's memory, and on disk while joining."""
         vaults = self.transform.vaults
         steps = sum(source.num_steps for source in vaults)
         size = sum(source.num_steps * _step_bytes(source) for source in vaults)
@@ -150,7 +150,7 @@ class TransformWork(Work):
 
     @cached_property
     def _origins(self) -> list[Named]:
-        """The origins of all sources, by whose ids the blocks name policies."""
+        """The origins of all sources, which define the policy ids in blocks."""
         return lineage.merge(origin for source in self.sources for origin in source.named)
 
     @cached_property

@@ -181,8 +181,8 @@ def _pairs(
     """
     differences, reasons = {}, {}
     for entry, result in results.items():
-        alike = [other for other in results if other.acting == entry.acting]
-        candidates = [other for other in alike if other in baselines]
+        peers = [other for other in results if other.acting == entry.acting]
+        candidates = [other for other in peers if other in baselines]
         if not candidates or entry in candidates:
             continue
         reference = results[candidates[0]]
@@ -270,17 +270,17 @@ def _dataset_rows(results: Mapping[Entry, Result], reference: Reference | None) 
 
 
 def _may_be_best(row: Row, rows: Sequence[Row]) -> bool:
-    alike = [other for other in rows if other.entry.acting == row.entry.acting]
-    best = max(alike, key=lambda other: other.iqm.value)
+    peers = [other for other in rows if other.entry.acting == row.entry.acting]
+    best = max(peers, key=lambda other: other.iqm.value)
     if row.iqm.value == best.iqm.value:
-        return len(alike) > 1
+        return len(peers) > 1
     runs = (np.array(x.scores)[:, None] for x in (row, best))
     high = estimated(probability_of_improvement, *runs).high
     return high is not None and high >= 0.5  # a probability above one half is no reason against it
 
 
 def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], among: Container[Entry]) -> Row:
-    """Return the summary of an entry; ``among`` are those that it is shown with."""
+    """Return the summary of an entry; ``among`` are the entries in the same table."""
     return Row(
         entry,
         len(scores),
@@ -510,7 +510,7 @@ def score_list(datasets: Mapping[str, Sequence[Row]]) -> Section:
 
 def _summary(title: str, rows: Sequence[Row]) -> Section:
     """Return the rows of one dataset, or of all."""
-    cells = {name: [of(row) for row in rows] for name, of in _COLUMNS.items()}
+    cells = {name: [cell(row) for row in rows] for name, cell in _COLUMNS.items()}
     cells = {name: column for name, column in cells.items() if any(x is not None for x in column)}
     headings = {"IQM": "IQM [95% interval]"} if _any_interval(row.iqm for row in rows) else {}
     columns = ["algorithm", *(headings.get(name, name) for name in cells)]

@@ -290,7 +290,7 @@ class StatsAccumulator:
         )
 
     def _coverage(self) -> Coverage:
-        often, many = np.unique(self._pairs.occurrences, return_counts=True)
+        occurrences, counts = np.unique(self._pairs.occurrences, return_counts=True)
         counters = (self._pairs, self._states, self._local, self._joint)
         return Coverage(
             self._pairs.count,
@@ -299,7 +299,7 @@ class StatsAccumulator:
             self._local.total,
             self._joint.count,
             entropy(self._joint.occurrences) if self._joint.exact else None,
-            np.stack([often, many * self._pairs.weight], 1),
+            np.stack([occurrences, counts * self._pairs.weight], 1),
             all(counter.exact for counter in counters),
         )
 
@@ -563,7 +563,7 @@ def _agents(agents: Iterable[int], count: int) -> str:
 
 
 def _runs(mask: Bool[np.ndarray, "n"], names: Sequence[str] | None = None) -> str:
-    """List the indices that are true as ranges: "2, 4-7"; or their names, those of leaves."""
+    """List the indices that are true as ranges: "2, 4-7"; or the names of leaves."""
     if names:
         return ", ".join(name or "all" for name, flag in zip(names, mask, strict=True) if flag)
     edges = np.diff(mask.astype(np.int8), prepend=0, append=0)

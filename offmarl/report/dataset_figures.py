@@ -124,9 +124,9 @@ def figure_repeats(surveys: Surveys) -> Figure:
         for axis in (axes.xaxis, axes.yaxis):
             _label_counts(axis)
         for number, (label, survey) in enumerate(surveys.items()):
-            often, many = survey.coverage.repeats.T
+            occurrences, counts = survey.coverage.repeats.T
             style: dict[str, Any] = {"s": 14, "alpha": 0.7, "linewidth": 0, "label": plain(label)}
-            axes.scatter(often, many, color=line_style(number)["color"], **style)
+            axes.scatter(occurrences, counts, color=line_style(number)["color"], **style)
 
     title = "Occurrences of state-action pairs"
     return chart(draw, title, "occurrences of a pair", "pairs", legend=len(surveys) > 1)
@@ -213,11 +213,11 @@ def bin_edges(
     values: Sequence[Num[np.ndarray, "_"]], whole_numbers: bool = False
 ) -> Float[np.ndarray, "edges"]:
     """Return the edges of common bins for several sets of numbers; whole numbers are centred."""
-    everything = np.concatenate([np.asarray(array, float) for array in values] or [np.zeros(0)])
-    everything = everything[np.isfinite(everything)]
-    if not len(everything):
+    numbers = np.concatenate([np.asarray(array, float) for array in values] or [np.zeros(0)])
+    numbers = numbers[np.isfinite(numbers)]
+    if not len(numbers):
         return np.array([0.0, 1.0])
-    low, high = float(everything.min()), float(everything.max())
+    low, high = float(numbers.min()), float(numbers.max())
     if whole_numbers:
         low, high = min(low, (low + high) // 2 - 2), max(high, (low + high) // 2 + 2)
         step = max(1, -(-int(high - low + 1) // _MOST_BINS))

@@ -321,9 +321,9 @@ def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
             why = "no algorithm ran on all\ndatasets with as many seeds"
         axes.text(0.5, 0.5, why, ha="center", va="center", color=_DATA, transform=axes.transAxes)
         return
-    everything = np.concatenate([runs.ravel() for runs in comparison.common.values()])
-    margin = 0.05 * (np.ptp(everything) or 1.0)
-    taus = np.linspace(everything.min() - margin, everything.max() + margin, 101)
+    values = np.concatenate([runs.ravel() for runs in comparison.common.values()])
+    margin = 0.05 * (np.ptp(values) or 1.0)
+    taus = np.linspace(values.min() - margin, values.max() + margin, 101)
     looks = _looks(comparison.scores)
     for entry, runs in comparison.common.items():
         colour, line = looks[entry].colour, looks[entry].line

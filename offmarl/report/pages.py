@@ -107,7 +107,7 @@ class RunReport(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The program and what it learned in or from."""
+        """The program, and its dataset or environment."""
         place = self.record.get("vault") or self.record["spec"]["name"]
         return f"{self.record['program']} on {place}"
 

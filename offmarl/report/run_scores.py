@@ -173,10 +173,10 @@ def read_runs(
     groups = _grouped(runs, lambda path: labels[_key(data[path])])
     names, settings = _names(runs, groups.values(), pool_settings)
     entries = {
-        label: {entry_of(path, metric, names[path]): path for path in alike}
-        for label, alike in groups.items()
+        label: {entry_of(path, metric, names[path]): path for path in paths}
+        for label, paths in groups.items()
     }
-    by_label = {label: data[alike[0]] for label, alike in groups.items()}
+    by_label = {label: data[paths[0]] for label, paths in groups.items()}
     return Runs(gather(entries, metric), by_label, settings)
 
 
@@ -200,14 +200,14 @@ def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Res
             f"{fault} in {path}, so that it has no score: leave the run out, or train it with "
             "other settings, such as a smaller learning rate."
         )
-    beside = read_json(path, PARTNERS_FILE) if holds(path, PARTNERS_FILE) else {}
-    checked(beside, dict[str, list[float | None] | str], f"{path} ({PARTNERS_FILE})", RunError)
+    by_acting = read_json(path, PARTNERS_FILE) if holds(path, PARTNERS_FILE) else {}
+    checked(by_acting, dict[str, list[float | None] | str], f"{path} ({PARTNERS_FILE})", RunError)
     final, rows = final_evaluation(path), read(path / METRICS_FILE)
     episodes = read_run(path).get("args", {}).get("final_episodes")
     for entry, name in metrics_of(acted, metric).items():
         if returns := final.get(name):
             last = max((row["step"] for row in rows if name in row), default=0)
-            partners = beside.get(str(entry.acting))
+            partners = by_acting.get(str(entry.acting))
             yield (
                 entry,
                 Result(
@@ -335,12 +335,12 @@ def _absolute_metrics(
     (tasks,) = document.values()
     (algorithms,) = tasks.values()
     other = other_acting(run)
-    second = labelled(run["program"], other)
+    other_name = labelled(run["program"], other)
     metrics: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {}
     for name, seeds in algorithms.items():
         for seed, record in seeds.items():
             for key, values in record["absolute_metrics"].items():
-                metric = key.replace(RETURN, OTHER_RETURN[other], 1) if name == second else key
+                metric = key.replace(RETURN, OTHER_RETURN[other], 1) if name == other_name else key
                 by_seed = metrics.setdefault(metric, {})
                 by_seed[int(seed.removeprefix("seed_"))] = np.array(values, float)
     return metrics
@@ -370,11 +370,11 @@ def _labels(data: Iterable[Data]) -> dict[tuple[str, str], str]:
     names = {key: " = ".join(dict.fromkeys(d.name for d in group)) for key, group in groups.items()}
     labels = {}
     for key, name in names.items():
-        alike = [groups[other][0] for other in groups if names[other] == name]
+        namesakes = [groups[other][0] for other in groups if names[other] == name]
         first, details = groups[key][0], []
-        if len({other.digest for other in alike}) > 1:
+        if len({other.digest for other in namesakes}) > 1:
             details.append(f"data {first.digest[:8] or 'unknown'}")
-        if len({other.environment for other in alike}) > 1:
+        if len({other.environment for other in namesakes}) > 1:
             details.append(f"evaluated in {first.environment}")
         labels[key] = labelled(name, *details)
     return labels
@@ -437,8 +437,8 @@ def _names(
     """
     names: dict[Path, str] = {}
     for alike in groups:
-        for same in _grouped(alike, lambda path: runs[path]["program"]).values():
-            names |= _planned(runs, same) or _distinguish(same)
+        for group in _grouped(alike, lambda path: runs[path]["program"]).values():
+            names |= _planned(runs, group) or _distinguish(group)
     differing: dict[str, list[str]] = {}
     for (program, _), paths in _grouped(names, lambda p: (runs[p]["program"], names[p])).items():
         settings = {path: _settings(runs[path]) for path in paths}
@@ -486,7 +486,7 @@ def with_foreign(scores: Runs, paths: Sequence[Path]) -> Runs:
     """
     results = {name: dict(entries) for name, entries in scores.results.items()}
     data, outside, names = dict(scores.data), set[str](), [path.name for path in paths]
-    ours = {
+    labels = {
         keys: name
         for name, (run, *_) in ((x, [*by_entry.values()]) for x, by_entry in results.items())
         if run.directory is not None
@@ -499,7 +499,7 @@ def with_foreign(scores: Runs, paths: Sequence[Path]) -> Runs:
             runs.setdefault(levels[:3], []).append(_score(run, path, *levels))
         for (environment, task, algorithm), values in runs.items():
             name = f"{environment}/{task}"
-            label = ours.get((environment, task)) or labelled(name, "marl-eval")
+            label = labels.get((environment, task)) or labelled(name, "marl-eval")
             data.setdefault(label, Data(name, "", name))
             results.setdefault(label, {})[Entry(algorithm, None, file)] = Result(np.array(values))
             outside.add(label)

@@ -137,7 +137,7 @@ def glance(surveys: Surveys) -> Section:
 
 
 def identity(surveys: Surveys) -> Section:
-    """Return what the datasets are, with a column for each."""
+    """Return the properties of the datasets, with a column for each."""
     facts = [_facts(survey) for survey in surveys.values()]
     if len(surveys) > 1:
         facts = [fact | {"digest": f"{fact['digest'][:12]}…"} for fact in facts]

@@ -66,7 +66,7 @@ class Used(NamedTuple):
         }
 
     def record(self) -> dict[str, Any]:
-        """Return what a run's record says of the arguments, which `keep` reads."""
+        """Return the sources of the arguments for a run's record, which `keep` reads."""
         return {"settings": self.sources(), "given": sorted({*self.given} - {"take_over"})}
 
     def lines(self, args: Validated) -> list[str]:

@@ -181,7 +181,7 @@ def test_without_the_hub_the_policy_on_this_machine_is_used(hub, run, monkeypatc
         library.pull_policy(f"{NAME}@other")
     assert library.pull_policy(NAME).path == path
     assert not library.pull_policy(NAME).asked
-    assert policies.run_named(NAME) == path
+    assert policies.run_named(NAME) == on_branch  # pulled last
     with pytest.raises(RunError, match=r"no run at org/other.*`offmarl pull org/other --policy`"):
         policies.run_named("org/other")
     assert policies.run_named("absent") == Path("absent")
