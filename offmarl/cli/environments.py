@@ -19,7 +19,6 @@ from offmarl.terminal import number
 from offmarl.types import Discrete, EnvSpec
 
 _NUM_ENVS = 64
-_SECONDS = 1.0
 
 _TRAITS = ("partial", "adversarial", "heterogeneous", "communication", "mask")
 
@@ -48,7 +47,7 @@ writes a file to start from."""
 
 def envs(
     name: Annotated[str, Positional, arg(metavar="[NAME]")] = "",
-    seconds: float = _SECONDS,
+    seconds: float = 1.0,
     picture: Path | None = None,
 ) -> Report:
     """List the environments, or describe, measure and draw one.
@@ -68,8 +67,8 @@ def envs(
     families = registry.describe()
     matches = {family: about for family, about in families.items() if family.startswith(name)}
     if matches and (name not in families or families[name].choices):
-        unused = {"picture": picture, "seconds": seconds != _SECONDS}
-        refuse_unused(f"{name or 'all'} lists several environments", **unused)
+        why = f"{name or 'all'} lists several environments"
+        refuse_unused(why, picture=picture, seconds=seconds != 1)  # the default
         return _list(matches)
     from offmarl.report.render import KINDS  # imports JAX, which the list does without
 

@@ -122,11 +122,12 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def check_room(place: Path, size: int) -> None:
-    """Raise `HubError` if the disk of a directory has too little free space."""
+    """Raise `HubError` if a disk has no room for so many bytes, less those of partial files."""
+    needed = size - sum(part.stat().st_size for part in place.rglob("*.part"))
     free = shutil.disk_usage(place).free
-    if size > free:
+    if needed > free:
         raise HubError(
-            f"{place} needs {size / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free on its disk: "
+            f"{place} needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free on its disk: "
             "free some space, pull one uid, or give another --out."
         )
 
@@ -261,7 +262,7 @@ def install_archive(
     ``published`` is that hash in the card, which takes precedence over that of the hub.
     """
     with open_archive(entry.arriving, remote, card.name) as archive:
-        vaults = archive.of(uid)
+        vaults = {x: files for x, files in archive.of(uid).items() if x not in entry.uids}
         members = [member for files in vaults.values() for member in files.values()]
         num_bytes = remote.size if uid is None else sum(member.compress_size for member in members)
         check_room(entry.path, num_bytes + sum(member.file_size for member in members))
@@ -276,9 +277,9 @@ def install_archive(
                 origin = "the dataset's card" if published else "the hub, as the card has none"
                 check = f"SHA-256 of the archive, from {origin}"
         try:
-            for vault_uid in [uid for uid in vaults if uid not in entry.uids]:
+            for vault_uid, files in vaults.items():
                 fetched += _unpack(archive, vault_uid, path, entry.arriving / vault_uid)
-                sums = {name: (x.file_size, x.CRC) for name, x in vaults[vault_uid].items()}
+                sums = {name: (x.file_size, x.CRC) for name, x in files.items()}
                 _publish(entry, card, vault_uid, check, sums)
         except OffmarlError:  # it is damaged: let the next pull start again
             path.unlink()
