@@ -36,8 +36,8 @@ def identity(cell: Cell) -> dict[str, Any]:
     program, data = cell.baseline.program, cell.data
     facts: dict[str, Any] = {
         "program": program,
-        "data": _public(data.vault),
-        "options": {name: _public(value) for name, value in cell.options.items()},
+        "data": _shortened(data.vault),
+        "options": {name: _shortened(value) for name, value in cell.options.items()},
     }
     if code := sources(program, cell.options):
         facts |= {"program": Path(program).name, "sources": code}
@@ -50,7 +50,7 @@ def identity(cell: Cell) -> dict[str, Any]:
         from offmarl.programs.recording.sides import names_in, run_of  # imports JAX
 
         policies = [name for partner in data.partners for name, _ in names_in(partner)]
-        facts["partners"] = [[_public(x), _content((run_of(x) or [x])[0])] for x in policies]
+        facts["partners"] = [[_shortened(x), _checksum_of((run_of(x) or [x])[0])] for x in policies]
     plain: dict[str, Any] = tracking.plain(facts)
     return plain
 
@@ -66,11 +66,11 @@ def sources(program: str, options: Mapping[str, Any]) -> dict[str, str]:
     for name in _NAMING:
         value = options.get(name) or ()
         names = [value] if isinstance(value, str) else value
-        checksums[name] = " ".join(filter(None, map(_content, map(str, names))))
+        checksums[name] = " ".join(filter(None, map(_checksum_of, map(str, names))))
     return {name: code for name, code in checksums.items() if code}
 
 
-def _content(text: str) -> str | None:
+def _checksum_of(text: str) -> str | None:
     """Return a checksum of the code, vault or run that an option names, perhaps as TEAM=NAME."""
     for name in (text, text.partition("=")[2]):
         if code := code_of(name):
@@ -84,7 +84,7 @@ def _content(text: str) -> str | None:
     return None
 
 
-def _public(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     """Return an option without the directories of this machine."""
     if isinstance(value, str) and Path(value).is_absolute():
         return tracking.path_end(value)

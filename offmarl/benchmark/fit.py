@@ -32,12 +32,12 @@ def require_environments(plan: Plan) -> None:
     options += [cell.options for cell in plan.cells]
     for name in dict.fromkeys(values.get("env") for values in options):
         if name not in (None, "none"):
-            with _noted(name, name):
+            with _warned(name, name):
                 envs.make(name)
 
 
 @contextmanager
-def _noted(name: str, code: str, *error_types: type[Exception]) -> Iterator[None]:
+def _warned(name: str, code: str, *error_types: type[Exception]) -> Iterator[None]:
     """Warn of errors of the user's own code, and of these types: their cells will fail."""
     try:
         yield
@@ -61,9 +61,9 @@ def require_fit(plan: Plan) -> None:
         if label not in specs:
             specs[label] = None
             env = cell.data.recipe.options.get("env", "") if cell.data.recipe else ""
-            with _noted(label, env, VaultError):
+            with _warned(label, env, VaultError):
                 specs[label] = _spec_of(cell.data)
-        with _noted(cell.label, cell.baseline.program):
+        with _warned(cell.label, cell.baseline.program):
             module = load("baseline", cell.baseline.program)
             if (spec := specs[label]) is not None:
                 _require_fit(cell, spec, module)

@@ -112,7 +112,7 @@ def show(
     text = Group(
         grid(_described(facts, data)),
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
-        grid(_made(data.provenance, provenance)),
+        grid(_provenance_facts(data.provenance, provenance)),
         _lineage(data.provenance),
         *_played_together(facts["pairings"], data.provenance),
         *([_statistics_table(computed)] if computed else []),
@@ -246,7 +246,7 @@ def _left_out(facts: Mapping[str, Any], *reasons: str) -> str:
 _SHOWN = ("lineage", "origins")
 
 
-def _made(provenance: Mapping[str, Any], is_full: bool) -> dict[str, Any]:
+def _provenance_facts(provenance: Mapping[str, Any], is_full: bool) -> dict[str, Any]:
     """Return the entries of the provenance that fit on a line; or all of them."""
     facts = {k: v for k, v in provenance.items() if v != {} and k not in _SHOWN}
     short = {k: v for k, v in facts.items() if is_full or len(json.dumps(v, default=str)) <= _LINE}

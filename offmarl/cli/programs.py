@@ -68,18 +68,18 @@ def record(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in HELP:
         return overview("recorder", _USAGE)
     if _names_recorder(arguments):
-        return _recorded(_Command.of("recorder", arguments).run())
+        return _recording_report(_Command.of("recorder", arguments).run())
     if (args := _named_policies(arguments)) is not None:
         from offmarl.programs.recording.fixed import record_fixed
 
         outcome = record_fixed(args)
         _only_first_reports()
-        return _recorded(outcome)
+        return _recording_report(outcome)
     if "from_run" in given_among(arguments, from_run=_SEVERAL):
         from offmarl.programs import record_from_run
 
         about = "Record further tiers of a finished run."
-        return _recorded(parse(record_from_run, "record", about, arguments))
+        return _recording_report(parse(record_from_run, "record", about, arguments))
     recording = _trained_recording(arguments)
     recording.record()
     _only_first_reports()
@@ -115,7 +115,7 @@ def _divided_recording(recording: "Recording", block_steps: int | None) -> Divid
     from offmarl.programs.recording.fixed import recorded_summary
 
     def report(launched: Launched) -> Report:
-        return _recorded(recorded_summary(recording.path, launched.fresh))
+        return _recording_report(recorded_summary(recording.path, launched.fresh))
 
     return Divided(RecordWork(recording, block_steps), report)
 
@@ -143,7 +143,7 @@ def _named_policies(arguments: list[str]) -> "PolicyArgs | None":
     return parse_program(PolicyArgs, "record", about, arguments, TaskOptions)
 
 
-def _recorded(recorded: Any) -> Report:
+def _recording_report(recorded: Any) -> Report:
     return Report(recorded.data, recorded.view)
 
 
@@ -201,7 +201,7 @@ def _trained_recording(arguments: list[str]) -> "Recording":
 
     use_cores_for(args)
     join(args)
-    run = _named(args.policy)
+    run = _run_directory(args.policy)
     seed = read_run(run)["seeds"][0] if args.training_seed is None else args.training_seed
     environment, policies = load(run, args, [seed], args.opponents)
     policy = policies[seed]
@@ -299,7 +299,7 @@ def evaluate(
     from offmarl.report.render import KINDS, play_run, save
 
     check_file(render, "--render", "episode.gif", KINDS)
-    run = _named(run)
+    run = _run_directory(run)
     record = read_run(run)
     arguments = run, policy, record["seeds"], opponents
     environment, by_seed = policies.load(*arguments, jobs=jobs, drawn=render is not None)
@@ -339,14 +339,14 @@ def export(
     policy
         What is exported. Each call of a policy that samples its actions takes random keys.
     """
-    run = _named(run)
+    run = _run_directory(run)
     loaded = policy.load(run, training_seed, policy.env)
     files = loaded.export(out, onnx)
     facts = {str(path): decimal(path.stat().st_size) for path in files}
     return Report({"run": run, "files": files, "stochastic": loaded.stochastic}, grid(facts))
 
 
-def _named(run: Path) -> Path:
+def _run_directory(run: Path) -> Path:
     """Return the directory of a run, which may be the name of a pulled policy."""
     if run.exists():
         return run

@@ -52,11 +52,11 @@ def report(
         return _run_report(runs, vaults, html)
     for vault in vaults:
         refuse_benchmark(Path(vault))
-    datasets = [open_vault(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
+    datasets = [open_vault(path, time_limit=time_limit) for path in dict.fromkeys(_paths(vaults))]
     if not datasets:
         raise OptionError("no vaults to report on: give the path of at least one vault.")
     played_in = _environment(env, datasets) if env else None
-    surveys = {name: survey(dataset, progress) for name, dataset in _named(datasets).items()}
+    surveys = {name: survey(dataset, progress) for name, dataset in _by_name(datasets).items()}
     if len(vaults) == 1:  # one path may stand for several vaults: sort them by return
         surveys = dict(sorted(surveys.items(), key=lambda item: _mean_return(item[1])))
     if html:
@@ -83,7 +83,7 @@ def _run_report(runs: Sequence[Path], paths: Sequence[str], html: Path | None) -
     return Report(data, Group(*parts, *([f"wrote {html}"] if html else [])))
 
 
-def _each(paths: Iterable[str]) -> Iterator[Any]:
+def _paths(paths: Iterable[str]) -> Iterator[Any]:
     """Yield the paths of vaults; a path that contains vaults stands for them."""
     for path in paths:
         location = place_of(path)
@@ -92,7 +92,7 @@ def _each(paths: Iterable[str]) -> Iterator[Any]:
         yield from inside or [location.path]
 
 
-def _named(vaults: Sequence[Dataset]) -> dict[str, Dataset]:
+def _by_name(vaults: Sequence[Dataset]) -> dict[str, Dataset]:
     """Give each vault its shortest distinguishing name."""
     if len(vaults) > 1 and len({vault.name for vault in vaults}) == 1:
         names = [vault.uid for vault in vaults]

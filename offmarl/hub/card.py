@@ -279,10 +279,10 @@ def check_files(files: Sequence[File], where: str) -> None:
 
 def to_toml(card: Card) -> str:
     """Return a card as TOML, which `parse` reads."""
-    return tomli_w.dumps(_given(dataclasses.asdict(card)))
+    return tomli_w.dumps(_filled(dataclasses.asdict(card)))
 
 
-def _given(data: Mapping[str, Any]) -> dict[str, Any]:
+def _filled(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a card that have a value, values before tables."""
     values = {key: value for key, value in data.items() if value not in (None, (), {})}
-    return {k: _given(value) if isinstance(value, dict) else value for k, value in values.items()}
+    return {k: _filled(value) if isinstance(value, dict) else value for k, value in values.items()}

@@ -246,8 +246,8 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
         remote = client.find(repository, CARD, revision or "main", "model")
         cache.remember(place, revision or "main", remote.commit)
     except HubUnreachableError:
-        policy = _kept(place, cache.commit_of(place, revision or "main"))
-        policy = policy or (None if revision else _kept(place))
+        policy = _newest_pulled(place, cache.commit_of(place, revision or "main"))
+        policy = policy or (None if revision else _newest_pulled(place))
         if policy is None or out is not None:
             raise
         return policy
@@ -269,7 +269,7 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     path, text = Path(name), os.fspath(name)
     if path.exists() or not client.NAME.fullmatch(text):
         return path
-    if (policy := _kept(client.kept_in("policies", "pulled", text))) is None:
+    if (policy := _newest_pulled(client.kept_in("policies", "pulled", text))) is None:
         raise RunError(
             f"there is no run at {text}, and no policy of this name was downloaded: give the "
             f"directory of a run, or download the policy with `offmarl pull {text} --policy`."
@@ -283,7 +283,7 @@ def located(name: str) -> str:
     return name if local(name).exists() else f"{run_named(run)}{at}{which}"
 
 
-def _kept(place: Path, commit: str = "") -> PulledPolicy | None:
+def _newest_pulled(place: Path, commit: str = "") -> PulledPolicy | None:
     """Return the newest policy of a commit on this machine, by default of any."""
     runs = [path for path in place.glob("*/run/") if path.parent.name.startswith(commit)]
     if not runs:

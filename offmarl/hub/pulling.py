@@ -109,15 +109,15 @@ def pull(
             entry, card = dataset
             if time_limit not in (None, entry.record.get(TIME_LIMIT)):
                 entry.note({TIME_LIMIT: time_limit})
-            return _pulled(entry, card, target, 0, asked=False)
+            return _result(entry, card, target, 0, asked=False)
         raise
-    with _opened(source, out, time_limit) as entry:
+    with _locked_place(source, out, time_limit) as entry:
         fetched = _install_missing(entry, source, target.uid)
         cache.remember(cache.root() / target.name, target.revision, source.commit)
-        return _pulled(entry, source.card, target, fetched)
+        return _result(entry, source.card, target, fetched)
 
 
-def _pulled(entry: Entry, card: Card, target: Target, fetched: int, asked: bool = True) -> Pulled:
+def _result(entry: Entry, card: Card, target: Target, fetched: int, asked: bool = True) -> Pulled:
     paths = entry.uids if target.uid is None else {target.uid: entry.uids[target.uid]}
     checks = {uid: entry.record["uids"][uid]["check"] for uid in paths}
     limit = entry.record.get(TIME_LIMIT)
@@ -240,7 +240,7 @@ def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> Entry:
 
 
 @contextmanager
-def _opened(
+def _locked_place(
     source: _Source, out: str | os.PathLike[str] | None, time_limit: int | None
 ) -> Iterator[Entry]:
     """Lock the place of a dataset; `HubError` if it holds another one or cannot be written."""

@@ -358,13 +358,13 @@ def _with_others(card: Card, old: Card, repository: str) -> Card:
     return replace(
         card,
         uids={**others, **card.uids},
-        summary=_both(old.summary, card.summary),
-        citation=_both(old.citation, card.citation),
+        summary=_joined(old.summary, card.summary),
+        citation=_joined(old.citation, card.citation),
         quirks=tuple(dict.fromkeys((*old.quirks, *card.quirks))),
     )
 
 
-def _both(old: str, new: str) -> str:
+def _joined(old: str, new: str) -> str:
     return old if new in old else f"{old}\n\n{new}".strip()
 
 

@@ -72,7 +72,7 @@ class TransformWork(Work):
     def run(self, block: int) -> None:
         """Write the vault of a block; none if nothing is selected."""
         pieces = self._pieces(block)
-        self._note(block, pieces)
+        self._write_pieces(block, pieces)
         if not pieces.steps:
             return
         source, copied = self.sources[self.blocks[block].source], self._vault(block, "copied")
@@ -99,7 +99,7 @@ class TransformWork(Work):
 
     def join(self) -> None:
         """Write the blocks one after the other into the new vault."""
-        notes = [self._noted(block) for block in range(self.num_blocks)]
+        notes = [self._read_pieces(block) for block in range(self.num_blocks)]
         selections = [
             (
                 source,
@@ -168,11 +168,11 @@ class TransformWork(Work):
         selections = self._selections
         if selections is None:
             within = [
-                _inside(whole_episodes(reader), *((start, stop) if i == number else (0, 0)))
+                _clipped(whole_episodes(reader), *((start, stop) if i == number else (0, 0)))
                 for i, reader in enumerate(self.transform.vaults)
             ]
             selections = list(self.transform.select(self.sources, within))
-        return _inside(selections[number], start, stop)
+        return _clipped(selections[number], start, stop)
 
     def _copy(self, source: Source, pieces: Pieces, path: Path) -> None:
         copied = Plan(
@@ -209,11 +209,11 @@ class TransformWork(Work):
     def _vault(self, block: int, kind: str = "blocks") -> Path:
         return self.directory / f"{kind}.vlt" / f"{block:06d}"
 
-    def _note(self, block: int, pieces: Pieces) -> None:
+    def _write_pieces(self, block: int, pieces: Pieces) -> None:
         path = self.directory / "blocks" / f"{block}.json"
         tracking.write_json(path, [column.tolist() for column in pieces])
 
-    def _noted(self, block: int) -> Pieces:
+    def _read_pieces(self, block: int) -> Pieces:
         columns = json.loads((self.directory / "blocks" / f"{block}.json").read_text())
         return Pieces(*(np.array(column, np.int64) for column in columns))
 
@@ -246,7 +246,7 @@ def _examined(source: Reader) -> dict[str, Any]:
     return lineage.examine(source, silent).to_json()
 
 
-def _inside(pieces: Pieces, start: int, stop: int) -> Pieces:
+def _clipped(pieces: Pieces, start: int, stop: int) -> Pieces:
     inside = (pieces.episode >= start) & (pieces.episode < stop)
     return Pieces(*(column[inside] for column in pieces))
 

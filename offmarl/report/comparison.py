@@ -142,7 +142,7 @@ def compare(
     pooled = normalised or len(results) == 1 or metric != RETURN
     scores = scores_in(results)
     common = _common(scores, by_dataset if normalised else {})
-    datasets, gaps, unpaired, baselines = {}, {}, {}, _named(results, baseline)
+    datasets, gaps, unpaired, baselines = {}, {}, {}, _entries_named(results, baseline)
     for dataset, by_entry in results.items():
         gaps[dataset], unpaired[dataset] = _pairs(by_entry, baseline, baselines)
         rows = _dataset_rows(by_entry, by_dataset.get(dataset))
@@ -205,7 +205,7 @@ def _pairs(
     return differences, reasons
 
 
-def _named(results: Results, name: str) -> set[Entry]:
+def _entries_named(results: Results, name: str) -> set[Entry]:
     """Return the entries of a name: those with exactly this name take precedence.
 
     So a plan's run "bc" is the baseline, and not its run "bc-top" of the same program.
@@ -627,7 +627,7 @@ def compare_runs(
     RunError
         A path is no run, or the runs have no metric in common.
     """
-    all_paths = distinct(run for path in paths for run in _each(path))
+    all_paths = distinct(run for path in paths for run in _run_paths(path))
     if not all_paths:
         raise OptionError("no runs to compare: give the directory of at least one run.")
     foreign = [path for path in all_paths if is_foreign(path)]
@@ -649,7 +649,7 @@ def compare_runs(
         scale = given if name in scores.outside else {**known, **given}
         if data.environment in scale:
             scales[name] = scale[data.environment]
-    if baseline is not None and not _named(scores.results, baseline):
+    if baseline is not None and not _entries_named(scores.results, baseline):
         entries = dict.fromkeys(entry for by_entry in scores.results.values() for entry in by_entry)
         labels = ", ".join(entry.label for entry in entries)
         raise OptionError(f"no run is named {baseline}: name the program of one of {labels}.")
@@ -668,7 +668,7 @@ def compare_runs(
     return ComparedRuns(runs, scores, comparison, curves, sections, all_notes, unfinished)
 
 
-def _each(path: Path) -> list[Path]:
+def _run_paths(path: Path) -> list[Path]:
     """Return a run, or the packed runs of a benchmark's directory, or of its cells."""
     if is_run(path):
         return [path]

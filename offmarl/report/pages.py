@@ -318,13 +318,13 @@ def _episode_films(surveys: Surveys, env: Environment | None) -> Films:
     unseen = []
     for name, survey in surveys.items():
         try:
-            films += _watched(name, survey, env)
+            films += _films(name, survey, env)
         except OffmarlError as error:
             unseen.append((name, str(error)))
     return films, unseen
 
 
-def _watched(name: str, survey: Survey, env: Environment | None) -> Iterator[tuple[bytes, str]]:
+def _films(name: str, survey: Survey, env: Environment | None) -> Iterator[tuple[bytes, str]]:
     """Draw a few episodes; `OffmarlError` if the environment is unknown or cannot be drawn."""
     if env is None and not survey.spec.name:
         raise OptionError("the environment of the dataset is unknown, so no episode can be drawn.")

@@ -387,7 +387,7 @@ def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[
     return groups
 
 
-def _planned(
+def _plan_labels(
     runs: Mapping[Path, Mapping[str, Any]], paths: Sequence[Path]
 ) -> dict[Path, str] | None:
     """Return the labels of one program's runs in a benchmark's plan; None if these are not unique.
@@ -438,11 +438,11 @@ def _names(
     names: dict[Path, str] = {}
     for alike in groups:
         for group in _grouped(alike, lambda path: runs[path]["program"]).values():
-            names |= _planned(runs, group) or _distinguish(group)
+            names |= _plan_labels(runs, group) or _distinguish(group)
     differing: dict[str, list[str]] = {}
     for (program, _), paths in _grouped(names, lambda p: (runs[p]["program"], names[p])).items():
         settings = {path: _settings(runs[path]) for path in paths}
-        different = _different(list(settings.values()))
+        different = _differing_names(list(settings.values()))
         if different:
             differences = differing.setdefault(program, [])
             differences += [setting for setting in different if setting not in differences]
@@ -460,7 +460,7 @@ def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
     return args | ({"code": run["sha256"][:8]} if run.get("sha256") else {})
 
 
-def _different(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the settings that differ, of those that all runs have."""
     names = [name for name in settings[0] if all(name in run for run in settings)]
     return [name for name in names if any(run[name] != settings[0][name] for run in settings)]
