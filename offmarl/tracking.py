@@ -428,7 +428,7 @@ def _bar(unit: str) -> Progress:
         BarColumn(bar_width=None),
         *counts,
         TimeRemainingColumn(compact=True),
-        TextColumn("[dim]{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", style="dim", markup=False),
         console=_console,
         speed_estimate_period=_SECONDS_BETWEEN_LINES,
         transient=True,

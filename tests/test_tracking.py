@@ -110,8 +110,8 @@ def test_progress_on_a_terminal_is_a_bar(screen):
     text = screen(terminal=True)
     with tracking.progress("train bc", 2000) as advance:
         advance(1000, "return 1.50")
-        advance(1000)
-    assert "train bc" in text.getvalue()
+        advance(1000, "wrote runs/[x]/[/red]")
+    assert "train bc" in text.getvalue() and "wrote runs/[x]/[/red]" in text.getvalue()
     assert "2,000/2,000" in text.getvalue()
 
 

@@ -28,30 +28,30 @@ _EVALUATED = (*tracking.EVALUATED, *tracking.OTHER_RETURN.values())
 
 
 def identity(cell: Cell) -> dict[str, Any]:
-    """Return what the result of a cell depends on beside the content of its vault, for JSON.
+    """Return what the result of a cell depends on besides the content of its vault, for JSON.
 
-    Of absolute paths it has the ends: the code of a program and the content of a vault have
-    checksums of their own.
+    Absolute paths are replaced by their ends: the code of a program and the content of a vault
+    have checksums of their own.
     """
     program, data = cell.baseline.program, cell.data
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "program": program,
-        "data": _public(data.vault),
-        "options": {name: _public(value) for name, value in cell.options.items()},
+        "data": _shortened(data.vault),
+        "options": {name: _shortened(value) for name, value in cell.options.items()},
     }
     if code := sources(program, cell.options):
-        found |= {"program": Path(program).name, "sources": code}
+        facts |= {"program": Path(program).name, "sources": code}
     if data.recipe is not None:
-        found["data"] = f"{data.recipe.name}:{data.tier}"
-        found["recorded"] = {"program": data.recipe.program, **data.recipe.options}
+        facts["data"] = f"{data.recipe.name}:{data.tier}"
+        facts["recorded"] = {"program": data.recipe.program, **data.recipe.options}
         if code := sources(data.recipe.program, data.recipe.options):
-            found["recorded"]["sources"] = code
+            facts["recorded"]["sources"] = code
     if data.partners:
         from offmarl.programs.recording.sides import names_in, run_of  # imports JAX
 
-        named = [name for one in data.partners for name, _ in names_in(one)]
-        found["partners"] = [[_public(x), _content((run_of(x) or [x])[0])] for x in named]
-    plain: dict[str, Any] = tracking.plain(found)
+        policies = [name for partner in data.partners for name, _ in names_in(partner)]
+        facts["partners"] = [[_shortened(x), _checksum_of((run_of(x) or [x])[0])] for x in policies]
+    plain: dict[str, Any] = tracking.plain(facts)
     return plain
 
 
@@ -62,16 +62,16 @@ _NAMING = ("env", "validation", "weight", "init", "opponents", "prefill")
 def sources(program: str, options: Mapping[str, Any]) -> dict[str, str]:
     """Return checksums of the user's own code, data and runs that a program and options name."""
     file = local(program)
-    found = {"program": code_digest(file) if file.suffix == ".py" and file.is_file() else ""}
+    checksums = {"program": code_digest(file) if file.suffix == ".py" and file.is_file() else ""}
     for name in _NAMING:
-        given = options.get(name) or ()
-        each = [given] if isinstance(given, str) else given
-        found[name] = " ".join(filter(None, map(_content, map(str, each))))
-    return {name: code for name, code in found.items() if code}
+        value = options.get(name) or ()
+        names = [value] if isinstance(value, str) else value
+        checksums[name] = " ".join(filter(None, map(_checksum_of, map(str, names))))
+    return {name: code for name, code in checksums.items() if code}
 
 
-def _content(text: str) -> str | None:
-    """Return a checksum of what an option names: code, a vault, or a run; of a team, perhaps."""
+def _checksum_of(text: str) -> str | None:
+    """Return a checksum of the code, vault or run that an option names, perhaps as TEAM=NAME."""
     for name in (text, text.partition("=")[2]):
         if code := code_of(name):
             return code
@@ -84,7 +84,7 @@ def _content(text: str) -> str | None:
     return None
 
 
-def _public(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     """Return an option without the directories of this machine."""
     if isinstance(value, str) and Path(value).is_absolute():
         return tracking.path_end(value)
@@ -103,7 +103,7 @@ def _fingerprint_at(vault: str) -> str | None:
     if not (place := local(vault)).exists():
         return None
     manifests = (*place.glob(MANIFEST), *place.glob(f"*/{MANIFEST}"))
-    return _fingerprint(place, max(one.stat().st_mtime_ns for one in (place, *manifests)))
+    return _fingerprint(place, max(path.stat().st_mtime_ns for path in (place, *manifests)))
 
 
 @lru_cache(maxsize=256)
@@ -118,13 +118,13 @@ def _fingerprint(place: Path, _changed: int) -> str | None:
 def _code() -> str:
     """Return a checksum of the source of offmarl and its baselines.
 
-    It tells the results of two commits apart that have the same version.
+    Results of two commits of one version differ in it.
     """
     package, programs = Path(offmarl.__file__).parent, registry.find("baseline")
     files = {
         path
         for path in package.rglob("*.py")
-        # Only in a wheel are the programs inside the package.
+        # In a wheel, the programs are inside the package.
         if path.relative_to(package).parts[0] not in ("baselines", "recorders")
     }
     digest = hashlib.sha256()
@@ -142,14 +142,14 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
     about = identity(cell)
     record = tracking.publishable(tracking.read_run(run))
     record["args"]["vault"] = about["data"]
-    if "sources" in about:  # which may have changed since the training began
+    if "sources" in about:  # the files may have changed since the training began
         env = record.get("environment_source", {}).get("sha256")
         ran = {"program": record["sha256"], "env": env}
         about["sources"] = {name: ran.get(name) or x for name, x in about["sources"].items()}
     rows = []
     for row in tracking.read(run / tracking.METRICS_FILE):
-        kept = {name: _halves(x) for name, x in row.items() if name.startswith(_EVALUATED)}
-        rows += [{"seed": row["seed"], "step": row["step"], **kept}] if kept else []
+        metrics = {name: _halves(x) for name, x in row.items() if name.startswith(_EVALUATED)}
+        rows += [{"seed": row["seed"], "step": row["step"], **metrics}] if metrics else []
     document = {
         "dataset": cell.data.label,
         "baseline": cell.baseline.label,
@@ -180,15 +180,15 @@ def is_current(cell: Cell, path: Path) -> bool:
     Without the vault, which need not be where the results are, that part is not checked.
     """
     try:
-        found = records.parse(path.read_bytes(), str(path), RunError)
+        result = records.parse(path.read_bytes(), str(path), RunError)
     except (FileNotFoundError, RunError):
         return False
-    if not found.items() >= identity(cell).items():
+    if not result.items() >= identity(cell).items():
         return False
-    if (now := fingerprint(cell)) in (None, found.get("fingerprint")):
+    if (now := fingerprint(cell)) in (None, result.get("fingerprint")):
         return True
     assert now is not None and cell.data.vault is not None
-    return found.get("digest") == _digest(local(cell.data.vault), now)  # the same in other chunks
+    return result.get("digest") == _digest(local(cell.data.vault), now)  # the same in other chunks
 
 
 @lru_cache(maxsize=256)
@@ -204,9 +204,9 @@ def _halved(tree: Any) -> Any:
 
 
 def _halves(values: Sequence[float]) -> list[float]:
-    """Return the means of every other value, of which the mean is that of all values.
+    """Return the means of the values at even and at odd positions; their mean is that of all.
 
-    It would not be for an odd number of values, and those are returned as they are.
+    An odd number of values, for which this does not hold, is returned unchanged.
     """
     if len(values) % 2 or not values or None in values:
         return list(values)

@@ -24,25 +24,25 @@ from offmarl.vault import open_vault
 
 
 def require_environments(plan: Plan) -> None:
-    """Raise what `offmarl.envs.make` raises if an environment that the plan names cannot be made.
+    """Raise the error of `offmarl.envs.make` if an environment of the plan cannot be made.
 
-    Such are unknown names, and environments of packages that are not installed.
+    Its name may be unknown, or its package not installed.
     """
-    options = [one.options for one in plan.recipes.values()]
+    options = [recipe.options for recipe in plan.recipes.values()]
     options += [cell.options for cell in plan.cells]
-    for name in dict.fromkeys(one.get("env") for one in options):
+    for name in dict.fromkeys(values.get("env") for values in options):
         if name not in (None, "none"):
-            with _noted(name, name):
+            with _warned(name, name):
                 envs.make(name)
 
 
 @contextmanager
-def _noted(name: str, code: str, *others: type[Exception]) -> Iterator[None]:
-    """Warn of what a file of the user's raises, and of other errors: their cells will fail."""
+def _warned(name: str, code: str, *error_types: type[Exception]) -> Iterator[None]:
+    """Warn of errors of the user's own code, and of these types: their cells will fail."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        if not (is_users(code) or isinstance(error, others)):
+        if not (is_users(code) or isinstance(error, error_types)):
             raise
         tracking.notice(f"warning: {name} will fail: {summarize(error)}")
 
@@ -61,9 +61,9 @@ def require_fit(plan: Plan) -> None:
         if label not in specs:
             specs[label] = None
             env = cell.data.recipe.options.get("env", "") if cell.data.recipe else ""
-            with _noted(label, env, VaultError):
+            with _warned(label, env, VaultError):
                 specs[label] = _spec_of(cell.data)
-        with _noted(cell.label, cell.baseline.program):
+        with _warned(cell.label, cell.baseline.program):
             module = load("baseline", cell.baseline.program)
             if (spec := specs[label]) is not None:
                 _require_fit(cell, spec, module)

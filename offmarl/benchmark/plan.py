@@ -137,41 +137,41 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
     the file says, or runs/NAME. `OptionError` names what is missing or not valid, and
     `UnknownNameError` an unknown program.
     """
-    shown = str(path)
-    file, packaged = local(path), PLANS / f"{shown}.toml"
+    source = str(path)
+    file, packaged = local(path), PLANS / f"{source}.toml"
     if packaged.is_file() and not file.is_file():
         file = packaged
     names = ", ".join(sorted(plan.stem for plan in PLANS.glob("*.toml")))
     missing = (
-        f"there is no benchmark file {shown}: give the path of one, or the name of a plan that "
+        f"there is no benchmark file {source}: give the path of one, or the name of a plan that "
         f"comes with offmarl ({names})."
     )
-    content = records.user_toml(file, shown, missing)
-    name, given_out = _take(content, shown, name=str, out=str)
-    tables = [_options(content.pop(one, {}), f"{shown} [{one}]") for one in _TABLES]
+    content = records.user_toml(file, source, missing)
+    name, given_out = _take(content, source, name=str, out=str)
+    tables = [_options(content.pop(table, {}), f"{source} [{table}]") for table in _TABLES]
     training, record, datasets, baselines = tables
     for key in content:
-        raise OptionError(f"{shown}: {unknown_name('entry', key, ('name', 'out', *_TABLES))}")
+        raise OptionError(f"{source}: {unknown_name('entry', key, ('name', 'out', *_TABLES))}")
     if not datasets or not baselines:
-        raise OptionError(f"{shown} needs the tables [datasets] and [baselines]: add both.")
-    recipes = {name: _recipe(name, x, shown) for name, x in record.items()}
+        raise OptionError(f"{source} needs the tables [datasets] and [baselines]: add both.")
+    recipes = {name: _recipe(name, x, source) for name, x in record.items()}
     name = Path(path).stem if name is None else name
     if set(name) & {*"/\\"} or not slug(name).strip("._"):
-        raise OptionError(f"{shown}: name must be a text without slashes, of words, not {name!r}.")
+        raise OptionError(f"{source}: name must be a text without slashes, of words, not {name!r}.")
     plan = Plan(
         name,
         local(out or given_out or Path("runs") / slug(name)),
         recipes,
-        {label: _data(label, x, recipes, shown) for label, x in datasets.items()},
-        {label: _baseline(label, x, datasets, shown) for label, x in baselines.items()},
+        {label: _data(label, x, recipes, source) for label, x in datasets.items()},
+        {label: _baseline(label, x, datasets, source) for label, x in baselines.items()},
         training,
     )
-    _check(plan, shown)
+    _check(plan, source)
     return plan
 
 
-def _recipe(name: str, values: Any, shown: str) -> Recipe:
-    where = f"{shown} [record.{name}]"
+def _recipe(name: str, values: Any, source: str) -> Recipe:
+    where = f"{source} [record.{name}]"
     options = _options(values, where)
     (program,) = _take(options, where, program=str)
     if program is None:
@@ -179,8 +179,8 @@ def _recipe(name: str, values: Any, shown: str) -> Recipe:
     return Recipe(name, program, options)
 
 
-def _data(label: str, values: Any, recipes: Mapping[str, Recipe], shown: str) -> Data:
-    where = f"{shown} [datasets] {label!r}"
+def _data(label: str, values: Any, recipes: Mapping[str, Recipe], source: str) -> Data:
+    where = f"{source} [datasets] {label!r}"
     options = {"vault": values} if isinstance(values, str) else values
     options = dict(options) if isinstance(options, dict) else {}
     kinds = {"vault": str, "record": str, "tier": str, "partners": tuple[str, ...]}
@@ -195,18 +195,18 @@ def _data(label: str, values: Any, recipes: Mapping[str, Recipe], shown: str) ->
     return Data(label, vault, recipe and recipes[recipe], tier or "", options, partners or ())
 
 
-def _baseline(label: str, values: Any, datasets: Mapping[str, Any], shown: str) -> Baseline:
-    where = f"{shown} [baselines] {label!r}"
+def _baseline(label: str, values: Any, datasets: Mapping[str, Any], source: str) -> Baseline:
+    where = f"{source} [baselines] {label!r}"
     options = _options(values, where)
-    program, chosen = _take(options, where, program=str, datasets=tuple[str, ...])
-    for one in chosen or ():
-        if one not in datasets:
-            raise OptionError(f"{where}: {unknown_name('dataset', one, datasets)}")
-    return Baseline(label, label if program is None else program, options, chosen)
+    program, labels = _take(options, where, program=str, datasets=tuple[str, ...])
+    for dataset in labels or ():
+        if dataset not in datasets:
+            raise OptionError(f"{where}: {unknown_name('dataset', dataset, datasets)}")
+    return Baseline(label, label if program is None else program, options, labels)
 
 
 def _take(options: dict[str, Any], where: str, **kinds: Any) -> list[Any]:
-    """Take values of these types out of a table; None for those that are not there."""
+    """Remove values of these types from a table and return them; None for missing ones."""
     try:
         return [
             converted(name, kind, options.pop(name)) if name in options else None
@@ -216,49 +216,49 @@ def _take(options: dict[str, Any], where: str, **kinds: Any) -> list[Any]:
         raise OptionError(f"{where}: {error}") from None
 
 
-def _check(plan: Plan, shown: str) -> None:
+def _check(plan: Plan, source: str) -> None:
     """Raise `OptionError` if the arguments of a cell or recipe are not valid, or names clash."""
     for recipe in plan.recipes.values():
         _check_options(
-            "recorder", recipe.program, recipe.options, f"{shown} [record.{recipe.name}]"
+            "recorder", recipe.program, recipe.options, f"{source} [record.{recipe.name}]"
         )
         if (seeds := recipe.options.get("seeds", 1)) != 1:
             raise OptionError(
-                f"{shown} [record.{recipe.name}]: seeds = {seeds} makes as many vaults of each "
+                f"{source} [record.{recipe.name}]: seeds = {seeds} makes as many vaults of each "
                 "tier, and a dataset is one: write a recipe for each seed, with seed = 0, seed = 1 "
                 "and so on."
             )
-        _check_tiers(recipe, [x for x in plan.datasets.values() if x.recipe is recipe], shown)
+        _check_tiers(recipe, [x for x in plan.datasets.values() if x.recipe is recipe], source)
     cells = plan.cells
     for cell in cells:
-        where = f"{shown}, {cell.label}"
+        where = f"{source}, {cell.label}"
         _check_options("baseline", cell.baseline.program, cell.options, where)
     slugs = [[slug(label) for label in labels] for labels in (plan.datasets, plan.recipes)]
-    for names in ([one.slug for one in cells], *slugs):
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise OptionError(f"{shown}: two names become the file {twice.pop()}: change one.")
+    for names in ([cell.slug for cell in cells], *slugs):
+        if clash := {name for name in names if names.count(name) > 1}:
+            raise OptionError(f"{source}: two names become the file {clash.pop()}: change one.")
 
 
-def _check_tiers(recipe: Recipe, datasets: Sequence[Data], shown: str) -> None:
+def _check_tiers(recipe: Recipe, datasets: Sequence[Data], source: str) -> None:
     """Raise `OptionError` if the recipe's program cannot record the tiers of its datasets."""
     if not datasets or not records_tiers(recipe):
         return
     recorded = recipe.options.get("tiers")
-    given = _tiers(recorded, f"{shown} [record.{recipe.name}]") if recorded else []
+    recipe_tiers = _tiers(recorded, f"{source} [record.{recipe.name}]") if recorded else []
     for data in datasets:
-        if data.tier in [tier.name for tier in given]:
+        if data.tier in [tier.name for tier in recipe_tiers]:
             continue  # a mixture may be named without its shares
-        where = f"{shown} [datasets] {data.label!r}"
-        found = _tiers(data.tier, where)
-        if len(found) != 1:
+        where = f"{source} [datasets] {data.label!r}"
+        tiers = _tiers(data.tier, where)
+        if len(tiers) != 1:
             raise OptionError(f"{where}: make a dataset of each tier of {data.tier!r}.")
-        if recorded and found[0] not in given:
+        if recorded and tiers[0] not in recipe_tiers:
             raise OptionError(
                 f"{where}: [record.{recipe.name}] has tiers = {recorded!r}, without {data.tier}: "
                 "leave tiers out, and the benchmark records those of the datasets."
             )
     if not recorded:
-        _tiers(",".join(data.tier for data in datasets), f"{shown} [datasets] of {recipe.name}")
+        _tiers(",".join(data.tier for data in datasets), f"{source} [datasets] of {recipe.name}")
 
 
 def records_tiers(recipe: Recipe) -> bool:
@@ -281,8 +281,8 @@ def _check_options(kind: Kind, program: str, options: Mapping[str, Any], where: 
     if (args := args_of(kind, program)) is None:
         return
     try:
-        found = read_values(args, options, where)
-        args(**found, **({"vault": "unknown"} if issubclass(args, Args) else {}))
+        values = read_values(args, options, where)
+        args(**values, **({"vault": "unknown"} if issubclass(args, Args) else {}))
     except OptionError as error:
         text = str(error)
         raise OptionError(text if text.startswith(where) else f"{where}: {text}") from None

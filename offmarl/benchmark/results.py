@@ -4,6 +4,7 @@ A method is bold on a dataset if it may be the best one there; see `offmarl.repo
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,8 @@ from offmarl.report.tables import Section, to_csv, to_latex, to_markdown
 from offmarl.tracking import RETURN
 
 _WRITTEN = "written.json"
+_FIGURE = re.compile(r"scores\.svg|curves/[^/]+\.svg")
+"""Figures whose names depend on the results; all other files are always written."""
 
 
 class Results(NamedTuple):
@@ -64,11 +67,11 @@ class Results(NamedTuple):
     @property
     def datasets(self) -> dict[str, list[Row]]:
         """The rows of each dataset that has scores."""
-        return {k: v for one in self.comparisons.values() for k, v in one.datasets.items()}
+        return {k: v for x in self.comparisons.values() for k, v in x.datasets.items()}
 
     def metric(self, dataset: str) -> str:
         """Return the metric of a dataset's scores."""
-        return next(x for x, one in self.comparisons.items() if dataset in one.datasets)
+        return next(name for name, x in self.comparisons.items() if dataset in x.datasets)
 
 
 def read_results(plan: Plan) -> Results:
@@ -84,33 +87,33 @@ def read_results(plan: Plan) -> Results:
         else:
             files.setdefault(cell.data.label, {})[cell.baseline.label] = path
     metrics = {}
-    for label, found in [*files.items()]:
+    for label, paths in [*files.items()]:
         try:
-            metrics[label] = reports.metric_of(found.values())
+            metrics[label] = reports.metric_of(paths.values())
         except RunError as error:
-            broken |= {f"{name} on {label}": str(error).removesuffix(".") for name in found}
+            broken |= {f"{name} on {label}": str(error).removesuffix(".") for name in paths}
             del files[label]
     cells = {
-        label: {method: json.loads(path.read_text()) for method, path in found.items()}
-        for label, found in files.items()
+        label: {method: json.loads(path.read_text()) for method, path in paths.items()}
+        for label, paths in files.items()
     }
-    known = references()
+    by_env = references()
     environments = {
-        label: _environment(next(iter(found.values()))) for label, found in cells.items()
+        label: _environment(next(iter(by_method.values()))) for label, by_method in cells.items()
     }
-    scales = {label: known[env] for label, env in environments.items() if env in known}
+    scales = {label: by_env[env] for label, env in environments.items() if env in by_env}
     comparisons: dict[str, Comparison] = {}
     curves: dict[str, Mapping[Entry, Curve]] = {}
     for metric in UNITS:
         entries = {
-            label: {entry_of(path, metric)._replace(algorithm=x): path for x, path in found.items()}
-            for label, found in files.items()
+            label: {entry_of(path, metric)._replace(algorithm=x): path for x, path in paths.items()}
+            for label, paths in files.items()
             if metrics[label] == metric
         }
         if entries:
-            own = gather(entries, metric)
-            comparisons[metric] = reports.compare(own, scales, metric)
-            curves |= reports.read_curves(own)
+            scores = gather(entries, metric)
+            comparisons[metric] = reports.compare(scores, scales, metric)
+            curves |= reports.read_curves(scores)
     return Results(plan, files, cells, comparisons, curves, broken)
 
 
@@ -124,7 +127,7 @@ def _environment(cell: Mapping[str, Any]) -> str:
 
 def score_tables(results: Results) -> list[Section]:
     """Return the scores by methods and datasets, and the differences to the baseline."""
-    return [one for found in results.comparisons.values() for one in dataset_tables(found)]
+    return [table for x in results.comparisons.values() for table in dataset_tables(x)]
 
 
 def spread(rows: Sequence[Row]) -> float | None:
@@ -133,11 +136,11 @@ def spread(rows: Sequence[Row]) -> float | None:
     It is the best IQM minus the worst, in mean widths of the methods' intervals. Data with a small
     spread do not tell methods apart, whatever their order is.
     """
-    known = [row.iqm for row in rows if row.iqm.finite]
-    widths = [x.high - x.low for x in known if x.low is not None and x.high is not None]
-    if len(known) < 2 or not any(widths):
+    iqms = [row.iqm for row in rows if row.iqm.finite]
+    widths = [x.high - x.low for x in iqms if x.low is not None and x.high is not None]
+    if len(iqms) < 2 or not any(widths):
         return None
-    values = [one.value for one in known]
+    values = [iqm.value for iqm in iqms]
     return float((max(values) - min(values)) / np.mean(widths))
 
 
@@ -156,55 +159,55 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
     files = {out / "tables" / f"scores.{kind}": text for kind, text in texts.items()}
     returns = results.comparisons.get(RETURN)
     curves = {
-        dataset: reports.figure_curves({dataset: found}, UNITS[results.metric(dataset)])
-        for dataset, found in results.curves.items()
+        dataset: reports.figure_curves({dataset: by_entry}, UNITS[results.metric(dataset)])
+        for dataset, by_entry in results.curves.items()
     }
-    known = {x: one for x, one in results.curves.items() if returns and x in returns.datasets}
-    whole = reports.figure_comparison(returns, known) if returns else None
-    figures = {out / "scores.svg": whole} if whole else {}
-    figures |= {out / "curves" / f"{slug(x)}.svg": one for x, one in curves.items()}
+    return_curves = {k: v for k, v in results.curves.items() if returns and k in returns.datasets}
+    overview = reports.figure_comparison(returns, return_curves) if returns else None
+    figures = {out / "scores.svg": overview} if overview else {}
+    figures |= {out / "curves" / f"{slug(x)}.svg": figure for x, figure in curves.items()}
     for path, figure in figures.items():
         reports.save(figure, path)
     files[out / tracking.MARL_EVAL_FILE] = _marl_eval(results)
-    files[out / "page.html"] = _page(results, failed or {}, whole, [*curves.values()])
+    files[out / "page.html"] = _page(results, failed or {}, overview, [*curves.values()])
     for path, text in files.items():
         tracking.replace_file(path, text)
-    written = [*figures, *files]
-    _remove_others(out, written)
-    return written
+    paths = [*figures, *files]
+    _remove_others(out, paths)
+    return paths
 
 
-def _remove_others(out: Path, written: Sequence[Path]) -> None:
+def _remove_others(out: Path, paths: Sequence[Path]) -> None:
     """Remove tables and figures of earlier results, such as those of a recipe that was changed.
 
     A list of what was written is kept, so that the user's own files beside them are not removed.
     """
-    for path in _listed(out) - {*written}:
+    for path in _listed(out) - {*paths}:
         path.unlink()
-    names = [path.relative_to(out).as_posix() for path in written]
+    names = [path.relative_to(out).as_posix() for path in paths]
     tracking.replace_file(out / _WRITTEN, json.dumps(names, indent=1) + "\n")
 
 
 def _listed(out: Path) -> set[Path]:
-    """Return the files below ``out`` that the list names, which others may have written."""
+    """Return the figures below ``out`` that the list names, which others may have written."""
     with suppress(OSError, ValueError, TypeError, RuntimeError):  # the last of links in a circle
         names = [x for x in json.loads((out / _WRITTEN).read_text()) if isinstance(x, str)]
-        paths = {out / x for x in names if ".." not in x.split("/")}  # one file has one name
+        paths = {out / x for x in names if _FIGURE.fullmatch(x)}
         return {x for x in paths if out.resolve() in x.resolve().parents and x.is_file()}
     return set()
 
 
 def _marl_eval(results: Results) -> str:
     """Return marl-eval's document of all cells: environment, dataset, method, seed, step."""
-    whole: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for dataset, cells in results.cells.items():
         for method, cell in cells.items():
             for env, tasks in cell.get(tracking.MARL_EVAL_FILE, {}).items():
                 for algorithms in tasks.values():
                     for name, runs in algorithms.items():
-                        named = name.replace(cell[tracking.RUN_FILE]["program"], method, 1)
-                        whole.setdefault(env, {}).setdefault(dataset, {})[named] = runs
-    return tracking.to_json(whole)
+                        label = name.replace(cell[tracking.RUN_FILE]["program"], method, 1)
+                        document.setdefault(env, {}).setdefault(dataset, {})[label] = runs
+    return tracking.to_json(document)
 
 
 def _page(results: Results, failed: Mapping[str, Path], scores: Any, curves: Sequence[Any]) -> str:
@@ -213,7 +216,7 @@ def _page(results: Results, failed: Mapping[str, Path], scores: Any, curves: Seq
         name=results.plan.name,
         planned=len(results.plan.cells),
         notes=[*notes(results, failed)],
-        tables=[one for found in results.comparisons.values() for one in comparison_tables(found)],
+        tables=[table for x in results.comparisons.values() for table in comparison_tables(x)],
         scores=scores,
         curves=curves,
         cells=[
@@ -257,36 +260,36 @@ def _spreads(results: Results) -> Iterator[str]:
     """Say for each dataset how far the methods are apart on it."""
     rows_of_all = [row for rows in results.datasets.values() for row in rows]
     for acting in dict.fromkeys(row.entry.acting for row in rows_of_all):
-        found = {
+        spreads = {
             label: spread([row for row in rows if row.entry.acting == acting])
             for label, rows in results.datasets.items()
         }
-        if known := [f"{label} {value:.1f}" for label, value in found.items() if value is not None]:
+        if texts := [f"{label} {x:.1f}" for label, x in spreads.items() if x is not None]:
             yield (
-                f"Spread, {acting or 'no environment'}: {', '.join(known)}. It is the best method "
+                f"Spread, {acting or 'no environment'}: {', '.join(texts)}. It is the best method "
                 "minus the worst, in mean widths of the intervals; below 2, a dataset hardly "
                 "tells methods apart."
             )
 
 
 def _differences(cells: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
-    """Name what the cells differ in beside their data and methods."""
-    for label, found in cells.items():
-        for what, of in (
+    """Name the differences between cells besides their data and methods."""
+    for label, by_method in cells.items():
+        for aspect, fact in (
             ("data", lambda cell: str(cell["digest"])[:8]),
             ("environments", _environment),
         ):
-            if len({of(cell) for cell in found.values()}) > 1:
-                named = ", ".join(f"{method} {of(cell)}" for method, cell in found.items())
-                yield f"Do not compare the methods on {label}, whose {what} differ: {named}."
-    every = [cell for found in cells.values() for cell in found.values()]
-    code = Counter(str(cell.get("code") or "unknown")[:8] for cell in every)
-    versions = Counter(str((cell["versions"] or {}).get("jax")) for cell in every)
-    for what, counts in (("code of offmarl", code), ("versions of JAX", versions)):
+            if len({fact(cell) for cell in by_method.values()}) > 1:
+                values = ", ".join(f"{method} {fact(cell)}" for method, cell in by_method.items())
+                yield f"Do not compare the methods on {label}, whose {aspect} differ: {values}."
+    all_cells = [cell for by_method in cells.values() for cell in by_method.values()]
+    code = Counter(str(cell.get("code") or "unknown")[:8] for cell in all_cells)
+    versions = Counter(str((cell["versions"] or {}).get("jax")) for cell in all_cells)
+    for aspect, counts in (("code of offmarl", code), ("versions of JAX", versions)):
         if len(counts) > 1:
-            named = ", ".join(f"{name} ({n} cells)" for name, n in counts.most_common())
-            yield f"The cells were made with different {what}: {named}."
-    hardware = [cell["hardware"] or {} for cell in every]
-    machines = {f"{one.get('device')}, {one.get('processor')}" for one in hardware}
+            values = ", ".join(f"{name} ({n} cells)" for name, n in counts.most_common())
+            yield f"The cells were made with different {aspect}: {values}."
+    hardware = [cell["hardware"] or {} for cell in all_cells]
+    machines = {f"{machine.get('device')}, {machine.get('processor')}" for machine in hardware}
     if len(machines) > 1:
         yield f"The cells ran on different machines: {'; '.join(sorted(machines))}."

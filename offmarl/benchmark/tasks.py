@@ -71,7 +71,7 @@ def preparation(plan: Plan, data: Data) -> Job | None:
 
 def _recording(plan: Plan, recipe: Recipe) -> Job:
     options = dict(recipe.options)
-    tiers = [one.tier for one in plan.datasets.values() if one.recipe is recipe]
+    tiers = [data.tier for data in plan.datasets.values() if data.recipe is recipe]
     if records_tiers(recipe):
         options.setdefault("tiers", ",".join(dict.fromkeys(tiers)))
     config = tomli_w.dumps({"program": recipe.program, **options})
@@ -87,10 +87,10 @@ def _place(plan: Plan, label: str, content: str) -> Path:
     return plan.out / "datasets" / f"{slug(label)}-{tracking.checksum(content)}"
 
 
-def note_vaults(plan: Plan, job: Job, made: Sequence[tuple[str, str]]) -> None:
-    """Write down the vaults that a preparation made, with the tiers of those of a recipe."""
+def note_vaults(plan: Plan, job: Job, tier_paths: Sequence[tuple[str, str]]) -> None:
+    """Record which dataset each vault of a preparation is, from the vaults' tiers and paths."""
     place, vaults = job.place, {}
-    for label, path in _vaults_of(plan, job, made).items():
+    for label, path in _vaults_of(plan, job, tier_paths).items():
         full = local(path)  # relative to the job's directory, which may be moved, if it is below it
         vaults[label] = str(full.relative_to(place) if full.is_relative_to(place) else full)
     tracking.write_json(_note(job), tracking.plain({"config": job.config, "vaults": vaults}))
@@ -102,12 +102,12 @@ def noted_vaults(job: Job) -> dict[str, str] | None:
     None if it has not been run with its present arguments, or a vault is gone.
     """
     try:
-        found = records.parse(_note(job).read_bytes(), str(_note(job)), RunError)
+        note = records.parse(_note(job).read_bytes(), str(_note(job)), RunError)
     except (FileNotFoundError, RunError):
         return None
-    if not found.get("vaults") or found.get("config") != job.config:
+    if not note.get("vaults") or note.get("config") != job.config:
         return None
-    vaults = {label: str(local(job.place / path)) for label, path in found["vaults"].items()}
+    vaults = {label: str(local(job.place / path)) for label, path in note["vaults"].items()}
     return vaults if all(Path(path).exists() for path in vaults.values()) else None
 
 
@@ -115,13 +115,13 @@ def _note(job: Job) -> Path:
     return job.place / "vaults.json"
 
 
-def _vaults_of(plan: Plan, job: Job, made: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _vaults_of(plan: Plan, job: Job, tier_paths: Sequence[tuple[str, str]]) -> dict[str, str]:
     vaults = {}
     for data in plan.datasets.values():
         if job.name != (f"record {data.recipe.name}" if data.recipe else data.label):
             continue
-        wanted = data.tier.partition("=")[0].strip()  # of a mixture, its name
-        paths = [path for tier, path in made if tier == wanted]
+        tier_name = data.tier.partition("=")[0].strip()  # of a mixture, its name
+        paths = [path for tier, path in tier_paths if tier == tier_name]
         if len(paths) != 1:
             raise RunError(f"{data.label} is {len(paths)} vaults, and must be one: {paths}")
         vaults[data.label] = paths[0]
@@ -139,7 +139,7 @@ def require_vault(cell: Cell) -> None:
     """Raise `VaultError` if a cell needs a vault at a path where there is none."""
     vault = cell.data.vault
     if vault and "://" not in vault and _exists(vault) and not local(vault).exists():
-        open_vault(local(vault))  # names what is near
+        open_vault(local(vault))  # the error names similar paths
 
 
 def _exists(vault: str) -> bool:
@@ -152,7 +152,7 @@ def _exists(vault: str) -> bool:
 # ---------------------------------------------------------------------------------- blocks
 
 Run = Callable[[Kind, str, Mapping[str, Any]], Any]
-"""Runs a program with its options, as a plan has them, and returns what it returns."""
+"""Runs a program with the options of a plan, and returns its result."""
 
 
 class CellsWork(Work):
@@ -191,15 +191,15 @@ class CellsWork(Work):
             metric = reports.metric_of([path])
         except RunError as error:
             return str(error)
-        found = reports.final_evaluation(path)[metric]
-        means = [float(own.mean()) for own in found.values()]
+        by_seed = reports.final_evaluation(path)[metric]
+        means = [float(returns.mean()) for returns in by_seed.values()]
         return f"{reports.UNITS[metric]} {number(sum(means) / len(means))}"
 
     def needs(self, block: int) -> list[int]:
         """Return the block that prepares the dataset of a cell."""
         cell = self._cell(block)
-        found = None if cell is None else self._job_of.get(cell.data.label)
-        return [] if found is None else [found]
+        job = None if cell is None else self._job_of.get(cell.data.label)
+        return [] if job is None else [job]
 
     def run(self, block: int) -> None:
         """Prepare a dataset, or train a cell and pack its result."""
@@ -209,16 +209,16 @@ class CellsWork(Work):
                 job = self._jobs[block]
                 note_vaults(self.benchmark_plan, job, self._made(job.source))
                 return
-            run, begun = run_of(self.benchmark_plan, cell), time.monotonic()
-            given = {**cell.options, "vault": self._vault(cell), "out": str(run)}
-            self._run_in(run, "baseline", cell.baseline.program, given)
-            seconds = time.monotonic() - begun
+            run, start = run_of(self.benchmark_plan, cell), time.monotonic()
+            options = {**cell.options, "vault": self._vault(cell), "out": str(run)}
+            self._run_in(run, "baseline", cell.baseline.program, options)
+            seconds = time.monotonic() - start
             if cell.data.partners:
                 tracking.write_json(run / tracking.PARTNERS_FILE, beside_partners(cell, run))
             pack(cell, run, cell_file(self.benchmark_plan, cell), seconds)
 
     def _run_in(self, place: Path, kind: Kind, program: str, options: Mapping[str, Any]) -> Any:
-        """Run a program, anew if another --jobs gave it other threads when it began."""
+        """Run a program; start it anew if it was begun with another number of threads."""
         try:
             return self._run(kind, program, options)
         except NumericsError as error:
@@ -243,9 +243,9 @@ class CellsWork(Work):
 
     def missing(self) -> list[int]:
         """Return the cells without results, after the preparations that they need."""
-        cells = [one for one in range(len(self._jobs), self.num_blocks) if not self.is_done(one)]
-        needed = sorted({need for cell in cells for need in self.needs(cell)})
-        return [block for block in needed if not self.is_done(block)] + cells
+        cells = [x for x in range(len(self._jobs), self.num_blocks) if not self.is_done(x)]
+        preparations = sorted({need for cell in cells for need in self.needs(cell)})
+        return [block for block in preparations if not self.is_done(block)] + cells
 
     def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return the numbers of cells and datasets."""
@@ -265,9 +265,9 @@ class CellsWork(Work):
             require_vault(cell)
             assert cell.data.vault is not None
             return cell.data.vault
-        found = noted_vaults(self._jobs[number])
-        assert found is not None, "the block's needs are complete"
-        return found[cell.data.label]
+        vaults = noted_vaults(self._jobs[number])
+        assert vaults is not None, "the block's needs are complete"
+        return vaults[cell.data.label]
 
 
 @contextmanager
@@ -292,7 +292,7 @@ def _alone() -> Iterator[None]:
 def beside_partners(cell: Cell, run: Path) -> dict[str, Any]:
     """Return the mean returns of a run's policies beside the partners of its dataset.
 
-    They are those of each way to act; or why the policies have none.
+    They are listed by way of acting. Policies that cannot have partners have the reason instead.
     """
     program = Path(cell.baseline.program) if is_users(cell.baseline.program) else None
     if load_policy(run, program=program).policy.joint:
@@ -306,8 +306,8 @@ def beside_partners(cell: Cell, run: Path) -> dict[str, Any]:
     )
     run_share(work, Share(0, 1))
     join_work(work)
-    names, of = [one.name for one in work.members], (work.scored, work.partners)
+    names, of = [member.name for member in work.members], (work.scored, work.partners)
     return {
-        way: [one["cross_play"] for one in scores(table[..., 0], names, *of)["policies"]]
+        way: [policy["cross_play"] for policy in scores(table[..., 0], names, *of)["policies"]]
         for way, table in work.tables().items()
     }

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _leave_guards() -> None:
-    """Leave out settings of JAX that offmarl and the libraries below it do not keep, and say so."""
+    """Remove settings of JAX that offmarl does not support from the environment, with a warning."""
     defaults = {
         **dict.fromkeys(("TRANSFER_GUARD", "NUMPY_RANK_PROMOTION"), ("allow",)),
         **dict.fromkeys(
@@ -141,7 +141,7 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
 
 
 def _without_memory(error: Exception) -> RunError | None:
-    """Return the error of a user whose command needs more memory than there is; None for others."""
+    """Return what to tell the user if memory ran out; None for other errors."""
     full = type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
     if not full and not isinstance(error, MemoryError):
         return None
@@ -153,7 +153,7 @@ def _without_memory(error: Exception) -> RunError | None:
 
 
 def _without_device(error: Exception) -> OffmarlError | None:
-    """Return the error of a user whose `JAX_PLATFORMS` name no device; None for others."""
+    """Return what to tell the user if JAX finds no device; None otherwise."""
     if isinstance(error, OffmarlError | OSError) or "jax" not in sys.modules:
         return None
     missing = import_module("offmarl.cli.doctor").no_device()
@@ -170,7 +170,7 @@ def _has_other_processes() -> bool:
 
 
 def _end_at_once(code: int) -> None:
-    """End the process without the end of JAX, which would wait for the others."""
+    """End the process without JAX's shutdown, which would wait for the other processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -194,8 +194,8 @@ def _run(arguments: list[str]) -> Report:
         groups = GROUPS.items()
         return output.overview(
             {
-                title: {name: summary_of(name, verb) for name, verb in one.items()}
-                for title, one in groups
+                title: {name: summary_of(name, verb) for name, verb in group.items()}
+                for title, group in groups
             }
         )
     if arguments == ["--version"]:
@@ -222,5 +222,5 @@ def run_verb(name: str, arguments: list[str]) -> Report:
         return function(arguments)
     about, *_ = (function.__doc__ or "").partition("Parameters\n")
     example = f"\n\nExample: offmarl {name} {verb.example}" if verb.example else ""
-    found = parse(function, name, f"{cleandoc(about)}{example}", arguments, *more)
-    return found if isinstance(found, Report) else tasks.run_whole(name, arguments, found)
+    outcome = parse(function, name, f"{cleandoc(about)}{example}", arguments, *more)
+    return outcome if isinstance(outcome, Report) else tasks.run_whole(name, arguments, outcome)

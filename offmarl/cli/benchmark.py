@@ -51,7 +51,7 @@ def benchmark(
 
 
 def _checked(plan: "Plan", dry_run: bool) -> Report | None:
-    """Check a plan before it is launched; report what is finished instead for ``--dry-run``."""
+    """Check a plan before it is launched; for ``--dry-run``, report the finished cells."""
     import jax
 
     from offmarl import benchmark as benchmarks
@@ -71,7 +71,7 @@ def _checked(plan: "Plan", dry_run: bool) -> Report | None:
 
 
 def _results(plan: "Plan", failed: Mapping[str, Path]) -> Report:
-    """Make the tables of the cells that are finished; ``failed`` has the logs of others."""
+    """Make the tables of the finished cells; ``failed`` has the logs of cells that failed."""
     from offmarl import benchmark as benchmarks
 
     results = benchmarks.read_results(plan)
@@ -100,6 +100,6 @@ def _devices_of(plan: "Plan") -> int:
     The bits of seeds under `jax.vmap` depend on that number, so only ``--devices`` splits then.
     """
     options = [cell.options for cell in plan.cells]
-    by_seed = all(one.get("batching") != "vmap" for one in options)
-    wanted = [one.get("devices") or (one.get("seeds", 1) if by_seed else 1) for one in options]
-    return max(wanted, default=1)
+    by_seed = all(args.get("batching") != "vmap" for args in options)
+    counts = [args.get("devices") or (args.get("seeds", 1) if by_seed else 1) for args in options]
+    return max(counts, default=1)

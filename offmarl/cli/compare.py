@@ -49,20 +49,20 @@ class Files:
             from offmarl.report import pages
 
             replace_file(self.html, pages.comparison_page(compared, program))
-        said, printed = [f"wrote {path}" for path in (self.html, self.figure) if path], []
+        lines, printed = [f"wrote {path}" for path in (self.html, self.figure) if path], []
         for name, path in self._tables().items():
             text = getattr(compared, name)()
             if str(path) == "-":
                 printed.append(as_is(text.rstrip("\n")))
             else:
                 replace_file(path, text)
-                said.append(f"wrote {path}")
-        shown = printed or [*compared.sections, *compared.notes, *said]
-        return Report(compared.data(), Group(*shown))
+                lines.append(f"wrote {path}")
+        parts = printed or [*compared.sections, *compared.notes, *lines]
+        return Report(compared.data(), Group(*parts))
 
     def _tables(self) -> dict[str, Path]:
-        found = {"latex": self.latex, "markdown": self.markdown, "csv": self.csv}
-        return {name: path for name, path in found.items() if path}
+        paths = {"latex": self.latex, "markdown": self.markdown, "csv": self.csv}
+        return {name: path for name, path in paths.items() if path}
 
 
 def compare(
@@ -105,6 +105,6 @@ def compare(
     files.check()
     from offmarl.hub.card import references as recorded  # takes a while to import
 
-    given = {env: Reference(random, expert) for env, random, expert in references}
-    compared = reports.compare_runs(runs, recorded(), given, pool_settings, baseline)
+    by_env = {env: Reference(random, expert) for env, random, expert in references}
+    compared = reports.compare_runs(runs, recorded(), by_env, pool_settings, baseline)
     return files.write(compared, program)

@@ -71,8 +71,8 @@ def cross_play(
     if partners == ():
         raise OptionError("--partners names no policy: give at least one, or leave it out.")
 
-    policies, others = ([*map(located, names)] for names in (runs, partners or ()))
-    work = CrossPlayWork(policies, others, env, side, eval_episodes, seed, program)
+    policies, partner_policies = ([*map(located, names)] for names in (runs, partners or ()))
+    work = CrossPlayWork(policies, partner_policies, env, side, eval_episodes, seed, program)
     return Divided(work, lambda _: _report(work, html))
 
 
@@ -80,53 +80,53 @@ def _report(work: Any, html: Path | None) -> Report:
     """Report a table of policies, and write its page."""
     from offmarl.programs.cross_play import scores
 
-    names, seats = [one.name for one in work.members], (work.side.name, work.rest.name)
+    names, seats = [member.name for member in work.members], (work.side.name, work.rest.name)
     data: dict[str, Any] = {
         "directory": work.path,
         "env": work.env.spec.name,
         "episodes": work.episodes,
-        "policies": [names[one] for one in work.scored],
-        "partners": [names[one] for one in work.partners],
+        "policies": [names[index] for index in work.scored],
+        "partners": [names[index] for index in work.partners],
         "notes": [*_notes(work)],
         "page": html,
     }
     for acting, table in work.tables().items():
-        data[acting] = found = scores(table[..., 0], names, work.scored, work.partners)
+        data[acting] = summary = scores(table[..., 0], names, work.scored, work.partners)
         for key, values in zip(("returns", "standard_errors"), table.T, strict=True):
             orders = zip(seats, (values.T, values), strict=True)
-            found[key] = {x: plain(one[work.scored][:, work.partners]) for x, one in orders}
-    shown = {_WAYS[x]: [_map(data, x), *_sections(data, x)] for x in work.modes}
+            summary[key] = {seat: plain(x[work.scored][:, work.partners]) for seat, x in orders}
+    by_way = {_WAYS[x]: [_map(data, x), *_sections(data, x)] for x in work.modes}
     if html:
         from offmarl.report import pages
 
-        replace_file(html, pages.render("cross_play.html", data=data, shown=shown, ways=_WAYS))
-    parts: list[Any] = [part for sections in shown.values() for part in sections]
+        replace_file(html, pages.render("cross_play.html", data=data, shown=by_way, ways=_WAYS))
+    parts: list[Any] = [part for sections in by_way.values() for part in sections]
     if data["partners"] != data["policies"]:
         parts.append(f"partners: {', '.join(data['partners'])}")
     return Report(data, Group(*parts, *data["notes"], *([f"wrote {html}"] if html else [])))
 
 
 def _notes(work: "CrossPlayWork") -> Iterator[str]:
-    others = len({*work.partners} - {*work.scored})
+    num_partners = len({*work.partners} - {*work.scored})
     if len(work.scored) < MIN_RUNS:
         yield f"Intervals need at least {MIN_RUNS} policies: train more seeds."
     elif len(work.scored) < ENOUGH_RUNS:
         yield f"Intervals over fewer than {ENOUGH_RUNS} policies cover less often than 95%."
-    if 0 < others < MIN_RUNS:
+    if 0 < num_partners < MIN_RUNS:
         yield f"Intervals hold for these partners: fewer than {MIN_RUNS} are no sample of partners."
-    if alone := [one.name for one in work.members if not all(one.seats)]:
+    if alone := [member.name for member in work.members if not all(member.seats)]:
         yield f"They act for one side only, without self-play: {', '.join(alone)}."
 
 
 def _map(data: Mapping[str, Any], acting: str) -> Section:
     """Return a heat map of all pairs; among themselves, the columns are the other seat order."""
     orders = [*data[acting]["returns"].items()]
-    known = [x for _, returns in orders for row in returns for x in row if x is not None]
-    low, high = min(known), max(known)
-    shown = orders[:1] if data["policies"] == data["partners"] else orders
-    few = len(data["partners"]) * len(shown) <= _FEW
+    values = [x for _, returns in orders for row in returns for x in row if x is not None]
+    low, high = min(values), max(values)
+    columns = orders[:1] if data["policies"] == data["partners"] else orders
+    few = len(data["partners"]) * len(columns) <= _FEW
 
-    width = max(len(number(x)) for x in known)
+    width = max(len(number(x)) for x in values)
 
     def cell(x: float | None) -> str:
         shade = " " if x is None else bars([x], low, high)
@@ -136,25 +136,25 @@ def _map(data: Mapping[str, Any], acting: str) -> Section:
     title = f"Returns, {_WAYS[acting]}, beside each partner in order: {' to '.join(ends)}"
     short = _short(data)
     rows = [
-        [short(name), *("".join(map(cell, returns[line])) for _, returns in shown)]
+        [short(name), *("".join(map(cell, returns[line])) for _, returns in columns)]
         for line, name in enumerate(data["policies"])
     ]
-    return Section(title, ["policy", *(f"as {seat}" for seat, _ in shown)], rows)
+    return Section(title, ["policy", *(f"as {seat}" for seat, _ in columns)], rows)
 
 
 def _sections(data: Mapping[str, Any], acting: str) -> Iterator[Section]:
     """Yield the means over policies, and the scores of each policy."""
-    found, short = data[acting], _short(data)
-    rows = [[x.replace("_", "-"), interval(*found[x].values())] for x in _ESTIMATED]
-    rows += [[x.replace("_", " "), number(found[x])] for x in ("worst", "best_response_share")]
+    scores, short = data[acting], _short(data)
+    rows = [[x.replace("_", "-"), interval(*scores[x].values())] for x in _ESTIMATED]
+    rows += [[x.replace("_", " "), number(scores[x])] for x in ("worst", "best_response_share")]
     yield Section("Mean over policies [95% interval over policies]", ["", "return"], rows)
-    columns = [key.replace("_", " ") for key in found["policies"][0]]
+    columns = [key.replace("_", " ") for key in scores["policies"][0]]
     yield Section(
-        "Each policy", columns, [[*map(short, row.values())] for row in found["policies"]]
+        "Each policy", columns, [[*map(short, row.values())] for row in scores["policies"]]
     )
 
 
 def _short(data: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """Return a function that takes the directory of all policies out of their names."""
+    """Return a function that removes the policies' common directory from a name."""
     directory = directory_of([*data["policies"], *data["partners"]])
     return lambda x: x.removeprefix(f"{directory}/") if isinstance(x, str) and directory else x

@@ -59,17 +59,17 @@ def ls(
         from offmarl.cli.hub import catalogue
 
         return catalogue("" if directory == "." else directory, env, agents)
-    found = vault.list_vaults(directory, env, agents)
-    vaults = [{"path": path, **summary._asdict()} for path, summary in found]
+    summaries = vault.list_vaults(directory, env, agents)
+    vaults = [{"path": path, **summary._asdict()} for path, summary in summaries]
     unread = [f"{shown(entry['path'])}: {entry['error']}" for entry in vaults if entry["error"]]
-    where = "this directory" if directory == "." else hide_credentials(directory)
+    place = "this directory" if directory == "." else hide_credentials(directory)
     hint = "`offmarl record` makes some, and `offmarl ls --remote` lists published ones"
-    text = _listed(vaults) if vaults else f"no vaults in {where}: {hint}."
+    text = _listed(vaults) if vaults else f"no vaults in {place}: {hint}."
     return Report({"vaults": vaults}, Group(text, *unread))
 
 
 def _listed(vaults: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return vaults as a table, with their environments unless all paths name them."""
+    """Return a table of vaults, without environments if all paths contain them."""
     columns = {"path": "path", "env": "env", "num_agents": "agents", "steps": "steps"}
     columns |= {"episodes": "episodes"}
     if any(entry["incomplete"] for entry in vaults):
@@ -112,7 +112,7 @@ def show(
     text = Group(
         grid(_described(facts, data)),
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
-        grid(_made(data.provenance, provenance)),
+        grid(_provenance_facts(data.provenance, provenance)),
         _lineage(data.provenance),
         *_played_together(facts["pairings"], data.provenance),
         *([_statistics_table(computed)] if computed else []),
@@ -145,35 +145,35 @@ def _pairings(episodes: vault.Episodes) -> list[dict[str, Any]]:
     ids, returns = episodes.policy_ids[episodes.scored], episodes.team_returns[episodes.scored]
     if (ids == ids[:, :1]).all():
         return []
-    found, which = np.unique(ids, axis=0, return_inverse=True)
+    pairings, which = np.unique(ids, axis=0, return_inverse=True)
     names = [team.name for team in episodes.teams]
-    of_each = [returns[which.ravel() == place] for place in range(len(found))]
+    by_pairing = [returns[which.ravel() == place] for place in range(len(pairings))]
     return [
         {
             "policies": policies,
-            "episodes": len(own),
-            "return": only_or_all(dict(zip(names, own.mean(0).tolist(), strict=True))),
+            "episodes": len(team_returns),
+            "return": only_or_all(dict(zip(names, team_returns.mean(0).tolist(), strict=True))),
         }
-        for policies, own in zip(found.tolist(), of_each, strict=True)
+        for policies, team_returns in zip(pairings.tolist(), by_pairing, strict=True)
     ]
 
 
 def _played_together(
     pairings: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
 ) -> list[RenderableType]:
-    known = provenance.get("policies")
+    policies = provenance.get("policies")
     names = {
-        one["policy_id"]: one.get("name")
-        for one in (known if isinstance(known, list) else [])
-        if isinstance(one, dict) and isinstance(one.get("policy_id"), int)
+        policy["policy_id"]: policy.get("name")
+        for policy in (policies if isinstance(policies, list) else [])
+        if isinstance(policy, dict) and isinstance(policy.get("policy_id"), int)
     }
-    shown = pairings[:_MOST_LINES]
-    called = {one: str(names.get(one) or one) for each in shown for one in each["policies"]}
-    runs = {name.rpartition("@")[0] for name in called.values()}
+    head = pairings[:_MOST_LINES]
+    labels = {x: str(names.get(x) or x) for pairing in head for x in pairing["policies"]}
+    runs = {name.rpartition("@")[0] for name in labels.values()}
     run = runs.pop() if len(runs) == 1 else ""  # a name that all share is said once
     rows = []
-    for pairing in shown:
-        players = [called[one].removeprefix(run) for one in pairing["policies"]]
+    for pairing in head:
+        players = [labels[x].removeprefix(run) for x in pairing["policies"]]
         players = players if len(players) <= _MOST_ENTRIES else [*dict.fromkeys(players)]
         rows.append([" + ".join(players), pairing["episodes"], pairing["return"]])
     more = len(pairings) - len(rows)
@@ -184,7 +184,7 @@ def _played_together(
 def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
     """Format the facts as text."""
     spec, size = data.spec, facts["bytes"]
-    named = spec.name or data.provenance.get("environment") or "unknown"
+    environment = spec.name or data.provenance.get("environment") or "unknown"
     actions = (
         "actions" if isinstance(spec.action, Discrete) else "dimensions of a continuous action"
     )
@@ -193,7 +193,7 @@ def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
     return {
         "vault": data.path,
         **({} if data.native else {"made by": "another program, without an episode table"}),
-        "environment": f"{named} {spec.package and f'({spec.package})'}".strip(),
+        "environment": f"{environment} {spec.package and f'({spec.package})'}".strip(),
         "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
         + ("size unknown" if size is None else f"{number(size / 1e6)} MB"),
@@ -216,7 +216,7 @@ def _described_returns(episodes: vault.Episodes, left_out: str) -> dict[str, str
         texts[f"return{of}"] = f"{spread_line(spread(returns))} {left_out}".strip()
         if len(returns):
             stretches = np.array_split(returns, min(_BINS, len(returns)))
-            texts[f"  in order{of}"] = bars([float(one.mean()) for one in stretches])
+            texts[f"  in order{of}"] = bars([float(stretch.mean()) for stretch in stretches])
             counts, _ = np.histogram(returns, bins=_BINS)
             texts[f"  distribution{of}"] = bars(counts.tolist())
     return texts
@@ -236,7 +236,7 @@ _REASONS = {
 
 
 def _left_out(facts: Mapping[str, Any], *reasons: str) -> str:
-    """Return which episodes the returns exclude; or only those excluded for some reasons."""
+    """Describe the episodes that statistics exclude, for all reasons or for the given ones."""
     parts = [f"{number(facts[x])} {_REASONS[x]}" for x in reasons or _REASONS if facts[x]]
     return f"(without {' and '.join(parts)})" if parts else ""
 
@@ -246,10 +246,10 @@ def _left_out(facts: Mapping[str, Any], *reasons: str) -> str:
 _SHOWN = ("lineage", "origins")
 
 
-def _made(provenance: Mapping[str, Any], whole: bool) -> dict[str, Any]:
-    """Return the facts of the provenance that fit a line each; or all of them."""
+def _provenance_facts(provenance: Mapping[str, Any], is_full: bool) -> dict[str, Any]:
+    """Return the entries of the provenance that fit on a line; or all of them."""
     facts = {k: v for k, v in provenance.items() if v != {} and k not in _SHOWN}
-    short = {k: v for k, v in facts.items() if whole or len(json.dumps(v, default=str)) <= _LINE}
+    short = {k: v for k, v in facts.items() if is_full or len(json.dumps(v, default=str)) <= _LINE}
     more = ", ".join(k for k in facts if k not in short)
     return short | ({"more": f"{more} (--provenance)"} if more else {})
 
@@ -257,13 +257,13 @@ def _made(provenance: Mapping[str, Any], whole: bool) -> dict[str, Any]:
 def _lineage(provenance: Mapping[str, Any]) -> RenderableType:
     """Return the tree of sources, and the recordings that the policies come from.
 
-    What another program wrote under these names is returned as it is.
+    Values of another program under these keys are shown unchanged.
     """
-    lineage, origins = found = [provenance.get(key) for key in _SHOWN]
+    lineage, origins = values = [provenance.get(key) for key in _SHOWN]
     try:
         return Group(*_origin(lineage, origins))
     except (AttributeError, LookupError, TypeError, ValueError):
-        return grid({key: x for key, x in zip(_SHOWN, found, strict=True) if x is not None})
+        return grid({key: x for key, x in zip(_SHOWN, values, strict=True) if x is not None})
 
 
 def _origin(lineage: Any, origins: Any) -> Iterator[RenderableType]:
@@ -276,12 +276,12 @@ def _origin(lineage: Any, origins: Any) -> Iterator[RenderableType]:
         columns = ["recording", "tier", "program", "seed", "policies here", "digest"]
         rows = [
             [
-                *(one[name] for name in ("vault", "tier", "program")),
-                None if one["seed"] is None else str(one["seed"]),
-                _ids(one, len(origins)),
-                one["digest"][:12],
+                *(origin[name] for name in ("vault", "tier", "program")),
+                None if origin["seed"] is None else str(origin["seed"]),
+                _ids(origin, len(origins)),
+                origin["digest"][:12],
             ]
-            for one in origins
+            for origin in origins
         ]
         yield table(columns, rows)
 
@@ -302,13 +302,14 @@ def _operation(lineage: Mapping[str, Any]) -> Text:
 
 
 def _source(source: Mapping[str, Any]) -> Text:
-    taken = source["taken"]
-    what = f"{taken['episodes']:,} of {source['episodes']:,} episodes"
+    selection = source["taken"]
+    count = f"{selection['episodes']:,} of {source['episodes']:,} episodes"
     foreign = "" if source["native"] else ", by another program"
     quirks = f", {', '.join(source['quirks'])}" if "quirks" in source else ""
     unverified = f", unverified steps {source['unverified']}" if "unverified" in source else ""
     return Text.assemble(
-        (source["vault"], "cyan"), f"  {what}{foreign}{quirks}{unverified}  {source['digest'][:12]}"
+        (source["vault"], "cyan"),
+        f"  {count}{foreign}{quirks}{unverified}  {source['digest'][:12]}",
     )
 
 
@@ -359,13 +360,13 @@ def salvage(path: _Vault, out: Annotated[str, arg(aliases=["-o"], metavar="VAULT
     out
         The new vault.
     """
-    done = vault.salvage(path, out, progress=progress)
-    lost = [f"row {row}, steps {start} to {start + n - 1}" for row, start, n in done.lost]
-    if done.unknown_steps:
-        lost.append(f"{number(done.unknown_steps)} steps of unknown episodes")
-    kept = f"{number(done.episodes)} episodes, {number(done.steps)} steps"
-    view = Group(f"{shown(done.path)}: {kept}.", "Lost:", *_lines(lost or ["nothing"]))
-    return Report(as_dicts(done), view)
+    result = vault.salvage(path, out, progress=progress)
+    lost = [f"row {row}, steps {start} to {start + n - 1}" for row, start, n in result.lost]
+    if result.unknown_steps:
+        lost.append(f"{number(result.unknown_steps)} steps of unknown episodes")
+    amount = f"{number(result.episodes)} episodes, {number(result.steps)} steps"
+    view = Group(f"{shown(result.path)}: {amount}.", "Lost:", *_lines(lost or ["nothing"]))
+    return Report(as_dicts(result), view)
 
 
 def compact(path: _Vault) -> Report:
@@ -387,14 +388,14 @@ def compact(path: _Vault) -> Report:
 
 
 def _outcome(result: vault.Verification) -> list[RenderableType]:
-    read = f", {number(result.read_bytes / 1e6)} MB read" if result.deep else ", none of them read"
-    looked = f"{number(result.length)} steps of each row, {number(result.chunks)} chunks{read}"
+    tail = f", {number(result.read_bytes / 1e6)} MB read" if result.deep else ", none of them read"
+    scope = f"{number(result.length)} steps of each row, {number(result.chunks)} chunks{tail}"
     lines: list[RenderableType] = []
     if result.sound:
         extent = "is intact" if not result.skipped else "is intact as far as checked"
-        lines.append(f"{shown(result.path)} {extent}: {looked}.")
+        lines.append(f"{shown(result.path)} {extent}: {scope}.")
     else:
-        lines += [f"{shown(result.path)} is damaged ({looked}):", *_lines(result.faults)]
+        lines += [f"{shown(result.path)} is damaged ({scope}):", *_lines(result.faults)]
     if result.notes:
         lines += ["What it holds that is no damage:", *_lines(result.notes)]
     if result.skipped:

@@ -55,14 +55,14 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
     use_cores(seeds, "auto")
     with more_to_come():
         mappo = registry.load("recorder", "mappo")
-        where = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
-        mappo.main(mappo.Args(**where, **_RECORDER, seed=seed))
+        options = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
+        mappo.main(mappo.Args(**options, **_RECORDER, seed=seed))
         runs = _train_all(out, seeds, seed)
     from offmarl.vault import open_vault
 
     vaults = {tier: open_vault(_vault(out, tier, seed)) for tier in _TIERS}
-    tiers = {tier: one.episodes.complete_returns.tolist() for tier, one in vaults.items()}
-    entries = {tier: {entry_of(run): run for run in own.values()} for tier, own in runs.items()}
+    tiers = {tier: vault.episodes.complete_returns.tolist() for tier, vault in vaults.items()}
+    entries = {tier: {entry_of(run): run for run in group.values()} for tier, group in runs.items()}
     scores = scores_in(gather(entries))
     figure_demo(tiers, scores, figure := out / "demo.png")
     return _report(tiers, scores, {"figure": figure, **_draw(runs, out)}, out)
@@ -77,8 +77,8 @@ def _draw(runs: dict[str, dict[str, Path]], out: Path) -> dict[str, Path]:
     watched = [*runs[_TRAIN_ON[-1]].values()]
     film, page = out / "demo.gif", out / "demo.html"
     render.save(render.play_run(load_policy(watched[min(1, len(watched) - 1)])), film)
-    every = [run for own in runs.values() for run in own.values()]
-    compared = compare_runs(every, references(), {})
+    paths = [run for group in runs.values() for run in group.values()]
+    compared = compare_runs(paths, references(), {})
     replace_file(page, pages.comparison_page(compared, watched=watched))
     return {"film": film, "page": page}
 
@@ -108,9 +108,9 @@ def _train_all(out: Path, seeds: int, seed: int) -> dict[str, dict[str, Path]]:
 def _baseline(name: str, tier: str, out: Path, seeds: int, seed: int) -> tuple[Any, Any]:
     """Return a baseline and its arguments."""
     program = registry.load("baseline", name)
-    where = {"vault": _vault(out, tier, seed), "out": out / "runs" / tier / name}
+    paths = {"vault": _vault(out, tier, seed), "out": out / "runs" / tier / name}
     options = _BASELINE | _BASELINES[name]
-    return program, program.Args(**where, **options, seeds=seeds, seed=seed)
+    return program, program.Args(**paths, **options, seeds=seeds, seed=seed)
 
 
 def _report(
@@ -126,7 +126,7 @@ def _report(
         tier: {entry.label: estimate(values) for entry, values in by_policy.items()}
         for tier, by_policy in scores.items()
     }
-    enough = any(iqm.low is not None for found in trained.values() for iqm in found.values())
+    enough = any(iqm.low is not None for iqms in trained.values() for iqm in iqms.values())
     data = {
         "recorded": recorded,
         "trained": {

@@ -46,8 +46,9 @@ def doctor() -> Report:
     import jax
 
     missing, no_devices = _missing_by_extra(), no_device()
-    found = [] if no_devices else [f"{x.device_kind} ({x.platform})" for x in jax.devices()]
-    devices = [no_devices] if no_devices else found
+    devices = (
+        [no_devices] if no_devices else [f"{x.device_kind} ({x.platform})" for x in jax.devices()]
+    )
     facts: dict[str, Any] = {
         "offmarl": __version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
@@ -90,10 +91,8 @@ def no_device() -> str:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition(" (set JAX")[0] or "there is none, or no plugin for it"
-        wanted = os.environ.get("JAX_PLATFORMS", "")
-        return (
-            f"JAX finds no device for JAX_PLATFORMS={wanted} ({reason}): unset it, to use others."
-        )
+        names = os.environ.get("JAX_PLATFORMS", "")
+        return f"JAX finds no device for JAX_PLATFORMS={names} ({reason}): unset it, to use others."
     return ""
 
 
@@ -126,10 +125,10 @@ def _launchers() -> dict[str, str]:
 
 def _cache() -> str:
     datasets, root = cache.entries(), cache.root()
-    there = next(place for place in (root, *root.parents) if place.is_dir())
-    if not os.access(there, os.W_OK):
+    directory = next(place for place in (root, *root.parents) if place.is_dir())
+    if not os.access(directory, os.W_OK):
         return f"{root} cannot be written: set HF_HOME to a directory that can"
-    size, free = sum(dataset.size for dataset in datasets), shutil.disk_usage(there).free
+    size, free = sum(dataset.size for dataset in datasets), shutil.disk_usage(directory).free
     return f"{root}: {len(datasets)} datasets, {size / 1e9:.2f} GB; {free / 1e9:.1f} GB free"
 
 

@@ -64,27 +64,28 @@ def envs(
         controller if it has one, and act at random otherwise. A .png shows one instant, a .gif or
         .mp4 an episode.
     """
-    known = registry.describe()
-    listed = {family: about for family, about in known.items() if family.startswith(name)}
-    if listed and (name not in known or known[name].choices):
-        refuse_unused(f"{name or 'all'} lists several environments", picture=picture)
-        return _list(listed)
+    families = registry.describe()
+    matches = {family: about for family, about in families.items() if family.startswith(name)}
+    if matches and (name not in families or families[name].choices):
+        why = f"{name or 'all'} lists several environments"
+        refuse_unused(why, picture=picture, seconds=seconds != 1)  # the default
+        return _list(matches)
     from offmarl.report.render import KINDS  # imports JAX, which the list does without
 
     check_file(picture, "--picture", "picture.gif", KINDS)
     return _describe(name, seconds, picture)
 
 
-def _list(listed: Mapping[str, EnvInfo]) -> Report:
+def _list(families: Mapping[str, EnvInfo]) -> Report:
     columns = ["name", "agents", "sees", "acts", *(t[0].upper() for t in _TRAITS), "state", "needs"]
     rows = []
-    for name, about in listed.items():
+    for name, about in families.items():
         marks = ["✓" if trait in about.traits else "" for trait in _TRAITS]
         kinds = [_SHORT.get(x, str(x)) for x in (about.observation, about.action, about.state)]
         rows.append([name, about.agents or "?", *kinds[:2], *marks, kinds[2], about.extra])
-    (only, *others) = listed.values()
+    (only, *others) = families.values()
     tail = _HINT if others or not only.choices else f"one of: {', '.join(only.choices)}"
-    described = {name: asdict(about) for name, about in listed.items()}
+    described = {name: asdict(about) for name, about in families.items()}
     return Report({"environments": described}, Group(tail, "", table(columns, rows)))
 
 
@@ -97,14 +98,14 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
         render.draw(env, picture)
     steps = _speed(env, seconds)
     speed = f"{number(round(steps))} steps per second, in {_NUM_ENVS} environments"
-    drawn = "--picture FILE.gif draws an episode" if hasattr(env, "scene") else "it cannot be drawn"
+    hint = "--picture FILE.gif draws an episode" if hasattr(env, "scene") else "it cannot be drawn"
     view = {
         "environment": name,
         "": about.summary,
         **_in_words(env.spec),
         "traits": ", ".join(about.traits) or ("none" if about.action else "unknown"),
         "speed": f"{speed} with random actions",
-        "picture": picture or drawn,
+        "picture": picture or hint,
         "options": _options(name),
     }
     data = {

@@ -72,7 +72,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("cat", "filter", "sample", "slice", "dedup", "map", "recode"), _SHOW),
     **dict.fromkeys(("compact", "salvage"), _CHECK),
 }
-"""By verb and key of its data: what to do next. The first key counts whose data is not empty.
+"""The next command, by verb and key of the verb's data. The first key that has a value counts.
 
 `new` lists several commands itself, and the output of `completion` is for a shell."""
 
@@ -91,18 +91,18 @@ def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
     Nothing follows help, plans, parts of divided work, and tables that are printed for a file.
     """
     verb, *rest = arguments or [""]
-    if "blocks" in data or any(re.fullmatch("(--.*=)?-", one) for one in rest):
+    if "blocks" in data or any(re.fullmatch("(--.*=)?-", argument) for argument in rest):
         return ""
     with suppress(Exception):  # the command has succeeded, and must not fail for a hint
         maps = {key: x for key, x in data.items() if isinstance(x, Mapping) and x}
         first = {key: next(iter(x.values())) for key, x in maps.items()}
-        given = next((one for one in rest if not one.startswith("-")), "")
-        about: dict[str, Any] = {"first": first, "given": given, **data}
+        operand = next((argument for argument in rest if not argument.startswith("-")), "")
+        about: dict[str, Any] = {"first": first, "given": operand, **data}
         if verb in ("push", "tune"):
             options = given_among(rest, to=str, env=str, vault=tuple[str, ...])
             about = {**options, "own": "vault" in options and options.get("env"), **about}
         if "run" not in data:
-            runs = (path for one in rest if is_run(Path(path := one.partition("@")[0])))
+            runs = (path for argument in rest if is_run(Path(path := argument.partition("@")[0])))
             about["run"] = next(runs, "")
         fitting = (text for key, text in _NEXT.get(verb, {}).items() if about.get(key))
         return _Quoting().format(next(fitting, ""), **about)

@@ -155,7 +155,7 @@ def push(
             hub.push_policy(vaults[0], to, licence, licence_link, summary, private, message)
         )
     pushed = hub.push(vaults, to, licence, name, summary, citation, private, message, licence_link)
-    rows = [[uid, one.digest, len(one.files)] for uid, one in pushed.card.uids.items()]
+    rows = [[uid, entry.digest, len(entry.files)] for uid, entry in pushed.card.uids.items()]
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
     facts |= {"summary": pushed.card.summary, "licence": _licence(pushed.card)}
     text = Group(table(["uid", "digest", "files"], rows), grid(facts))
@@ -201,32 +201,32 @@ def cache(
             raise OptionError("--streamed removes all pages: leave out names and --all.")
         bytes_freed = page_cache().clear()
         return Report({"freed": bytes_freed}, f"{decimal(bytes_freed)} of streamed pages removed.")
-    found = {one.name: one for one in pulled_datasets.entries()}
-    chosen = found if action == "ls" and not names else _choose(found, names, everything)
+    datasets = {entry.name: entry for entry in pulled_datasets.entries()}
+    entries = datasets if action == "ls" and not names else _choose(datasets, names, everything)
     match action:
         case "ls":
-            return _listed(chosen, page_cache())
+            return _listed(entries, page_cache())
         case "rm":
-            _confirm(chosen, yes)
-            freed = {name: pulled_datasets.remove(entry) for name, entry in chosen.items()}
+            _confirm(entries, yes)
+            freed = {name: pulled_datasets.remove(entry) for name, entry in entries.items()}
             return Report(
                 {"removed": freed}, f"{len(freed)} removed, {decimal(sum(freed.values()))} freed."
             )
         case "verify":
-            return _verified(chosen)
+            return _verified(entries)
 
 
-def _confirm(chosen: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:
+def _confirm(entries: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:
     """Ask before datasets are removed; `OptionError` if standard input is not a terminal."""
-    if yes or not chosen:
+    if yes or not entries:
         return
     if not sys.stdin.isatty():
         raise OptionError(
-            f"removing {len(chosen)} pulled datasets ({', '.join(chosen)}) needs confirmation, but "
-            "standard input is not a terminal: give --yes."
+            f"removing {len(entries)} pulled datasets ({', '.join(entries)}) needs confirmation, "
+            "but standard input is not a terminal: give --yes."
         )
-    listed = "\n".join(f"{name}  {decimal(one.size)}" for name, one in chosen.items())
-    if not ask(f"{listed}\nRemove?"):
+    lines = "\n".join(f"{name}  {decimal(entry.size)}" for name, entry in entries.items())
+    if not ask(f"{lines}\nRemove?"):
         raise OptionError("nothing was removed.")
 
 
@@ -239,59 +239,57 @@ def verify_pulled(name: str) -> Report | None:
         target = parse(name)
     except UnknownNameError:
         return None
-    chosen = {
-        one.name: one
-        for one in pulled_datasets.entries()
-        if one.record["name"] == target.name
-        and target.uid in (None, *one.uids)
-        and (target.given is None or one.record["commit"].startswith(target.commit))
+    entries = {
+        entry.name: entry
+        for entry in pulled_datasets.entries()
+        if entry.record["name"] == target.name
+        and target.uid in (None, *entry.uids)
+        and (target.explicit is None or entry.record["commit"].startswith(target.commit))
     }
-    return _verified(chosen, target.uid) if chosen else None
+    return _verified(entries, target.uid) if entries else None
 
 
-def _verified(chosen: Mapping[str, pulled_datasets.Entry], uid: str | None = None) -> Report:
-    counts = {name: pulled_datasets.verify(entry, uid) for name, entry in chosen.items()}
+def _verified(entries: Mapping[str, pulled_datasets.Entry], uid: str | None = None) -> Report:
+    counts = {name: pulled_datasets.verify(entry, uid) for name, entry in entries.items()}
     lines = [
-        f"{name} ({uid or ', '.join(chosen[name].uids)}): {count} files match what was published."
+        f"{name} ({uid or ', '.join(entries[name].uids)}): {count} files match what was published."
         for name, count in counts.items()
     ]
     return Report({"verified": counts}, Group(*lines or [_NOTHING]))
 
 
 def _choose(
-    found: dict[str, pulled_datasets.Entry], names: Iterable[str], everything: bool
+    entries: dict[str, pulled_datasets.Entry], names: Iterable[str], everything: bool
 ) -> dict[str, pulled_datasets.Entry]:
     """Return the datasets that are named, with or without their commit."""
     if everything and names:
         raise OptionError(f"give names ({', '.join(names)}) or --all, not both.")
     if everything:
-        return found
-    chosen: dict[str, pulled_datasets.Entry] = {}
+        return entries
+    selection: dict[str, pulled_datasets.Entry] = {}
     for name in names:
         matching = {
-            full: entry for full, entry in found.items() if name in (full, full.partition("@")[0])
+            full: entry for full, entry in entries.items() if name in (full, full.partition("@")[0])
         }
         if not matching:
-            raise unknown_name("pulled dataset", name, found, see="offmarl cache ls")
-        chosen |= matching
-    if not chosen:
+            raise unknown_name("pulled dataset", name, entries, see="offmarl cache ls")
+        selection |= matching
+    if not selection:
         raise OptionError("give names of datasets or --all; `offmarl cache ls` lists them.")
-    return chosen
+    return selection
 
 
-def _listed(found: dict[str, pulled_datasets.Entry], pages: "PageCache") -> Report:
-    rows = [[name, " ".join(one.uids), decimal(one.size)] for name, one in found.items()]
+def _listed(entries: dict[str, pulled_datasets.Entry], pages: "PageCache") -> Report:
+    rows = [[name, " ".join(entry.uids), decimal(entry.size)] for name, entry in entries.items()]
     root = pulled_datasets.root()
-    listed = table(["name", "uids", "size"], rows) if rows else _NOTHING
-    data = {
-        name: {"path": one.path, "uids": one.uids, "bytes": one.size} for name, one in found.items()
-    }
+    view = table(["name", "uids", "size"], rows) if rows else _NOTHING
+    data = {name: {"path": x.path, "uids": x.uids, "bytes": x.size} for name, x in entries.items()}
     streamed = pages.size
-    where = f"in {root}"
+    places = f"in {root}"
     if streamed:
-        where += f"\n{decimal(streamed)} of streamed pages in {pages.root}"
+        places += f"\n{decimal(streamed)} of streamed pages in {pages.root}"
     facts = {"root": root, "datasets": data, "streamed": streamed}
-    return Report(facts, Group(listed, as_is(where)))
+    return Report(facts, Group(view, as_is(places)))
 
 
 def catalogue(start: str, env: str | None, agents: int | None) -> Report:
@@ -308,8 +306,8 @@ def catalogue(start: str, env: str | None, agents: int | None) -> Report:
 def _sources(cards: Iterable[Card]) -> RenderableType:
     """Return a line for the datasets of each source and suite."""
     rows = []
-    for name, each in groupby(cards, key=lambda card: card.name.rpartition("/")[0]):
-        agents, uids = zip(*((card.num_agents, len(card.uids)) for card in each), strict=True)
+    for name, group in groupby(cards, key=lambda card: card.name.rpartition("/")[0]):
+        agents, uids = zip(*((card.num_agents, len(card.uids)) for card in group), strict=True)
         numbers = ", ".join(map(str, sorted({*agents})))
         rows.append([name, len(uids), sum(uids) or None, numbers])
     return table(["name", "datasets", "vaults", "agents"], rows)
@@ -320,15 +318,15 @@ def _actions(card: Card) -> str:
 
 
 def _uids(card: Card) -> str:
-    uids = ", ".join(_with_mean(uid, one) for uid, one in card.uids.items())
+    uids = ", ".join(_with_mean(uid, entry) for uid, entry in card.uids.items())
     return uids if card.hub else f"not published, record it: {uids}"
 
 
-def _with_mean(uid: str, one: Uid) -> str:
+def _with_mean(uid: str, entry: Uid) -> str:
     """Return a uid with its mean return, or with that of each team."""
-    if one.teams:
-        return f"{uid} ({number({name: team.return_mean for name, team in one.teams.items()})})"
-    return uid if one.return_mean is None else f"{uid} ({number(one.return_mean)})"
+    if entry.teams:
+        return f"{uid} ({number({name: team.return_mean for name, team in entry.teams.items()})})"
+    return uid if entry.return_mean is None else f"{uid} ({number(entry.return_mean)})"
 
 
 def _about(card: Card) -> dict[str, Any]:

@@ -62,10 +62,10 @@ def new(
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
-    given = out / path.name
-    quoted = shlex.quote(str(given))
+    target = out / path.name
+    quoted = shlex.quote(str(target))
     commands = [command.format(file=quoted, title=title) for command in _NEXT[kind]]
-    view = Group(f"wrote {given}; to use it:", *(f"  {command}" for command in commands))
+    view = Group(f"wrote {target}; to use it:", *(f"  {command}" for command in commands))
     return Report({"path": path, "commands": commands}, view)
 
 

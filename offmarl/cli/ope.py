@@ -83,12 +83,12 @@ def ope(
     from offmarl.vault import open_vault
 
     dataset = open_vault(vault, time_limit=time_limit)
-    named = distinct(map(run_named, runs))
-    candidates = [one for run in named for one in candidates_of(run, checkpoints)]
+    directories = distinct(map(run_named, runs))
+    candidates = [candidate for run in directories for candidate in candidates_of(run, checkpoints)]
     policies = _load(candidates, act, program)
-    played = _returns(env, policies, dataset, eval_episodes)
+    returns = _returns(env, policies, dataset, eval_episodes)
     try:
-        found = estimate(policies, dataset, options, methods or None, progress)
+        estimates = estimate(policies, dataset, options, methods or None, progress)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "stopped: nothing is kept of an evaluation that was stopped. The same command starts "
@@ -101,7 +101,7 @@ def ope(
         "gamma": options.gamma,
         "env": env,
     }
-    data = about | compare_candidates(found, candidates, draws, act, played)
+    data = about | compare_candidates(estimates, candidates, draws, act, returns)
     return Report(data, Group(*view(data)))
 
 
@@ -124,21 +124,21 @@ def _load(candidates: Sequence["Candidate"], act: str, programs: Sequence[Path])
     from offmarl.programs.registry import file_of_run
 
     greedy = None if act == "as-trained" else act == "greedy"
-    loaded: dict[str, Any] = {}
+    policies: dict[str, Any] = {}
     first: dict[Path, Any] = {}
-    for one in candidates:
-        file = file_of_run(one.run, programs)
-        policy = load_policy(one.run, one.seed, greedy, file, step=one.step)
-        shared = first.setdefault(one.run, policy)
-        loaded[one.label] = replace(policy, policy=shared.policy)
-    return loaded
+    for candidate in candidates:
+        file = file_of_run(candidate.run, programs)
+        policy = load_policy(candidate.run, candidate.seed, greedy, file, step=candidate.step)
+        shared = first.setdefault(candidate.run, policy)
+        policies[candidate.label] = replace(policy, policy=shared.policy)
+    return policies
 
 
 # ---------------------------------------------------------------------------------- tables
 
 
 def view(data: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the tables of the results, and what is to be said of them."""
+    """Yield the tables and the notes of the results."""
     discounted = "" if data["gamma"] == 1 else f", discounted by {data['gamma']:g}"
     title = f"Estimated from {data['episodes']:,} episodes{discounted}; their own return is "
     checked = data["data_return_by_fqe"]
@@ -151,13 +151,13 @@ def view(data: Mapping[str, Any]) -> Iterator[Any]:
     rows = [
         {
             "method": method,
-            "policies": one["policies"],
-            "rank correlation": one["spearman"],
-            **{f"regret@{k}": one["regret"].get(str(k)) for k in (1, 3, 5)},
-            "regret@1 by chance": one["chance_regret"],
+            "policies": ranking["policies"],
+            "rank correlation": ranking["spearman"],
+            **{f"regret@{k}": ranking["regret"].get(str(k)) for k in (1, 3, 5)},
+            "regret@1 by chance": ranking["chance_regret"],
         }
-        for method, one in data["ranking"].items()
-        if one["policies"]
+        for method, ranking in data["ranking"].items()
+        if ranking["policies"]
     ]
     if rows:
         yield records(rows, "Order of the estimates against the returns in the environment")
@@ -176,17 +176,17 @@ def _policies(data: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:
     """Return the rows of the policies, without the columns that are empty for all of them."""
     actual = "return" if data["gamma"] == 1 else "return, not discounted"
     optional = {"effective_sample_size": "effective episodes", "true_return": actual}
-    known = {
-        key for key in optional if any(one[key] is not None for one in data["policies"].values())
+    keys = {
+        key for key in optional if any(row[key] is not None for row in data["policies"].values())
     }
     rows = [*data["policies"].values()]
-    empty = {key for key in rows[0] if all(one[key] is None for one in rows)}
+    empty = {key for key in rows[0] if all(row[key] is None for row in rows)}
     return [
         {
             "policy": label.removeprefix(f"{directory}/" if directory else ""),
             **{
                 f"{key} [95% interval]": value and interval(*value.values())
-                for key, value in one.items()
+                for key, value in row.items()
                 if key not in optional and key not in empty
             },
             **{
@@ -196,9 +196,9 @@ def _policies(data: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:
                 for method, order in data["order"].items()
                 if method not in empty
             },
-            **{name: one[key] for key, name in optional.items() if key in known},
+            **{name: row[key] for key, name in optional.items() if key in keys},
         }
-        for label, one in data["policies"].items()
+        for label, row in data["policies"].items()
     ]
 
 

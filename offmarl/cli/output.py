@@ -34,7 +34,7 @@ _credentials: list[str] = []
 
 
 def complete_streams() -> None:
-    """Replace streams that were closed, as cron may, and let no character fail that one lacks."""
+    """Replace closed standard streams by the null device, and characters that cannot be encoded."""
     for name in ("stdin", "stdout", "stderr"):  # in the order of the descriptors that they take
         if getattr(sys, name) is None:
             nothing = os.open(os.devnull, os.O_RDWR)
@@ -106,7 +106,7 @@ def show_error(error: BaseException, as_json: bool) -> None:
 
 
 def _advice(error: BaseException) -> str:
-    """Return what to do about an error of the operating system, which says only what it is."""
+    """Return what to do about an error of the operating system; empty without advice."""
     if not isinstance(error, OSError):
         return ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -183,9 +183,8 @@ def check_file(path: Path | None, option: str, example: str, kinds: Collection[s
         return
     full = local(path)
     if full.is_dir():
-        where = path / example
         raise OptionError(
-            f"{path} is a directory: give a file name with {option}, such as {where}."
+            f"{path} is a directory: give a file name with {option}, such as {path / example}."
         )
     if kinds:
         kind_of(path, kinds, option)

@@ -90,23 +90,23 @@ def parse(
     hints = get_type_hints(target).items()
     groups: dict[str, Any] = {name: hint for name, hint in hints if is_dataclass(hint)}
     targets = [target, *groups.values()]
-    given = read(targets, f"offmarl {command}", description, arguments, *more, left_out=groups)
+    values = read(targets, f"offmarl {command}", description, arguments, *more, left_out=groups)
     for name, kind in groups.items():
-        given[name] = take(kind, given)
-    bound = inspect.signature(target).bind(**given)
+        values[name] = take(kind, values)
+    bound = inspect.signature(target).bind(**values)
     bound.apply_defaults()
     return target(*bound.args, **bound.kwargs)
 
 
-def take(kind: type[T], given: dict[str, Any]) -> T:
-    """Return a dataclass of the values that are given for it, which are taken out."""
-    own = inspect.signature(kind).parameters.keys() & given.keys()
-    return kind(**{name: given.pop(name) for name in own})
+def take(kind: type[T], values: dict[str, Any]) -> T:
+    """Return a dataclass of its fields' values, which are removed from ``values``."""
+    names = inspect.signature(kind).parameters.keys() & values.keys()
+    return kind(**{name: values.pop(name) for name in names})
 
 
-def refuse_unused(why: str, **given: Any) -> None:
-    """Raise `OptionError` for options that a command would not use, if they are given."""
-    if names := [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
+def refuse_unused(why: str, **values: Any) -> None:
+    """Raise `OptionError` for options that a command would not use, if they have a value."""
+    if names := [f"--{name.replace('_', '-')}" for name, value in values.items() if value]:
         raise OptionError(f"{why}: leave out {', '.join(names)}.")
 
 
@@ -137,9 +137,9 @@ def parse_program(
     arguments: list[str],
     *more: type,
 ) -> T:
-    """Return a program's arguments: those given, and for the others settings from files.
+    """Return a program's arguments: from ``arguments``, and by default from files of settings.
 
-    ``command`` is None for a script; the rest is as for `parse`.
+    ``command`` is None for a script; other parameters are those of `parse`.
     """
     is_program = issubclass(target, Validated)  # other scripts have any arguments
     config = config_among(arguments) if is_program else None
@@ -147,30 +147,30 @@ def parse_program(
     files = [SettingsFile] if hasattr(target, "for_env") else []
     targets = [target, *files, *([_ConfigFile] if is_program else [])]
     prog = f"offmarl {command}" if command else None
-    given = read(targets, prog, description or "", arguments, *more, values=values)
-    given.pop("config", None)
-    file = given.pop("settings", None)
-    return program_arguments(target, {**values, **given}, file)
+    overrides = read(targets, prog, description or "", arguments, *more, values=values)
+    overrides.pop("config", None)
+    file = overrides.pop("settings", None)
+    return program_arguments(target, {**values, **overrides}, file)
 
 
 def run_program(kind: Kind, name: str, options: Mapping[str, Any], where: str | None = None) -> Any:
-    """Run a program with options as a file holds them, and return what it returns.
+    """Run a program with options as a file holds them, and return its result.
 
     ``where`` is named in errors, by default the program.
     """
     module = load(kind, name)
-    given = read_values(module.Args, options, where or name)
-    return module.main(program_arguments(module.Args, given))
+    values = read_values(module.Args, options, where or name)
+    return module.main(program_arguments(module.Args, values))
 
 
-def program_arguments(target: type[T], given: Mapping[str, Any], settings: Path | None = None) -> T:
-    """Return a program's arguments: those given, and for the others settings from files."""
+def program_arguments(target: type[T], values: Mapping[str, Any], file: Path | None = None) -> T:
+    """Return a program's arguments: these values, and by default those of a file of settings."""
     args: Any
     if hasattr(target, "for_env"):
         kind: Any = target
-        args = kind.for_env(settings_environment(kind, given), settings=settings, **given)
+        args = kind.for_env(settings_environment(kind, values), settings=file, **values)
     else:
-        args = target(**given)
+        args = target(**values)
     use_cores_for(args)
     return cast(T, args)
 
@@ -181,14 +181,14 @@ def config_among(arguments: Sequence[str]) -> Config | None:
     return None if file is None else read_config(file)
 
 
-def settings_environment(target: Any, given: Mapping[str, Any]) -> str:
-    """Return the environment whose settings a program uses: a baseline's is that of its vault."""
-    env: str | None = given.get("env", target.env)
-    if "vault" in given and env in (None, "none"):
+def settings_environment(target: Any, values: Mapping[str, Any]) -> str:
+    """Return the environment whose settings a program uses, for a baseline that of its vault."""
+    env: str | None = values.get("env", target.env)
+    if "vault" in values and env in (None, "none"):
         from offmarl.programs.runs.drawing import environment_of
 
         with contextlib.suppress(OffmarlError, OSError):  # the program will raise it again
-            env = environment_of(target(**given))
+            env = environment_of(target(**values))
     return env or ""
 
 
@@ -219,26 +219,26 @@ def read(
 ) -> dict[str, Any]:
     """Return the values that arguments give to parameters of functions and dataclasses, by name.
 
-    Of parameters with one name that of the first target counts. ``values`` replace
-    defaults; ``left_out`` are those that are no options. ``--help-all`` lists options of ``more``
-    and rare ones, too.
+    If several targets have a parameter of one name, that of the first counts. ``values`` replace
+    defaults; parameters in ``left_out`` are no options. ``--help-all`` also lists the options of
+    ``more`` and rare ones.
     """
     hidden: set[str] = set()
-    if asked := {*HELP}.intersection(arguments):
+    if help_options := {*HELP}.intersection(arguments):
         arguments, targets = ["--help"], [*targets, *more, *([JsonFlag] if prog else [])]
-        if "--help-all" not in asked:
+        if "--help-all" not in help_options:
             hidden = {name for kind in targets for name in with_role(kind, Role.RARE)}
             hidden |= {name for kind in more for name in inspect.signature(kind).parameters}
     if hidden:
         description = f"{description.rstrip()}\n\n--help-all lists all options."
-    if asked:  # tyro would not fit it into the terminal
+    if help_options:  # tyro would not fit it into the terminal
         sys.stdout.write(f"{_fitted(description)}\n\n")
-    kind, defaults = options(targets, values, {*hidden, *left_out}, bool(asked))
+    kind, defaults = options(targets, values, {*hidden, *left_out}, bool(help_options))
     typed = _run_tyro(kind, defaults, arguments, prog=prog, description="")
-    given = {name: x for name, x in typed.items() if name not in defaults or x != defaults[name]}
-    if "seed" in given:  # of commands; the arguments of programs have rules of their own
-        check_seed(given["seed"], "--seed")
-    return given
+    overrides = {k: x for k, x in typed.items() if k not in defaults or x != defaults[k]}
+    if "seed" in overrides:  # of commands; the arguments of programs have rules of their own
+        check_seed(overrides["seed"], "--seed")
+    return overrides
 
 
 def _fitted(description: str) -> str:
@@ -268,8 +268,8 @@ def split(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[
 def given_among(arguments: Sequence[str], **kinds: Any) -> dict[str, Any]:
     """Return the values that arguments give to options of these names and types."""
     make: Any = TypedDict
-    kind, how = make("Options", kinds, total=False), {"return_unknown_args": True}
-    values: dict[str, Any] = _run_tyro(kind, {}, arguments, add_help=False, **how)[0]
+    kind, settings = make("Options", kinds, total=False), {"return_unknown_args": True}
+    values: dict[str, Any] = _run_tyro(kind, {}, arguments, add_help=False, **settings)[0]
     return values
 
 
@@ -279,14 +279,14 @@ def options(
     left_out: Iterable[str] = (),
     has_texts: bool = True,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return what tyro reads for parameters: a dictionary of those that are given.
+    """Return the type that tyro parses for parameters, a dictionary, and its default values.
 
-    It comes with the values of parameters that tyro cannot leave out: flags, which have one form,
-    ``--greedy``, if they are off by default, and options that are repeated.
+    The dictionary holds the options of the command line, and always flags, which have only the
+    form ``--greedy`` if they are off by default, and repeated options.
     """
     fields: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
-    for target in (every := [*targets]):
+    for target in (queue := [*targets]):
         # For a class, the hints of its fields; those of its `__init__` would be the same.
         hints = get_type_hints(target, include_extras=True)
         texts = parameter_texts(target) if has_texts else {}  # takes a tenth of a second
@@ -294,7 +294,7 @@ def options(
             if name in fields or name in left_out:
                 continue
             if is_dataclass(hints[name]):
-                every.append(hints[name])  # comes after the others
+                queue.append(hints[name])  # comes after the others
                 continue
             default = (values or {}).get(name, parameter.default)
             is_repeated = REPEATED in getattr(hints[name], "__metadata__", ())
@@ -308,7 +308,7 @@ def options(
 
 
 def _run_tyro(kind: Any, defaults: dict[str, Any], arguments: Sequence[str], **how: Any) -> Any:
-    """Return what tyro reads; `OptionError` with its message on one line."""
+    """Return the values that tyro parses; `OptionError` with its message on one line."""
     import tyro
 
     printed = io.StringIO()
@@ -323,9 +323,9 @@ def _run_tyro(kind: Any, defaults: dict[str, Any], arguments: Sequence[str], **h
 
 
 def _constructors() -> Any:
-    """Return how values of some types are read.
+    """Return rules by which tyro parses paths, integers and vaults.
 
-    ``~`` is expanded, which shells do not expand in --out=~/runs, and numbers may be 1e5.
+    ``~`` is expanded, which shells do not expand in --out=~/runs, and integers may be 1e5.
     """
     from tyro.constructors import ConstructorRegistry
 
@@ -339,14 +339,14 @@ def _constructors() -> Any:
     return registry
 
 
-def read_as(read: Callable[..., Any], kind: Any, metavar: str, nargs: Literal[1, "*"] = 1) -> Any:
-    """Return how tyro reads values of a type from one text, or from several."""
+def read_as(parser: Callable[..., Any], kind: Any, metavar: str, nargs: Literal[1, "*"] = 1) -> Any:
+    """Return a rule by which tyro parses values of a type from one text, or from several."""
     from tyro.constructors import PrimitiveConstructorSpec
 
     return PrimitiveConstructorSpec(
         nargs=nargs,
         metavar=metavar,
-        instance_from_str=lambda texts: read(texts[0] if nargs == 1 else texts),
+        instance_from_str=lambda texts: parser(texts[0] if nargs == 1 else texts),
         is_instance=lambda value: isinstance(value, kind),
         str_from_instance=lambda value: [str(value)],
     )
@@ -394,9 +394,9 @@ def parameter_texts(target: Callable[..., Any]) -> dict[str, str]:
 
 
 def _typed(hint: Any) -> Any:
-    """Return the type of what is typed for a union: no None, a path rather than its text.
+    """Return the type that the command line accepts for a union: without None, paths without texts.
 
-    Rules of its parts, which tyro's errors would print, are left out, as the arguments check them.
+    Rules of its parts, which tyro's errors would print, are removed: the arguments check them.
     """
     if get_origin(hint) not in (Union, UnionType):
         return hint
@@ -409,14 +409,14 @@ def _typed(hint: Any) -> Any:
 
 
 def _annotated(hint: Any, default: Any, text: str, is_repeated: bool) -> Any:
-    """Return a type with its text and default for the help; those that mean "none" are left out."""
+    """Return a type with its text and default for the help, which omits defaults that mean none."""
     from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
     hint, about = _typed(hint), {"help": text}
     if default is not inspect.Parameter.empty:
         is_none = default is False or default in (None, "", ())
-        shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-        about["help_behavior_hint"] = "" if is_none else f"(default: {shown})"
+        default_text = " ".join(map(str, default)) if isinstance(default, tuple) else default
+        about["help_behavior_hint"] = "" if is_none else f"(default: {default_text})"
     marked: Any = UseAppendAction if is_repeated else FlagCreatePairsOff
     annotated = Annotated[hint, arg(**about)]
     return marked[annotated] if is_repeated or default is False else annotated
@@ -435,5 +435,5 @@ def _reason(printed: str) -> str:
     see = re.search(r"For full helptext, (?:run|see):? (.+? --help)", text)
     tail = f" See `{see[1]}`." if see else ""
     helps = ("For full helptext", "Argument helptext")
-    reasons = [one.rstrip(".:") for one in parts if one and not one.startswith(helps)]
+    reasons = [part.rstrip(".:") for part in parts if part and not part.startswith(helps)]
     return "; ".join(reasons) + "." + tail

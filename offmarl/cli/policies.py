@@ -57,9 +57,9 @@ def load(
         except UnknownNameError as error:
             if env is not None:
                 raise
-            if ":" in (own := str(record["args"].get("env"))):  # of Python's: its own name says
-                own = RecordedName(own, str(local(run) / RUN_FILE))  # nothing of its code
-                refuse_recorded(own, "with --env path/to/file.py:FACTORY")
+            if ":" in (name := str(record["args"].get("env"))):  # code, which spec.name omits
+                recorded = RecordedName(name, str(local(run) / RUN_FILE))
+                refuse_recorded(recorded, "with --env path/to/file.py:FACTORY")
             raise UnknownNameError(
                 f"{run} is of the environment {str(spec.name)!r}, which is not installed: give one "
                 "of the same sizes with --env (code of your own as path/to/file.py:FACTORY)."
@@ -70,7 +70,7 @@ def load(
             environment = side_of(environment, side, opponents, None if opponents else local(run))
         acts_in = environment
     first, *others = [options.load(run, seed, acts_in) for seed in seeds]
-    shared = [first, *(replace(one, policy=first.policy) for one in others)]  # compiled once
+    shared = [first, *(replace(policy, policy=first.policy) for policy in others)]  # compiled once
     return environment, dict(zip(seeds, shared, strict=True))
 
 
@@ -80,29 +80,29 @@ def play(
     episodes: int | None,
     seed: int,
 ) -> dict[str, dict[T, Float[np.ndarray, "episodes"]]]:
-    """Return the returns of each team in each policy's episodes, by team; and close PettingZoo's.
+    """Return the returns of episodes by team and policy; a PettingZoo environment is closed.
 
     The episodes of all policies have the same initial states.
     """
-    teams, key, found = teams_of(environment.spec), jax.random.key(seed), []
+    teams, key, returns = teams_of(environment.spec), jax.random.key(seed), []
     episodes = episodes or default_sizes(environment)[1]
     if isinstance(environment, ParallelEnvironment):
         teams = teams_of(next(iter(policies.values())).spec)
-        players = [Player(one.policy, one.params, seed) for one in policies.values()]
+        players = [Player(policy.policy, policy.params, seed) for policy in policies.values()]
         with progress("evaluate", len(players) * episodes) as advance:
-            each = environment.play(players, episodes, advance)
+            by_agent = environment.play(players, episodes, advance)
         environment.close()
-        found = [*np.stack(by_team(each, teams), -1)]
+        returns = [*np.stack(by_team(by_agent, teams), -1)]
     else:
         with progress("evaluate", len(policies)) as advance:
-            for one in policies.values():
-                given = environment, one.policy, episodes, None, one.params, key
-                found.append(evaluation.returns_by_team(environment.spec, play_policy(*given)))
+            for policy in policies.values():
+                args = environment, policy.policy, episodes, None, policy.params, key
+                returns.append(evaluation.returns_by_team(environment.spec, play_policy(*args)))
                 means = {
-                    team.name: float(x.mean()) for team, x in zip(teams, found[-1].T, strict=True)
+                    team.name: float(x.mean()) for team, x in zip(teams, returns[-1].T, strict=True)
                 }
                 advance(1, f"return {number(only_or_all(means))}")
     return {
-        team.name: dict(zip(policies, [own[:, place] for own in found], strict=True))
+        team.name: dict(zip(policies, [values[:, place] for values in returns], strict=True))
         for place, team in enumerate(teams)
     }

@@ -68,18 +68,18 @@ def record(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in HELP:
         return overview("recorder", _USAGE)
     if _names_recorder(arguments):
-        return _recorded(_Command.of("recorder", arguments).run())
+        return _recording_report(_Command.of("recorder", arguments).run())
     if (args := _named_policies(arguments)) is not None:
         from offmarl.programs.recording.fixed import record_fixed
 
-        found = record_fixed(args)
+        outcome = record_fixed(args)
         _only_first_reports()
-        return _recorded(found)
+        return _recording_report(outcome)
     if "from_run" in given_among(arguments, from_run=_SEVERAL):
         from offmarl.programs import record_from_run
 
         about = "Record further tiers of a finished run."
-        return _recorded(parse(record_from_run, "record", about, arguments))
+        return _recording_report(parse(record_from_run, "record", about, arguments))
     recording = _trained_recording(arguments)
     recording.record()
     _only_first_reports()
@@ -115,26 +115,26 @@ def _divided_recording(recording: "Recording", block_steps: int | None) -> Divid
     from offmarl.programs.recording.fixed import recorded_summary
 
     def report(launched: Launched) -> Report:
-        return _recorded(recorded_summary(recording.path, launched.fresh))
+        return _recording_report(recorded_summary(recording.path, launched.fresh))
 
     return Divided(RecordWork(recording, block_steps), report)
 
 
 def _names_recorder(arguments: list[str]) -> bool:
     """Whether arguments, or the file that they give, name a recorder."""
-    given = given_among(arguments, config=str, policy=_SEVERAL)
-    return not arguments[0].startswith("-") or ("config" in given and "policy" not in given)
+    options = given_among(arguments, config=str, policy=_SEVERAL)
+    return not arguments[0].startswith("-") or ("config" in options and "policy" not in options)
 
 
 def _named_policies(arguments: list[str]) -> "PolicyArgs | None":
-    """Return the recording of policies that are named, as code, or composed of several, if it is.
+    """Return the arguments that record policies by name, from code, or composed of several.
 
-    None to record the policy of a run.
+    None if ``--policy`` is a run.
     """
-    given = given_among(arguments, policy=_SEVERAL, env=str)
-    if not (policies := given.get("policy")) or (local(policies[0]) / RUN_FILE).exists():
+    options = given_among(arguments, policy=_SEVERAL, env=str)
+    if not (policies := options.get("policy")) or (local(policies[0]) / RUN_FILE).exists():
         return None
-    named = "/" not in policies[0] and "env" in given
+    named = "/" not in policies[0] and "env" in options
     if not (named or policies[0] == "random" or {*policies[0]} & {*"@:=+"}):
         return None
     from offmarl.programs.recording.fixed import PolicyArgs
@@ -143,7 +143,7 @@ def _named_policies(arguments: list[str]) -> "PolicyArgs | None":
     return parse_program(PolicyArgs, "record", about, arguments, TaskOptions)
 
 
-def _recorded(recorded: Any) -> Report:
+def _recording_report(recorded: Any) -> Report:
     return Report(recorded.data, recorded.view)
 
 
@@ -201,19 +201,19 @@ def _trained_recording(arguments: list[str]) -> "Recording":
 
     use_cores_for(args)
     join(args)
-    run = _named(args.policy)
-    trained = read_run(run)["seeds"][0] if args.training_seed is None else args.training_seed
-    environment, policies = load(run, args, [trained], args.opponents)
-    loaded = policies[trained]
-    origin = {"program": loaded.name, "run": str(run), "training_seed": trained, "act": args.act}
+    run = _run_directory(args.policy)
+    seed = read_run(run)["seeds"][0] if args.training_seed is None else args.training_seed
+    environment, policies = load(run, args, [seed], args.opponents)
+    policy = policies[seed]
+    origin = {"program": policy.name, "run": str(run), "training_seed": seed, "act": args.act}
     ending = "" if args.checkpoint == "last" else f"-{args.checkpoint}"
     origin |= {"checkpoint": args.checkpoint} if ending else {}
     ending += "" if args.act == "greedy" else "-sampled"
-    name = args.name or below(f"{loaded.name}-{trained}{ending}", option="--name")
+    name = args.name or below(f"{policy.name}-{seed}{ending}", option="--name")
     return Recording(
         envs.record_states(environment) if args.env_states else environment,
-        loaded.policy,
-        loaded.params,
+        policy.policy,
+        policy.params,
         args.out / below(f"{environment.spec.name}.vlt", option="--env") / name,
         args.steps,
         args.num_envs,
@@ -236,7 +236,7 @@ def train(arguments: list[str]) -> Report:
         return Report({"run": run}, view)
     final = final_evaluation(run)
     teams = sorted(name for name in final if name.startswith(f"{RETURN}_"))
-    metric = RETURN if teams else next(one for one in UNITS if one in final)
+    metric = RETURN if teams else next(key for key in UNITS if key in final)
     unit = UNITS[metric]
     if metric == RETURN:
         unit = labelled(unit, acting_of(read_run(run)))
@@ -299,13 +299,13 @@ def evaluate(
     from offmarl.report.render import KINDS, play_run, save
 
     check_file(render, "--render", "episode.gif", KINDS)
-    run = _named(run)
+    run = _run_directory(run)
     record = read_run(run)
-    given = run, policy, record["seeds"], opponents
-    environment, loaded = policies.load(*given, jobs=jobs, drawn=render is not None)
+    arguments = run, policy, record["seeds"], opponents
+    environment, by_seed = policies.load(*arguments, jobs=jobs, drawn=render is not None)
     if render:
-        save(play_run(loaded[record["seeds"][0]], environment, seed), render)
-    returns, place = policies.play(environment, loaded, eval_episodes, seed), environment.spec.name
+        save(play_run(by_seed[record["seeds"][0]], environment, seed), render)
+    returns, place = policies.play(environment, by_seed, eval_episodes, seed), environment.spec.name
     acting: Acting = "greedy" if policy.act == "greedy" else "sampled"
     who, checkpoint = labelled(record["program"], acting), policy.checkpoint
     if checkpoint != "last":
@@ -339,14 +339,14 @@ def export(
     policy
         What is exported. Each call of a policy that samples its actions takes random keys.
     """
-    run = _named(run)
+    run = _run_directory(run)
     loaded = policy.load(run, training_seed, policy.env)
     files = loaded.export(out, onnx)
     facts = {str(path): decimal(path.stat().st_size) for path in files}
     return Report({"run": run, "files": files, "stochastic": loaded.stochastic}, grid(facts))
 
 
-def _named(run: Path) -> Path:
+def _run_directory(run: Path) -> Path:
     """Return the directory of a run, which may be the name of a pulled policy."""
     if run.exists():
         return run
@@ -368,7 +368,7 @@ def overview(kind: Kind, usage: str, verb: str = "", without: Collection[str] = 
 
 
 def _only_first_reports() -> None:
-    """End a process whose files another one wrote; see `offmarl.programs.cluster`."""
+    """End all processes but the first, which reports; see `offmarl.programs.cluster`."""
     from offmarl.programs.cluster import is_first
 
     if not is_first():
@@ -386,8 +386,8 @@ class _Command(NamedTuple):
     def of(cls, kind: Kind, arguments: list[str]) -> "_Command":
         """Read a command, which begins with the program's name if ``--config`` does not say it."""
         name = None if arguments[0].startswith("-") else arguments[0]
-        rest = arguments if name is None else arguments[1:]
-        if (config := config_among(rest)) is not None:
+        options = arguments if name is None else arguments[1:]
+        if (config := config_among(options)) is not None:
             name = config.program_for(name)
         if name is None:
             raise OptionError(
@@ -396,7 +396,7 @@ class _Command(NamedTuple):
             )
         program = load(kind, name)
         about = f"{VERBS[kind]} {name}", program.__doc__
-        return cls(name, program, parse_program(program.Args, *about, rest, TaskOptions))
+        return cls(name, program, parse_program(program.Args, *about, options, TaskOptions))
 
     def run(self) -> Any:
         """Run the program."""
@@ -429,14 +429,14 @@ def _returns_report(
     ]
     parts, estimates = [records(rows, title)], {}
     for team, by_seed in returns.items():
-        found = estimate(iqm, np.array([[values.mean()] for values in by_seed.values()]))
-        estimates[team] = found._asdict()
+        score = estimate(iqm, np.array([[values.mean()] for values in by_seed.values()]))
+        estimates[team] = score._asdict()
         over = f"of {team} over seeds" if several else "over seeds"
         if len(by_seed) >= MIN_RUNS:
             less = f" (below {ENOUGH_RUNS} seeds it covers less often than 95%)"
             less = less if len(by_seed) < ENOUGH_RUNS else ""
-            parts.append(f"IQM {over} [95% interval]: {interval(*found)}{less}")
+            parts.append(f"IQM {over} [95% interval]: {interval(*score)}{less}")
         elif len(by_seed) > 1:
             few = f"intervals need at least {MIN_RUNS} seeds"
-            parts.append(f"IQM {over}: {interval(*found)} ({few})")
+            parts.append(f"IQM {over}: {interval(*score)} ({few})")
     return Report({**about, "seeds": rows, "iqm": only_or_all(estimates)}, Group(*parts))

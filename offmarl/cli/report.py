@@ -52,24 +52,24 @@ def report(
         return _run_report(runs, vaults, html)
     for vault in vaults:
         refuse_benchmark(Path(vault))
-    found = [open_vault(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
-    if not found:
+    datasets = [open_vault(path, time_limit=time_limit) for path in dict.fromkeys(_paths(vaults))]
+    if not datasets:
         raise OptionError("no vaults to report on: give the path of at least one vault.")
-    played_in = _environment(env, found) if env else None
-    surveys = {name: survey(one, progress) for name, one in _named(found).items()}
+    played_in = _environment(env, datasets) if env else None
+    surveys = {name: survey(dataset, progress) for name, dataset in _by_name(datasets).items()}
     if len(vaults) == 1:  # one path may stand for several vaults: sort them by return
         surveys = dict(sorted(surveys.items(), key=lambda item: _mean_return(item[1])))
     if html:
         replace_file(html, pages.dataset_page(surveys, played_in))
     return Report(
-        {"vaults": {name: one.data() for name, one in surveys.items()}, "page": html},
+        {"vaults": {name: entry.data() for name, entry in surveys.items()}, "page": html},
         Group(*_view(surveys), *([f"wrote {html}"] if html else [])),
     )
 
 
-def _run_report(runs: Sequence[Path], given: Sequence[str], html: Path | None) -> Report:
+def _run_report(runs: Sequence[Path], paths: Sequence[str], html: Path | None) -> Report:
     """Describe a run: where its arguments came from, and its learning curves."""
-    if len(given) > 1:
+    if len(paths) > 1:
         raise OptionError(
             f"report describes vaults or a single run: give {runs[0]} alone, or compare runs with "
             "`offmarl compare`."
@@ -77,14 +77,14 @@ def _run_report(runs: Sequence[Path], given: Sequence[str], html: Path | None) -
     described = pages.describe_run(runs[0])
     if html:
         replace_file(html, pages.run_page(described))
-    shown = [*described.sections(), *map(as_is, described.notes())]
+    parts = [*described.sections(), *map(as_is, described.notes())]
     data = {"run": runs[0], "record": described.record, "page": html, "notes": described.notes()}
     data |= {"curves": {name: curve.data() for name, curve in described.curves.items()}}
-    return Report(data, Group(*shown, *([f"wrote {html}"] if html else [])))
+    return Report(data, Group(*parts, *([f"wrote {html}"] if html else [])))
 
 
-def _each(paths: Iterable[str]) -> Iterator[Any]:
-    """Return the paths of vaults; those inside, for a path that holds several."""
+def _paths(paths: Iterable[str]) -> Iterator[Any]:
+    """Yield the paths of vaults; a path that contains vaults stands for them."""
     for path in paths:
         location = place_of(path)
         with errors_of(location.path):
@@ -92,14 +92,14 @@ def _each(paths: Iterable[str]) -> Iterator[Any]:
         yield from inside or [location.path]
 
 
-def _named(vaults: Sequence[Dataset]) -> dict[str, Dataset]:
+def _by_name(vaults: Sequence[Dataset]) -> dict[str, Dataset]:
     """Give each vault its shortest distinguishing name."""
-    if len(vaults) > 1 and len({one.name for one in vaults}) == 1:
-        names = [one.uid for one in vaults]
+    if len(vaults) > 1 and len({vault.name for vault in vaults}) == 1:
+        names = [vault.uid for vault in vaults]
     else:
-        names = [f"{one.name}/{one.uid}" for one in vaults]
+        names = [f"{vault.name}/{vault.uid}" for vault in vaults]
     if len(set(names)) < len(vaults):
-        names = [str(one.path) for one in vaults]
+        names = [str(vault.path) for vault in vaults]
     return dict(zip(names, vaults, strict=True))
 
 
@@ -117,9 +117,9 @@ def _environment(name: str, vaults: Iterable[Dataset]) -> Any:
     return env
 
 
-def _mean_return(found: Survey) -> float:
-    """Return what datasets are sorted by: the return of the first team."""
-    mean = next(iter(found.episodes.mean_returns.values()))
+def _mean_return(entry: Survey) -> float:
+    """Return the mean return of the first team, by which datasets are sorted."""
+    mean = next(iter(entry.episodes.mean_returns.values()))
     return -np.inf if mean is None else mean
 
 
@@ -128,6 +128,6 @@ def _view(surveys: Surveys) -> Iterator[Any]:
     yield tables.rewards(surveys)
     yield from tables.actions(surveys)
     yield tables.coverage(surveys)
-    if known := warnings_by_dataset(surveys):
+    if warnings := warnings_by_dataset(surveys):
         yield Text("Warnings", style="bold")
-        yield from (Text(f"  {name}: {text}" if name else f"  {text}") for name, text in known)
+        yield from (Text(f"  {name}: {text}" if name else f"  {text}") for name, text in warnings)

@@ -63,7 +63,7 @@ class TaskOptions(Validated):
         alone = {"--task": self.task is not None, "--join": self.join}
         if sum((*alone.values(), self.tasks is not None)) > 1:
             raise OptionError("give only one of --tasks, --task and --join.")
-        for other in (option for option, given in alone.items() if given):
+        for other in (option for option, is_given in alone.items() if is_given):
             names = ("launcher", "jobs", "launcher_option")
             refuse_unused(f"{other} launches no tasks", **{x: getattr(self, x) for x in names})
 
@@ -79,11 +79,11 @@ class TaskOptions(Validated):
 
 
 def split(arguments: list[str]) -> tuple[TaskOptions | None, list[str]]:
-    """Return the options among arguments, None for none or a call for help, and the rest."""
+    """Return the options of tasks, None without any or for help, and the other arguments."""
     if {*HELP}.intersection(arguments):
         return None, arguments
-    given, rest = split_options(TaskOptions, arguments)
-    return (TaskOptions(**given) if given else None), rest
+    values, rest = split_options(TaskOptions, arguments)
+    return (TaskOptions(**values) if values else None), rest
 
 
 def _pair(text: str) -> tuple[str, Any]:
@@ -105,7 +105,7 @@ class Divided(NamedTuple):
     report: Callable[[Launched], Report]
     """Describes the result."""
     before: Callable[[bool], Report | None] | None = None
-    """Checks work that is always launched; called with ``--dry-run``, of which it may report."""
+    """Checks work that is always launched. Takes ``--dry-run``, and may return its report."""
     take_over: bool = True
     """Whether to go on after a launch of another machine that has not ended by itself."""
 
@@ -142,10 +142,10 @@ def _divided(verb: str, arguments: list[str], block_steps: int | None) -> Divide
     if block_steps is not None and about.blocks:
         raise OptionError(f"--block-steps divides data: {about.blocks}.")
     make, name = function_of(about.work, about), about.work.replace("_", "-")
-    found: Divided = (
+    divided: Divided = (
         parse(make, verb, "", arguments) if name == verb else make(verb, arguments, block_steps)
     )
-    return found
+    return divided
 
 
 def run_whole(verb: str, arguments: list[str], divided: Divided) -> Report:
@@ -159,18 +159,18 @@ def run_whole(verb: str, arguments: list[str], divided: Divided) -> Report:
 def run(
     verb: str, arguments: list[str], options: TaskOptions, divided: Divided | None = None
 ) -> Report:
-    """Do what the options ask for with the work of a verb."""
+    """Plan, launch, run or join the work of a verb, as the options say."""
     if not arguments:
         raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
     share, of_launcher = options.share, options.of_launcher
-    for given in given_among(arguments, **_JOINING) if VERBS[verb].is_raw else ():
+    for option in given_among(arguments, **_JOINING) if VERBS[verb].is_raw else ():
         raise OptionError(
-            f"--{given} joins the processes of one program, and each task is a program of its "
+            f"--{option} joins the processes of one program, and each task is a program of its "
             "own: divide the work by tasks or by processes."
         )
     work, report, before, take_over = divided or _divided(verb, arguments, options.block_steps)
-    if before and share is None and not options.join and (shown := before(options.dry_run)):
-        return shown
+    if before and share is None and not options.join and (early := before(options.dry_run)):
+        return early
     if options.dry_run:
         return _plan(work, share.of if share else options.tasks)
     if share is not None:
@@ -190,24 +190,24 @@ def run_task(work: Work, share: Share) -> Report:
         blocks = len(share.blocks(work.num_blocks))
         name = f"task {share.number} of {share.of}" if share.of > 1 else work.name
         with progress(name, blocks) as advance:
-            shown = [0]
+            counter = [0]
 
             def show(done: int, _total: int) -> None:
-                advance(done - shown[0])
-                shown[0] = done
+                advance(done - counter[0])
+                counter[0] = done
 
             ran = run_share(work, share, show)
     missing = 0 if work.is_complete() else len(work.missing())
     data = {"path": work.path, "blocks": blocks, "ran": ran, "missing": missing}
-    left = f"{missing} blocks are missing." if missing else "All blocks are done: use --join."
-    text = f"task {share.number} of {share.of}: {ran} of its {blocks} blocks were run now. {left}"
+    status = f"{missing} blocks are missing." if missing else "All blocks are done: use --join."
+    text = f"task {share.number} of {share.of}: {ran} of its {blocks} blocks were run now. {status}"
     return Report(data, text)
 
 
 def _plan(work: Work, tasks: int | None) -> Report:
     facts, notes = work.plan(tasks), work.notes(tasks or 1)
-    shown = grid({name: _in_words(name, fact) for name, fact in facts.items()})
-    return Report(facts | {"notes": notes}, Group(shown, *map(as_is, notes)))
+    view = grid({name: _in_words(name, fact) for name, fact in facts.items()})
+    return Report(facts | {"notes": notes}, Group(view, *map(as_is, notes)))
 
 
 def _in_words(name: str, fact: Any) -> str:

@@ -71,7 +71,7 @@ _HINTS: dict[Any, Any] = {
         tuple[_Fraction, ...] | None, arg(metavar="FRACTION FRACTION [FRACTION]")
     ],
 }
-"""Types of the library, and how the command line reads them; others are read as they are."""
+"""Types of the library that the command line reads in another way."""
 
 
 _VAULTS_AND_CONDITION = Annotated[
@@ -97,8 +97,8 @@ def verb_of(
     """
 
     def transform(**options: Any) -> Report:
-        made = function(**options, progress=progress)
-        return report(made.values() if isinstance(made, dict) else [made])
+        result = function(**options, progress=progress)
+        return report(result.values() if isinstance(result, dict) else [result])
 
     def verb(**options: Any) -> Any:
         options = _with_condition(options) if "condition" in hints else options
@@ -143,9 +143,9 @@ def _texts(function: Callable[..., Any]) -> dict[str, str]:
     return texts
 
 
-def report(made: Iterable[vault.Dataset]) -> Report:
+def report(datasets: Iterable[vault.Dataset]) -> Report:
     """Describe the new vaults and their sources."""
-    vaults = [*made]
+    vaults = [*datasets]
     facts = [_facts(data) for data in vaults]
     columns = ["path", "steps", "episodes", "incomplete", "mean return", "of"]
     rows = [
@@ -159,16 +159,16 @@ def report(made: Iterable[vault.Dataset]) -> Report:
     return Report({"vaults": facts}, table(columns, rows))
 
 
-def _facts(made: vault.Dataset) -> dict[str, Any]:
-    returns = {team: spread(one) for team, one in made.episodes.complete_team_returns.items()}
+def _facts(dataset: vault.Dataset) -> dict[str, Any]:
+    returns = {team: spread(x) for team, x in dataset.episodes.complete_team_returns.items()}
     return {
-        "path": made.path,
-        "steps": made.num_steps,
-        "episodes": len(made.episodes.row),
-        "incomplete": made.episodes.incomplete,
+        "path": dataset.path,
+        "steps": dataset.num_steps,
+        "episodes": len(dataset.episodes.row),
+        "incomplete": dataset.episodes.incomplete,
         "return": only_or_all(returns),
-        "length": spread(made.episodes.length),
-        "lineage": made.provenance["lineage"],
+        "length": spread(dataset.episodes.length),
+        "lineage": dataset.provenance["lineage"],
     }
 
 
@@ -223,7 +223,7 @@ def _summaries(table: Mapping[str, Callable[..., Any]]) -> str:
     for name, function in table.items():
         line = (function.__doc__ or "").strip().split("\n")[0].rstrip(".")
         names.setdefault(line.removeprefix("Read "), []).append(name)
-    return "; ".join(f"{' or '.join(same)} for {line}" for line, same in names.items())
+    return "; ".join(f"{' or '.join(layouts)} for {line}" for line, layouts in names.items())
 
 
 def convert(
@@ -274,7 +274,7 @@ def convert(
         refuse_unused("--to writes a vault in another layout", **unused)
         return _export(source, out, to, time_limit)
     _check_source(source)
-    made = import_dataset(
+    dataset = import_dataset(
         source,
         out,
         layout or "pymarl",
@@ -284,7 +284,7 @@ def convert(
         on_invalid=on_invalid,
         progress=progress,
     )
-    return show(str(made.path))
+    return show(str(dataset.path))
 
 
 convert.__doc__ = (convert.__doc__ or "").replace("LAYOUTS", _summaries(READERS))

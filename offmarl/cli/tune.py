@@ -70,10 +70,10 @@ def _parsed(arguments: list[str]) -> "tuple[ModuleType, Any, Space, Path, Search
     targets = [_Options, Search, SettingsFile, program.Args]
     untuned = with_role(program.Args, Role.UNTUNED) - {field.name for field in fields(Search)}
     command = f"offmarl tune {name}"
-    given = read(targets, command, about, rest, TaskOptions, left_out=untuned)
-    options, search = take(_Options, given), take(Search, given)
-    file, env = given.pop("settings", None), settings_environment(program.Args, given)
-    args = program.Args.for_env(env, settings=file, **given)
+    values = read(targets, command, about, rest, TaskOptions, left_out=untuned)
+    options, search = take(_Options, values), take(Search, values)
+    file, env = values.pop("settings", None), settings_environment(program.Args, values)
+    args = program.Args.for_env(env, settings=file, **values)
     print_sources(args)
     place = re.sub(r"[^\w-]", "-", env) or "unknown"
     out = options.out or Path("tuned") / f"{program_of(program.Args)[0]}-{place}.toml"
@@ -134,9 +134,9 @@ def _report(work: "TrialsWork", tuned: "Tuned") -> Report:
     )
     trials = "1 trial" if len(tuned.trials) == 1 else f"{len(tuned.trials)} trials"
     states = [row["state"] for row in tuned.trials if row["score"] is None]
-    left = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    left = f" ({left})" if left else ""
-    title = f"{shown(tuned.file)}: the best of {trials}{left}, score {tuned.score:.6g}"
+    unscored = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    unscored = f" ({unscored})" if unscored else ""
+    title = f"{shown(tuned.file)}: the best of {trials}{unscored}, score {tuned.score:.6g}"
     ranges = {name: span.words() for name, span in work.space.items()}
     rows = [{**row} for row in best[:_SHOWN]]
     for row in rows:
@@ -151,7 +151,7 @@ def _report(work: "TrialsWork", tuned: "Tuned") -> Report:
 
 
 def _about_default(tuned: "Tuned") -> str:
-    """Say whether the search beat the default settings; nothing if it never tried them."""
+    """Say whether the search beat the default settings; empty if it never tried them."""
     score = tuned.trials[tuned.default - 1]["score"] if tuned.default else tuned.score
     if score == tuned.score:
         return "No trial beat the default settings." if tuned.default else ""

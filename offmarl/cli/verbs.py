@@ -115,8 +115,8 @@ def summary_of(name: str, verb: Verb) -> str:
     first_line = re.compile(rf'(?ms)^def {name.replace("-", "_")}\(.*?"""(.*?)\.?("""|$)')
     package = Path(__file__).parents[1]
     for file in (package / "cli" / f"{verb.module}.py", package / "vault" / "verbs.py"):
-        if found := first_line.search(_source(file)):
-            return found[1]
+        if match := first_line.search(_source(file)):
+            return match[1]
     raise LookupError(name)
 
 

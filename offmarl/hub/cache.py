@@ -3,7 +3,7 @@
 They are in ``$HF_HOME/assets/offmarl/datasets/pulled``. A dataset is a directory
 ``NAME/COMMIT/SCENARIO.vlt`` with a vault for each uid, as OG-MARL and flashbax lay them out, and a
 record of how it was checked. ``NAME/refs/REVISION`` holds the commit that a branch or tag meant
-when the hub was last asked.
+when it was last pulled.
 """
 
 import errno
@@ -93,7 +93,7 @@ class Entry(NamedTuple):
     def locked(self) -> Iterator[None]:
         """Lock the dataset for this process; wait while another process holds the lock.
 
-        What is on a disk that cannot be written is used as it is, without a lock.
+        A dataset on a disk that cannot be written is used without a lock.
         """
         lock = FileLock(self.arriving / _LOCK)
         try:
@@ -126,25 +126,31 @@ def entry(name: str, commit: str, scenario: str) -> Entry:
 def entries(commit: Path | None = None) -> list[Entry]:
     """Return the datasets on this machine, complete or not: all, or those of a commit."""
     depths = ("*",) if commit else ("*/*/*/*", "*/*/*/*/*")
-    found = (path for depth in depths for path in (commit or root()).glob(f"{depth}{SUFFIX}"))
-    return sorted(Entry(path) for path in found if (path / RECORD).is_file())
+    paths = (path for depth in depths for path in (commit or root()).glob(f"{depth}{SUFFIX}"))
+    return sorted(Entry(path) for path in paths if (path / RECORD).is_file())
 
 
-def remember(name: str, revision: str, commit: str) -> None:
-    """Record the commit that a revision means now, if the disk can be written."""
-    file = _ref(name, revision)
+def remember(place: Path, revision: str, commit: str) -> None:
+    """Record, in a repository's directory, the commit that a revision means now, if possible."""
     with suppress(OSError):
-        tracking.replace_file(file, commit)
+        tracking.replace_file(_ref(place, revision), commit)
 
 
-def _ref(name: str, revision: str) -> Path:
-    return root() / name / _REFS / quote(revision, safe="")
+def commit_of(place: Path, revision: str) -> str:
+    """Return the commit that a revision meant when it was last pulled, or the revision."""
+    with suppress(FileNotFoundError):
+        return _ref(place, revision).read_text().strip()
+    return revision
 
 
-def remove(one: Entry) -> int:
+def _ref(place: Path, revision: str) -> Path:
+    return place / _REFS / quote(revision, safe="")
+
+
+def remove(dataset: Entry) -> int:
     """Remove a dataset, and return the bytes freed."""
-    freed = one.size
-    commit, name = one.path.parents[:2]
+    freed = dataset.size
+    commit, name = dataset.path.parents[:2]
     shutil.rmtree(commit)
     refs = name / _REFS
     for ref in refs.glob("*"):
@@ -153,43 +159,43 @@ def remove(one: Entry) -> int:
     for directory in (refs, name, *name.parents):
         if directory == root():
             break
-        with suppress(OSError):  # others are still there
+        with suppress(OSError):  # it is not empty
             directory.rmdir()
     return freed
 
 
-def verify(one: Entry, uid: str | None = None) -> int:
+def verify(dataset: Entry, uid: str | None = None) -> int:
     """Compare every file with what `pull` recorded, and return the number of files."""
     files = [
-        (one.path / name / file, *known)
-        for name, facts in one.record.get("uids", {}).items()
+        (dataset.path / name / file, *checksum)
+        for name, facts in dataset.record.get("uids", {}).items()
         if uid in (None, name)
-        for file, known in facts["files"].items()
+        for file, checksum in facts["files"].items()
     ]
     if not files:
-        raise HubError(f"{one.path} was not pulled completely: pull it again.")
-    damaged = [path for path, size, known in files if not _is_intact(path, size, known)]
+        raise HubError(f"{dataset.path} was not pulled completely: pull it again.")
+    damaged = [path for path, size, checksum in files if not _is_intact(path, size, checksum)]
     if damaged:
-        names = ", ".join(str(path.relative_to(one.path)) for path in damaged[:3])
+        names = ", ".join(str(path.relative_to(dataset.path)) for path in damaged[:3])
         raise HubChecksumError(
-            f"{len(damaged)} of {len(files)} files of {one.path} differ from what was published "
-            f"({names}): remove the dataset with `offmarl cache rm` and pull it again."
+            f"{len(damaged)} of {len(files)} files of {dataset.path} differ from what was "
+            f"published ({names}): remove the dataset with `offmarl cache rm` and pull it again."
         )
     return len(files)
 
 
-def _is_intact(path: Path, size: int, known: int | str) -> bool:
+def _is_intact(path: Path, size: int, checksum: int | str) -> bool:
     """Whether a file has this size, and this SHA-256, or CRC-32 if it is from an archive."""
     try:
         with path.open("rb") as file:
             if path.stat().st_size != size:
                 return False
-            if isinstance(known, str):
-                return hashlib.file_digest(file, "sha256").hexdigest() == known
+            if isinstance(checksum, str):
+                return hashlib.file_digest(file, "sha256").hexdigest() == checksum
             crc = 0
             while block := file.read(2**20):
                 crc = zlib.crc32(block, crc)
-            return crc == known
+            return crc == checksum
     except OSError:
         return False
 
@@ -204,7 +210,7 @@ class Target(NamedTuple):
     """Name of a dataset in the catalogue, or of a repository on the hub."""
     uid: str | None
     """One of its vaults; None for all."""
-    given: str | None
+    explicit: str | None
     """The revision in the name: a branch, tag or commit."""
 
     @property
@@ -215,45 +221,41 @@ class Target(NamedTuple):
     @property
     def revision(self) -> str:
         """The revision in the name, or the one that the card names."""
-        return self.given or (self.card.hub.revision if self.card and self.card.hub else "main")
+        return self.explicit or (self.card.hub.revision if self.card and self.card.hub else "main")
 
     @property
     def commit(self) -> str:
-        """The commit that the revision meant when the hub was last asked, or the revision."""
-        with suppress(FileNotFoundError):
-            return _ref(self.name, self.revision).read_text().strip()
-        return self.revision
+        """The commit that the revision meant when it was last pulled, or the revision."""
+        return commit_of(root() / self.name, self.revision)
 
 
 def parse(name: str) -> Target:
     """Parse ``NAME[/UID][@REVISION]``; `UnknownNameError` if no dataset can have that name."""
     path, _, revision = name.partition("@")
     parts = path.strip("/").split("/")
-    known = cards.names()
+    catalogue = cards.names()
     in_catalogue = _is_source(parts[0])
     length = 3 if in_catalogue else 2
     target = "/".join(parts[:length])
-    unknown = len(parts) not in (length, length + 1) or (in_catalogue and target not in known)
+    unknown = len(parts) not in (length, length + 1) or (in_catalogue and target not in catalogue)
     if not in_catalogue and (unknown or SUFFIX in name) and Path(name).exists():
         raise UnknownNameError(
             f"{name} is a path, not the name of a dataset: `offmarl.open` and commands open it."
         )
     if unknown:
-        raise unknown_name("dataset", path, known, see="offmarl ls --remote")
+        raise unknown_name("dataset", path, catalogue, see="offmarl ls --remote")
     return Target(target, parts[length] if len(parts) > length else None, revision or None)
 
 
 def _is_source(name: str) -> bool:
     """Whether the names of datasets in the catalogue begin with this."""
-    return any(one.startswith(f"{name}/") for one in cards.names())
+    return any(dataset.startswith(f"{name}/") for dataset in cards.names())
 
 
 def pulled(target: Target) -> dict[str, Path]:
     """Return the local vaults of a target, by uid."""
-    found = {
-        uid: path for one in _entries_at(target, target.commit) for uid, path in one.uids.items()
-    }
-    return {uid: path for uid, path in found.items() if target.uid in (None, uid)}
+    vaults = {uid: path for x in _entries_at(target, target.commit) for uid, path in x.uids.items()}
+    return {uid: path for uid, path in vaults.items() if target.uid in (None, uid)}
 
 
 def find(name: str, one: bool = False) -> Path | None:
@@ -280,13 +282,13 @@ def find(name: str, one: bool = False) -> Path | None:
 
 
 def refuse_several(target: Target) -> None:
-    """Raise `VaultError` if a name has no uid and its card lists several, however many are here."""
+    """Raise `VaultError` if a name has no uid and its dataset has several, pulled or not."""
     card = target.card or kept_card(target, target.commit)
-    here = pulled(target)
-    uids = card.uids if card and len(here) < 2 else here
+    vaults = pulled(target)
+    uids = card.uids if card and len(vaults) < 2 else vaults
     if target.uid is None and len(uids) > 1:
-        listed = ", ".join(uids)
-        raise VaultError(f"{target.name} has several vaults: add one of {listed} to the name.")
+        choices = ", ".join(uids)
+        raise VaultError(f"{target.name} has several vaults: add one of {choices} to the name.")
 
 
 def _not_pulled(name: str, target: Target) -> str:
@@ -295,9 +297,9 @@ def _not_pulled(name: str, target: Target) -> str:
         return str(unknown_name("uid", target.uid, card.uids))
     if card and (card.hub is None or card.hub.path is None):
         return unpublished(card)
-    here = [one for one in vault_names() if one.startswith(f"{target.name}/")]
-    listed = f" Pulled before: {', '.join(here)}." if here else ""
-    return f"{name} is not on this machine: run `offmarl pull {name}` first.{listed}"
+    vaults = [vault for vault in vault_names() if vault.startswith(f"{target.name}/")]
+    hint = f" Pulled before: {', '.join(vaults)}." if vaults else ""
+    return f"{name} is not on this machine: run `offmarl pull {name}` first.{hint}"
 
 
 def unpublished(card: Card) -> str:
@@ -308,7 +310,7 @@ def unpublished(card: Card) -> str:
 
 def vault_names() -> list[str]:
     """Return the names of all pulled vaults, with their commits."""
-    return [one.name.replace("@", f"/{uid}@") for one in entries() for uid in one.uids]
+    return [dataset.name.replace("@", f"/{uid}@") for dataset in entries() for uid in dataset.uids]
 
 
 def kept(target: Target, out: str | os.PathLike[str] | None = None) -> tuple[Entry, Card] | None:
@@ -317,11 +319,11 @@ def kept(target: Target, out: str | os.PathLike[str] | None = None) -> tuple[Ent
     ``out`` is as for `offmarl.hub.pull`.
     """
     for entry in _entries_at(target, target.commit, out):
-        card, here = target.card or entry.card, entry.uids
-        whole = entry.record.get("whole") or (
-            card and card.uids and card.uids.keys() <= here.keys()
+        card, vaults = target.card or entry.card, entry.uids
+        is_whole = entry.record.get("whole") or (
+            card and card.uids and card.uids.keys() <= vaults.keys()
         )
-        if card and (target.uid in here if target.uid else whole):
+        if card and (target.uid in vaults if target.uid else is_whole):
             return entry, card
     return None
 
@@ -330,8 +332,8 @@ def kept_card(
     target: Target, commit: str, out: str | os.PathLike[str] | None = None
 ) -> Card | None:
     """Return the card in the record of a dataset on this machine; None if there is none."""
-    found = (entry.card for entry in _entries_at(target, commit, out))
-    return next((card for card in found if card), None)
+    all_cards = (entry.card for entry in _entries_at(target, commit, out))
+    return next((card for card in all_cards if card), None)
 
 
 def _entries_at(
@@ -342,5 +344,5 @@ def _entries_at(
         places = entries(root() / target.name / commit)
     else:
         places = [Entry(path) for path in sorted(local(out).glob(f"*{SUFFIX}"))]
-    wanted = target.name, commit
-    return [x for x in places if (x.record.get("name"), x.record.get("commit")) == wanted]
+    identity = target.name, commit
+    return [x for x in places if (x.record.get("name"), x.record.get("commit")) == identity]

@@ -158,13 +158,13 @@ class Card:
 
     def files_of(self, uid: str) -> tuple[dict[str, File], File]:
         """Return the files of a published vault by their paths in its directory, and its index."""
-        found = {file.path: file for file in self.uids[uid].files}
-        index = found.pop(index_of(uid), None)
+        files = {file.path: file for file in self.uids[uid].files}
+        index = files.pop(index_of(uid), None)
         root = f"{self.place_of(uid)}/"
-        inside = {path.removeprefix(root): file for path, file in found.items()}
+        inside = {path.removeprefix(root): file for path, file in files.items()}
         wrong = [
             path
-            for path in found
+            for path in files
             if not (path.startswith(root) and _IN_VAULT.fullmatch(path.removeprefix(root)))
         ]
         if wrong or index is None or not {METADATA, MANIFEST} <= inside.keys():
@@ -194,8 +194,8 @@ def directory() -> Path:
 def names() -> tuple[str, ...]:
     """Return the names of all datasets in the catalogue, sorted."""
     root = directory()
-    found = (path.relative_to(root).with_suffix("") for path in root.rglob(f"*{SUFFIX}"))
-    return tuple(sorted(path.as_posix() for path in found))
+    paths = (path.relative_to(root).with_suffix("") for path in root.rglob(f"*{SUFFIX}"))
+    return tuple(sorted(path.as_posix() for path in paths))
 
 
 def cards(start: str = "", env: str | None = None, agents: int | None = None) -> Iterator[Card]:
@@ -239,8 +239,8 @@ def parse(text: str, where: str) -> Card:
     """Parse and check a card."""
     data = records.parse_toml(text, where, CardError)
     card = records.checked(data, Card, where, CardError)
-    known = flatten_tree(msgspec.to_builtins(card))
-    if unknown := ", ".join(flatten_tree(data).keys() - known.keys()):
+    fields = flatten_tree(msgspec.to_builtins(card))
+    if unknown := ", ".join(flatten_tree(data).keys() - fields.keys()):
         raise CardError(f"{where} has unknown {unknown:.80}: datasets/README.md lists the fields.")
     return check(card, where)
 
@@ -252,9 +252,9 @@ def check(card: Card, where: str) -> Card:
     for name in (*card.name.split("/"), *card.uids):
         if not _PLAIN.fullmatch(name):
             raise CardError(f"{where}: {name!r} cannot be the name of a dataset or a uid.")
-    for uid, one in card.uids.items():
-        check_files(one.files, where)
-        if one.files:
+    for uid, vault in card.uids.items():
+        check_files(vault.files, where)
+        if vault.files:
             card.files_of(uid)
     if card.time_limit is not None and card.time_limit < 1:
         raise CardError(f"{where}: time_limit must be positive, not {card.time_limit}.")
@@ -279,10 +279,10 @@ def check_files(files: Sequence[File], where: str) -> None:
 
 def to_toml(card: Card) -> str:
     """Return a card as TOML, which `parse` reads."""
-    return tomli_w.dumps(_given(dataclasses.asdict(card)))
+    return tomli_w.dumps(_filled(dataclasses.asdict(card)))
 
 
-def _given(data: Mapping[str, Any]) -> dict[str, Any]:
+def _filled(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a card that have a value, values before tables."""
-    given = {key: value for key, value in data.items() if value not in (None, (), {})}
-    return {k: _given(value) if isinstance(value, dict) else value for k, value in given.items()}
+    values = {key: value for key, value in data.items() if value not in (None, (), {})}
+    return {k: _filled(value) if isinstance(value, dict) else value for k, value in values.items()}

@@ -81,28 +81,28 @@ def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> R
     reach()
     with errors_of(repository, revision, path):
         url = hf_hub_url(repository, path, repo_type=kind, revision=revision)
-        found = get_hf_file_metadata(url, timeout=_TIMEOUT)
-    commit, size = found.commit_hash or "", found.size or 0
+        metadata = get_hf_file_metadata(url, timeout=_TIMEOUT)
+    commit, size = metadata.commit_hash or "", metadata.size or 0
     if not _COMMIT.fullmatch(commit) or not 0 < size < 2**63:
         raise HubError(
             f"the hub's answer about {path} of {repository} is invalid (commit "
-            f"{found.commit_hash!r}, size {found.size!r}): a proxy may have changed it."
+            f"{metadata.commit_hash!r}, size {metadata.size!r}): a proxy may have changed it."
         )
-    sha256 = found.etag if _SHA256.fullmatch(found.etag or "") else None
+    sha256 = metadata.etag if _SHA256.fullmatch(metadata.etag or "") else None
     return Remote(
         hf_hub_url(repository, path, repo_type=kind, revision=commit), commit, size, sha256
     )
 
 
 def find_card(
-    repository: str, revision: str, kept: Callable[[str], Card | None] = lambda _: None
+    repository: str, revision: str, cached: Callable[[str], Card | None] = lambda _: None
 ) -> tuple[str, Card]:
     """Return the commit of a revision, and the card that `push` published with it.
 
-    ``kept`` returns the card of a commit if it is on this machine, so that it is not fetched again.
+    ``cached`` returns the card of a commit if it is on this machine: it is not fetched then.
     """
     remote, name = find(repository, CARD, revision), f"{CARD} of {repository}"
-    return remote.commit, kept(remote.commit) or cards.parse(read_text_file(remote, name), name)
+    return remote.commit, cached(remote.commit) or cards.parse(read_text_file(remote, name), name)
 
 
 def known(repository: str, commit: str, file: File, kind: Kind = "dataset") -> Remote:
@@ -193,10 +193,10 @@ def stream(remote: Remote, start: int, stop: int) -> Iterator[bytes]:
             with get_session().stream("GET", remote.url, **options) as response:
                 _check(response, remote, start)
                 for block in response.iter_raw():
-                    if not (got := block[: stop - start]):
-                        break  # the whole file comes, and is longer
-                    start, failures = start + len(got), 0
-                    yield got
+                    if not (content := block[: stop - start]):
+                        break  # the server sends the file beyond `stop`
+                    start, failures = start + len(content), 0
+                    yield content
             if start < stop:
                 raise _TryAgainError("the connection ended early")
         except (_TryAgainError, TransportError) as error:
@@ -221,12 +221,12 @@ def _check(response: Any, remote: Remote, start: int) -> None:
             )
     if status in _RETRIED:
         raise _TryAgainError(f"the server answered {status}", after)
-    given = headers.get("Content-Range", "")
-    interval = given.startswith(f"bytes {start}-") and given.endswith(f"/{size}")
-    whole = start == 0 and headers.get("Content-Length", str(size)) == str(size)
-    if not ((status == 206 and interval) or (status == 200 and whole)):
+    content_range = headers.get("Content-Range", "")
+    interval = content_range.startswith(f"bytes {start}-") and content_range.endswith(f"/{size}")
+    is_whole = start == 0 and headers.get("Content-Length", str(size)) == str(size)
+    if not ((status == 206 and interval) or (status == 200 and is_whole)):
         raise HubError(
-            f"{response.url.host} answered {status} {given} to a request for bytes from "
+            f"{response.url.host} answered {status} {content_range} to a request for bytes from "
             f"{start} of {size}: it cannot serve parts of this file, or the file has changed."
         )
 

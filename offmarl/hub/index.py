@@ -64,8 +64,8 @@ def build_index(contents: Contents, name: str) -> bytes:
     numbers = {file: number for number, file in enumerate(files)}
     total, sums = sum(at.length for at, _ in placed), []
     with tracking.progress(f"index {name}", total, unit="bytes") as advance:
-        for file, some in groupby((at for at, _ in placed), lambda at: at.file):
-            sums += _checksums(open_file(contents.store.directory, file), some, advance)
+        for file, locations in groupby((at for at, _ in placed), lambda at: at.file):
+            sums += _checksums(open_file(contents.store.directory, file), locations, advance)
     document = Document(
         files,
         keys=[key for _, key in placed],
@@ -80,27 +80,27 @@ def build_index(contents: Contents, name: str) -> bytes:
 
 def _checksums(descriptor: int, places: Iterable[ValueLocation], advance: Advance) -> list[int]:
     """Return the CRC32Cs of the values in an open file, which is closed."""
-    found = []
+    checksums = []
     with os.fdopen(descriptor, "rb") as file:
         for place in places:
             file.seek(place.offset)
-            found.append(google_crc32c.value(file.read(place.length)))
+            checksums.append(google_crc32c.value(file.read(place.length)))
             advance(place.length)
-    return found
+    return checksums
 
 
 class Index:
     """The index of a published vault, from an untrusted source; `HubError` if it is damaged.
 
-    ``sizes`` are the bytes of each file of the vault, which its places must lie in.
+    ``sizes`` are the bytes of each file of the vault; every place must be inside its file.
     """
 
     def __init__(self, data: bytes, sizes: Mapping[str, int], name: str):
         try:
-            found = zlib.decompressobj(_GZIP).decompress(data, _MOST + 1)
-            if len(found) > _MOST:
+            text = zlib.decompressobj(_GZIP).decompress(data, _MOST + 1)
+            if len(text) > _MOST:
                 raise ValueError(f"it has more than {_MOST:,} bytes")
-            self._document = document = msgspec.json.decode(found, type=Document)
+            self._document = document = msgspec.json.decode(text, type=Document)
             self._rows = {key: row for row, key in enumerate(document.keys)}
             _check(document, self._rows, sizes)
         except (ValueError, OverflowError, zlib.error) as error:
@@ -110,16 +110,16 @@ class Index:
         """Return where the value of a key is, or the value; None if there is no such key."""
         if (row := self._rows.get(key)) is None:
             return self._document.inline.get(key)
-        one = self._document
-        file = one.files[one.file[row]]
-        return Place(file, one.offset[row], one.length[row], one.crc32c[row])
+        document = self._document
+        file = document.files[document.file[row]]
+        return Place(file, document.offset[row], document.length[row], document.crc32c[row])
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the keys that begin with a prefix, and the bytes of their values."""
-        one = self._document
-        every = [*zip(one.keys, one.length, strict=True)]
-        every += [(key, len(value)) for key, value in one.inline.items()]
-        return {key: length for key, length in every if key.startswith(prefix)}
+        document = self._document
+        lengths = [*zip(document.keys, document.length, strict=True)]
+        lengths += [(key, len(value)) for key, value in document.inline.items()]
+        return {key: length for key, length in lengths if key.startswith(prefix)}
 
 
 def _check(document: Document, rows: Mapping[str, int], sizes: Mapping[str, int]) -> None:

@@ -45,24 +45,24 @@ def download(
     `HubChecksumError` if the file differs from a published hash.
     """
     with path.open("a+b") as file:
-        here = file.tell()
-        if here > remote.size:
-            here = file.truncate(0)
+        offset = file.tell()
+        if offset > remote.size:
+            offset = file.truncate(0)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256")
-        received(here)
-        for block in client.stream(remote, here, remote.size):
+        received(offset)
+        for block in client.stream(remote, offset, remote.size):
             file.write(block)
             file.flush()
             digest.update(block)
             received(len(block))
-    if sha256 not in (None, found := digest.hexdigest()):
+    if sha256 not in (None, actual := digest.hexdigest()):
         path.unlink()
         raise HubChecksumError(
-            f"{name} arrived with SHA-256 {found}, but {sha256} was published: it was damaged or "
+            f"{name} arrived with SHA-256 {actual}, but {sha256} was published: it was damaged or "
             "replaced on the way. Nothing was unpacked; pull it again."
         )
-    return remote.size - here
+    return remote.size - offset
 
 
 def download_files(
@@ -92,12 +92,12 @@ def download_files(
             part.replace(place / path)
             return fetched
 
-        def start(one: tuple[int, str, File]) -> Future[int]:
-            started.append(in_thread(partial(fetch, *one), "offmarl-download"))
+        def start(item: tuple[int, str, File]) -> Future[int]:
+            started.append(in_thread(partial(fetch, *item), "offmarl-download"))
             return started[-1]
 
         try:
-            return sum(coming.result() for _, coming in ahead(missing, start, _FILES_AT_ONCE))
+            return sum(future.result() for _, future in ahead(missing, start, _FILES_AT_ONCE))
         except BaseException:  # leave no thread that writes to a file of the next attempt
             stopped.set()
             wait(started, _LONGEST_WAIT)
@@ -121,8 +121,9 @@ def disk_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def check_room(place: Path, needed: int) -> None:
-    """Raise `HubError` if the disk of a directory has too little free space."""
+def check_room(place: Path, size: int) -> None:
+    """Raise `HubError` if a disk has no room for so many bytes, less those of partial files."""
+    needed = size - sum(part.stat().st_size for part in place.rglob("*.part"))
     free = shutil.disk_usage(place).free
     if needed > free:
         raise HubError(
@@ -133,9 +134,9 @@ def check_room(place: Path, needed: int) -> None:
 
 def open_limited(path: PurePath, time_limit: int | None) -> vault.Dataset:
     """Open a vault; the time limit applies unless the vault records how its episodes ended."""
-    found = vault.open_vault(path)
-    if found.native or time_limit in (None, found.time_limit):
-        return found
+    dataset = vault.open_vault(path)
+    if dataset.native or time_limit in (None, dataset.time_limit):
+        return dataset
     return vault.open_vault(path, time_limit=time_limit)
 
 
@@ -144,8 +145,8 @@ def install_files(entry: Entry, card: Card, uid: str, repository: str, commit: s
     files, _ = card.files_of(uid)
     locate = partial(client.known, repository, commit)
     fetched = download_files(files, entry.arriving / uid, locate, f"{card.name}/{uid}")
-    known = {name: (file.size, file.sha256) for name, file in files.items()}
-    _publish(entry, card, uid, "SHA-256 of every file, from the dataset's card", known)
+    checksums = {name: (file.size, file.sha256) for name, file in files.items()}
+    _publish(entry, card, uid, "SHA-256 of every file, from the dataset's card", checksums)
     return fetched
 
 
@@ -173,7 +174,7 @@ def _publish(
 
 
 class Archive(NamedTuple):
-    """A remote zip archive of vaults, of which some intervals are in a local file of its size."""
+    """A remote zip archive of vaults, with some of its bytes in a local file of its size."""
 
     path: Path
     remote: Remote
@@ -215,15 +216,15 @@ def open_archive(place: Path, remote: Remote, name: str) -> Iterator[Archive]:
         path.write_bytes(b"")
         os.truncate(path, size)
         have, needed = 0, _TAIL
-        while have < min(needed, size):  # the end, and then what is missing of the directory
+        while have < min(needed, size):  # the tail, and then the rest of the directory
             _fetch(remote, path, max(0, size - needed), size - have)
             have = min(needed, size)
             with path.open("rb") as file:
                 file.seek(size - have)
                 needed = directory_bytes(path, file.read())
         try:
-            with zipfile.ZipFile(path) as opened:
-                end = opened.start_dir
+            with zipfile.ZipFile(path) as archive:
+                end = archive.start_dir
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
             raise HubError(
                 f"{name} is not a zip archive ({error}): nothing was unpacked."
@@ -240,16 +241,16 @@ def _vaults_of(
     members: Sequence[zipfile.ZipInfo], name: str
 ) -> dict[str, dict[str, zipfile.ZipInfo]]:
     """Return the files of each vault of an archive by their paths in it, by uid."""
-    roots = {root.name: root for root in vaults_among(one.filename for one in members)}
+    roots = {root.name: root for root in vaults_among(member.filename for member in members)}
     if not roots:
         raise HubError(f"{name} contains no vault: nothing was unpacked.")
     uids = {root: uid for uid, root in roots.items()}
-    found: dict[str, dict[str, zipfile.ZipInfo]] = {uid: {} for uid in roots}
+    vaults: dict[str, dict[str, zipfile.ZipInfo]] = {uid: {} for uid in roots}
     for member in members:
         path = PurePosixPath(member.filename)
         for root in uids.keys() & {*path.parents}:
-            found[uids[root]][str(path.relative_to(root))] = member
-    return found
+            vaults[uids[root]][str(path.relative_to(root))] = member
+    return vaults
 
 
 def install_archive(
@@ -261,10 +262,10 @@ def install_archive(
     ``published`` is that hash in the card, which takes precedence over that of the hub.
     """
     with open_archive(entry.arriving, remote, card.name) as archive:
-        vaults = archive.of(uid)
+        vaults = {x: files for x, files in archive.of(uid).items() if x not in entry.uids}
         members = [member for files in vaults.values() for member in files.values()]
-        coming = remote.size if uid is None else sum(one.compress_size for one in members)
-        check_room(entry.path, coming + sum(one.file_size for one in members))
+        num_bytes = remote.size if uid is None else sum(member.compress_size for member in members)
+        check_room(entry.path, num_bytes + sum(member.file_size for member in members))
         path, fetched, check = archive.path, archive.directory, "CRC-32 of every file"
         if uid is None:
             path = entry.arriving / f"{remote.sha256 or remote.commit}.part"
@@ -276,10 +277,10 @@ def install_archive(
                 origin = "the dataset's card" if published else "the hub, as the card has none"
                 check = f"SHA-256 of the archive, from {origin}"
         try:
-            for one in [uid for uid in vaults if uid not in entry.uids]:
-                fetched += _unpack(archive, one, path, entry.arriving / one)
-                sums = {name: (x.file_size, x.CRC) for name, x in vaults[one].items()}
-                _publish(entry, card, one, check, sums)
+            for vault_uid, files in vaults.items():
+                fetched += _unpack(archive, vault_uid, path, entry.arriving / vault_uid)
+                sums = {name: (x.file_size, x.CRC) for name, x in files.items()}
+                _publish(entry, card, vault_uid, check, sums)
         except OffmarlError:  # it is damaged: let the next pull start again
             path.unlink()
             raise
@@ -290,7 +291,7 @@ def install_archive(
 def _unpack(archive: Archive, uid: str, path: Path, place: Path) -> int:
     """Unpack the files of a vault that are not there yet, from the archive at ``path``.
 
-    Where this is the local file of ``archive``, they are downloaded to it first. Returns the bytes
+    If this is the local file of ``archive``, they are downloaded to it first. Returns the bytes
     downloaded.
     """
     files = {name: x for name, x in archive.vaults[uid].items() if not (place / name).exists()}
@@ -299,13 +300,13 @@ def _unpack(archive: Archive, uid: str, path: Path, place: Path) -> int:
     with (
         tracking.progress(uid, total, unit="bytes") as advance,
         readable(path),
-        path.open("rb", buffering=0) as file,  # a buffer would hold what was there before
-        zipfile.ZipFile(file) as opened,
+        path.open("rb", buffering=0) as file,  # a buffer would hold old bytes
+        zipfile.ZipFile(file) as archive_file,
     ):
         for name, member in files.items():
             if path == archive.path:
                 fetched += archive.fetch(member)
-            extract(opened, member, part)
+            extract(archive_file, member, part)
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             part.replace(place / name)
             advance(member.compress_size)

@@ -142,19 +142,19 @@ def _statements(provenance: Mapping[str, Any], native: bool) -> Iterator[Stateme
     exported = source.get("provenance") if isinstance(source, Mapping) else None
     if isinstance(published, Mapping):
         commit = f" at commit {text[:12]}" if (text := _text(published, "commit")) else ""
-        where = f"{_text(published, 'dataset')} of {_text(published, 'repository')}"
-        yield Statement(False, f"Published as {where}{commit}", *_terms(published))
+        origin = f"{_text(published, 'dataset')} of {_text(published, 'repository')}"
+        yield Statement(False, f"Published as {origin}{commit}", *_terms(published))
     elif sources := _sources(provenance):
-        for one in sources:
-            below = one.get("provenance")
+        for entry in sources:
+            below = entry.get("provenance")
             inside = below if isinstance(below, Mapping) else {}
-            yield from _statements(inside, bool(one.get("native")))
+            yield from _statements(inside, bool(entry.get("native")))
     elif isinstance(source, Mapping) and isinstance(exported, Mapping):
-        licence, link, citation = _terms(source)  # for what states none itself
-        for found in _statements(exported, native):
-            if licence and not found.licence:
-                found = Statement(False, found.words, licence, link, found.citation)  # noqa: PLW2901
-            yield found._replace(citation=found.citation or citation)
+        licence, link, citation = _terms(source)  # for statements without a licence
+        for inner in _statements(exported, native):
+            if licence and not inner.licence:
+                inner = Statement(False, inner.words, licence, link, inner.citation)  # noqa: PLW2901
+            yield inner._replace(citation=inner.citation or citation)
     elif isinstance(source, Mapping):
         words = f"Converted with offmarl from {_text(source, 'format') or 'another format'}"
         if file := _text(source, "file") or _text(source, "dataset"):
@@ -189,14 +189,14 @@ def recorded_as(provenance: Mapping[str, Any]) -> str:
     parts += [] if seed is None else [f"seed {seed}"]
     match provenance.get("policies"):
         case [Mapping() as policy, *others] if not any(
-            isinstance(one, Mapping) and "return" in one for one in others
+            isinstance(x, Mapping) and "return" in x for x in others
         ):
             steps, share = policy.get("training_steps"), policy.get("share_of_best_known")
             parts += [f"after {steps:,} training steps"] if isinstance(steps, int) else []
-            shown = f"{share:.1%}" if isinstance(share, float) else ""
-            known = shown and f" ({shown} of the way to the best known)"
+            percentage = f"{share:.1%}" if isinstance(share, float) else ""
+            suffix = percentage and f" ({percentage} of the way to the best known)"
             if returns := _return(policy):
-                parts.append(f"return on fresh seeds {returns}{known}")
+                parts.append(f"return on fresh seeds {returns}{suffix}")
     if returns := _return(provenance.get("recorded")):
         parts.append(f"recorded return {returns}")
     return ", ".join(parts)
@@ -228,7 +228,7 @@ def _sources(provenance: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 def in_words(vault: "Dataset") -> str:
     """Return the origin of a vault's data in sentences."""
-    parts = list(dict.fromkeys(one.words for one in statements(vault)))
+    parts = list(dict.fromkeys(statement.words for statement in statements(vault)))
     if _sources(vault.provenance):
         operation = vault.provenance["lineage"].get("operation", "transformed")
         return f"Made with `offmarl {operation}`. Its sources: {'; '.join(parts)}."
@@ -237,34 +237,34 @@ def in_words(vault: "Dataset") -> str:
 
 def citation_of(vaults: Sequence["Dataset"]) -> str:
     """Return the citations that the sources of vaults ask for, without repetitions."""
-    asked = (one.citation for vault in vaults for one in statements(vault))
-    return "\n\n".join(dict.fromkeys(citation for citation in asked if citation))
+    citations = (statement.citation for vault in vaults for statement in statements(vault))
+    return "\n\n".join(dict.fromkeys(citation for citation in citations if citation))
 
 
 def licence_of(vaults: Sequence["Dataset"], name: str | None, link: str | None) -> Licence:
     """Return the licence to publish vaults under."""
-    found = [one for vault in vaults for one in statements(vault)]
+    sources = [source for vault in vaults for source in statements(vault)]
     stated: set[tuple[str | None, str | None]] = {
-        (one.licence, one.link) for one in found if one.licence
+        (source.licence, source.link) for source in sources if source.licence
     }
     if name is None:
-        name, link = _common_licence(found, stated)
+        name, link = _common_licence(sources, stated)
     licence = licence_named(name)
     check_link(licence, link)
-    others = {known for known, _ in stated if known and known.lower() != licence.lower()}
-    if others and licence != OTHER:
+    conflicts = {text for text, _ in stated if text and text.lower() != licence.lower()}
+    if conflicts and licence != OTHER:
         raise OptionError(
-            f"the data was published under {', '.join(sorted(others))}, not {licence}: give that "
-            "licence, or --licence other with a --licence-link to terms that its owners agreed to."
+            f"the data was published under {', '.join(sorted(conflicts))}, not {licence}: give it, "
+            "or --licence other with a --licence-link to terms that the data's owners agreed to."
         )
     return Licence(licence, link=link)
 
 
 def _common_licence(
-    found: list[Statement], stated: set[tuple[str | None, str | None]]
+    sources: list[Statement], stated: set[tuple[str | None, str | None]]
 ) -> tuple[str, str | None]:
     """Return the licence that all sources state, and its link; own recordings need a choice."""
-    if unstated := sorted({one.words for one in found if not (one.licence or one.recorded)}):
+    if unstated := sorted({x.words for x in sources if not (x.licence or x.recorded)}):
         raise OptionError(
             f"the sources of this data state no licence ({'; '.join(unstated)}): give --licence "
             "and its SPDX identifier, such as CC-BY-4.0, or --licence unknown if you do not know "
@@ -278,13 +278,13 @@ def _common_licence(
             "them all."
         )
     (licence, link), *_ = [*stated, (None, None)]
-    if recorded := sorted({one.words for one in found if one.recorded}):
-        given = f"--licence {licence}" + (f" --licence-link {link}" if link else "")
+    if recorded := sorted({source.words for source in sources if source.recorded}):
+        options = f"--licence {licence}" + (f" --licence-link {link}" if link else "")
         raise OptionError(
             f"choose a licence for your own recordings ({'; '.join(recorded)}): give "
             + (
-                f"{given}, under which the other sources of this data were published, or push your "
-                "own recordings to another repository."
+                f"{options}, under which the other sources of this data were published, or push "
+                "your own recordings to another repository."
                 if licence
                 else "--licence and its SPDX identifier, such as CC-BY-4.0."
             )

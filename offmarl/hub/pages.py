@@ -2,8 +2,8 @@
 
 The cache is a directory of files, one for each page. A page is written to a file of its own and
 then renamed, so processes share the cache without locks for reading. When the pages take more than
-the limit, those that were not used for the longest time are removed. Pages have no checksums: who
-reads a value compares it, and drops the pages that it was on if it is wrong.
+the limit, those that were not used for the longest time are removed. Pages have no checksums: a
+reader checks each value, and drops the pages of a wrong one.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ _REQUESTS = 8
 _REQUEST_PAGES = 8
 """Maximum pages of a request."""
 _MEMORY_PAGES = 48
-"""Pages that are kept in memory, for the small values that a page has many of."""
+"""Pages that are kept in memory, because a page holds many small values."""
 _SCANS = 20
 """The cache is measured again after this fraction of its limit was written."""
 _LEFT = 0.9
@@ -45,12 +45,12 @@ def limit_bytes() -> int:
     """Return the limit of the cache in bytes, from the environment variable or the default."""
     text = os.environ.get(STREAM_CACHE, "")
     try:
-        found = float(text) if text else DEFAULT_GB
-        if not 0 <= found < float("inf"):
+        gigabytes = float(text) if text else DEFAULT_GB
+        if not 0 <= gigabytes < float("inf"):
             raise ValueError
     except ValueError as error:
         raise OptionError(f"{STREAM_CACHE} is a size in GB, such as 10, not {text!r}.") from error
-    return int(found * 1e9)
+    return int(gigabytes * 1e9)
 
 
 def page_cache() -> "PageCache":
@@ -136,16 +136,16 @@ class PageCache:
     def _path(self, name: str) -> Path:
         return self.root / name[:2] / name
 
-    def _make_room(self, coming: int, limit: int) -> None:
+    def _make_room(self, num_bytes: int, limit: int) -> None:
         """Remove pages if the cache would exceed its limit; it is measured from time to time."""
         with self._lock:
             if self._written is not None:
-                self._written += coming
+                self._written += num_bytes
                 if self._written < limit // _SCANS:
                     return
             self._written = 0
         # Processes measure at different times, each after a share of the limit.
-        if self.size + coming > limit - limit // _SCANS:
+        if self.size + num_bytes > limit - limit // _SCANS:
             self._remove(int(limit * _LEFT))
 
     def _remove(self, limit: int) -> int:
@@ -164,12 +164,12 @@ class PageCache:
         return freed
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        found = []
+        files = []
         for path in self.root.glob("*/*"):
             with suppress(OSError):
                 about = path.stat()
-                found.append((about.st_mtime, about.st_size, path))
-        return found
+                files.append((about.st_mtime, about.st_size, path))
+        return files
 
 
 _cache_in = cache(PageCache)
@@ -189,8 +189,8 @@ class Pages:
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes from ``start`` to ``stop``."""
         pages = _pages(start, stop)
-        found = b"".join(map(self._page, pages))
-        return found[start - pages.start * PAGE : stop - pages.start * PAGE]
+        content = b"".join(map(self._page, pages))
+        return content[start - pages.start * PAGE : stop - pages.start * PAGE]
 
     def drop(self, start: int, stop: int) -> None:
         """Forget the pages of an interval, because a value on them is damaged."""
@@ -200,28 +200,28 @@ class Pages:
     def start(self, spans: Iterable[tuple[int, int]]) -> set[Future[dict[int, bytes]]]:
         """Start to fetch the pages of intervals that are not in the cache, several at a time.
 
-        Returns the requests that are under way; their results raise what `read` does.
+        Returns the pending requests; their results raise the errors of `read`.
         """
-        wanted = sorted({page for span in spans for page in _pages(*span)})
+        pages = sorted({page for span in spans for page in _pages(*span)})
         with self._lock:
             missing = [
                 page
-                for page in wanted
+                for page in pages
                 if page not in self._coming and not self._cache.has(self._name(page))
             ]
             for run in _runs(missing):
                 future = in_thread(partial(self._fetch_in_turn, run), "offmarl-fetch")
                 self._coming |= dict.fromkeys(run, future)
-            return {self._coming[page] for page in wanted if page in self._coming}
+            return {self._coming[page] for page in pages if page in self._coming}
 
     def _name(self, page: int) -> str:
         return f"{self._identity}.{page}"
 
     def _page(self, page: int) -> bytes:
-        if (coming := self._coming.get(page)) is not None:
-            return coming.result()[page]
-        found = self._cache.get(self._name(page))
-        return self._fetch(range(page, page + 1))[page] if found is None else found
+        if (future := self._coming.get(page)) is not None:
+            return future.result()[page]
+        content = self._cache.get(self._name(page))
+        return self._fetch(range(page, page + 1))[page] if content is None else content
 
     def _fetch_in_turn(self, run: range) -> dict[int, bytes]:
         try:
@@ -236,15 +236,15 @@ class Pages:
         """Fetch pages by one request, and keep them."""
         end = min(run.stop * PAGE, self.remote.size)
         blocks = client.stream(self.remote, run.start * PAGE, end)
-        found: dict[int, bytes] = {}
+        contents: dict[int, bytes] = {}
         try:
             for page, content in zip(run, _paged(blocks), strict=True):
                 self._cache.put(self._name(page), content)
-                found[page] = content
+                contents[page] = content
         except HubError as error:
-            kept = f"Pages fetched before stay in {self._cache.root}."
-            raise type(error)(f"{error} {kept}") from None
-        return found
+            note = f"Pages fetched before stay in {self._cache.root}."
+            raise type(error)(f"{error} {note}") from None
+        return contents
 
 
 _requests = threading.BoundedSemaphore(_REQUESTS)
@@ -257,22 +257,22 @@ def _pages(start: int, stop: int) -> range:
 
 def _paged(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield pages, of which the last may be shorter, from blocks of any size."""
-    held = bytearray()
+    buffer = bytearray()
     for block in blocks:
-        held += block
-        while len(held) >= PAGE:
-            yield bytes(memoryview(held)[:PAGE])
-            del held[:PAGE]
-    if held:
-        yield bytes(held)
+        buffer += block
+        while len(buffer) >= PAGE:
+            yield bytes(memoryview(buffer)[:PAGE])
+            del buffer[:PAGE]
+    if buffer:
+        yield bytes(buffer)
 
 
 def _runs(pages: list[int]) -> list[range]:
     """Group sorted pages that follow one another, into runs of a request each."""
-    found: list[range] = []
+    runs: list[range] = []
     for page in pages:
-        if found and found[-1].stop == page and len(found[-1]) < _REQUEST_PAGES:
-            found[-1] = range(found[-1].start, page + 1)
+        if runs and runs[-1].stop == page and len(runs[-1]) < _REQUEST_PAGES:
+            runs[-1] = range(runs[-1].start, page + 1)
         else:
-            found.append(range(page, page + 1))
-    return found
+            runs.append(range(page, page + 1))
+    return runs

@@ -24,12 +24,12 @@ from huggingface_hub import CommitOperationAdd
 
 from offmarl import records, tracking
 from offmarl.errors import CardError, HubUnreachableError, OptionError, RunError
-from offmarl.hub import client
+from offmarl.hub import cache, client
 from offmarl.hub.card import File, check_files
 from offmarl.hub.install import disk_errors, download_files
 from offmarl.hub.licences import check_link, licence_named
 from offmarl.hub.pushing import commit_files, files_of, open_repository
-from offmarl.hub.readme import model_readme
+from offmarl.hub.readme import README, model_readme
 from offmarl.paths import local
 from offmarl.statistics import estimate, mean
 
@@ -47,7 +47,7 @@ _MOST_BYTES = 10 * 2**30
 """Limit of the sum of a policy's files, pushed or pulled."""
 
 _COMMITTED = "commit_success.txt"
-"""Files of orbax's whose text names a directory of this machine, and that it does not read."""
+"""Name of orbax's marker files, which contain a path of this machine and are never read."""
 
 
 class _Card(records.PolicyCard, frozen=True):
@@ -138,13 +138,13 @@ def push_policy(
     operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
     card = _card(directory, record, repository, terms, summary)
     card["files"] = [asdict(file) for file in files_of(operations)]
-    texts = {CARD: tomli_w.dumps(card), "README.md": model_readme(card, licence_link)}
+    texts = {CARD: tomli_w.dumps(card), README: model_readme(card, licence_link)}
     _parse(texts[CARD], repository)  # so that what is published can be pulled
     operations += [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
     with client.errors_of(repository):
         place = open_repository(repository, private, "model")
-        gone = {path for path in place.files - contents.keys() if _PATH.fullmatch(path)}
-        commit = commit_files(place, operations, message, gone)
+        obsolete = {path for path in place.files - contents.keys() if _PATH.fullmatch(path)}
+        commit = commit_files(place, operations, message, obsolete)
     sent = sum(operation.upload_info.size for operation in operations)
     return PushedPolicy(place.url, commit, sent, card)
 
@@ -152,15 +152,15 @@ def push_policy(
 def _members(directory: Path) -> dict[str, str | bytes]:
     """Return the files of a run that a policy consists of, by their paths in it.
 
-    The record is the published one; those of copies of opponents are not among them.
+    The record has no details of this machine. Files of copies of opponents are not included.
     """
     folder = directory / tracking.CHECKPOINTS
     steps = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
     if not steps:
         raise RunError(f"{directory} has no checkpoint: repeat its command first.")
     last = folder / str(max(steps))
-    found = [*(directory / name for name in _FILES), *last.rglob("*")]
-    files = {x.relative_to(directory).as_posix(): x for x in sorted(found) if x.is_file()}
+    paths = [*(directory / name for name in _FILES), *last.rglob("*")]
+    files = {x.relative_to(directory).as_posix(): x for x in sorted(paths) if x.is_file()}
     record = tracking.plain(tracking.publishable(tracking.read_run(directory)))
     return {
         **{name: b"" if x.name == _COMMITTED else str(x) for name, x in files.items()},
@@ -205,14 +205,14 @@ def _returns(directory: Path) -> dict[str, Any]:
     rows = tracking.read(directory / tracking.METRICS_FILE)
     evaluated = [row for row in rows if tracking.RETURN in row]
     last = max((row["step"] for row in evaluated), default=None)
-    found = {row["seed"]: row[tracking.RETURN] for row in evaluated if row["step"] == last}
-    if not found:
+    by_seed = {row["seed"]: row[tracking.RETURN] for row in evaluated if row["step"] == last}
+    if not by_seed:
         return {}
-    means = np.array([np.mean(values) for values in found.values()])
+    means = np.array([np.mean(values) for values in by_seed.values()])
     value, low, high = estimate(mean, means[:, None])
     interval = {} if low is None else {"low": low, "high": high}
-    each = {"seeds": means.tolist(), "episodes": len(next(iter(found.values())))}
-    return {"mean": value, **interval, **each}
+    sizes = {"seeds": means.tolist(), "episodes": len(next(iter(by_seed.values())))}
+    return {"mean": value, **interval, **sizes}
 
 
 # ---------------------------------------------------------------------------------- pulling
@@ -244,10 +244,13 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     place = client.kept_in("policies", "pulled", repository)
     try:
         remote = client.find(repository, CARD, revision or "main", "model")
+        cache.remember(place, revision or "main", remote.commit)
     except HubUnreachableError:
-        if out is None and (kept := _kept(place, revision)) is not None:
-            return kept
-        raise
+        policy = _newest_pulled(place, cache.commit_of(place, revision or "main"))
+        policy = policy or (None if revision else _newest_pulled(place))
+        if policy is None or out is not None:
+            raise
+        return policy
     run = local(out) if out else place / remote.commit / "run"
     if not run.exists():
         with disk_errors(run):
@@ -266,12 +269,12 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     path, text = Path(name), os.fspath(name)
     if path.exists() or not client.NAME.fullmatch(text):
         return path
-    if (found := _kept(client.kept_in("policies", "pulled", text))) is None:
+    if (policy := _newest_pulled(client.kept_in("policies", "pulled", text))) is None:
         raise RunError(
             f"there is no run at {text}, and no policy of this name was downloaded: give the "
             f"directory of a run, or download the policy with `offmarl pull {text} --policy`."
         )
-    return found.path
+    return policy.path
 
 
 def located(name: str) -> str:
@@ -280,12 +283,12 @@ def located(name: str) -> str:
     return name if local(name).exists() else f"{run_named(run)}{at}{which}"
 
 
-def _kept(place: Path, revision: str = "") -> PulledPolicy | None:
-    """Return the newest policy on this machine, for when the hub cannot be reached."""
-    found = [path for path in place.glob("*/run") if path.parent.name.startswith(revision)]
-    if not found:
+def _newest_pulled(place: Path, commit: str = "") -> PulledPolicy | None:
+    """Return the newest policy of a commit on this machine, by default of any."""
+    runs = [path for path in place.glob("*/run/") if path.parent.name.startswith(commit)]
+    if not runs:
         return None
-    run = max(found, key=lambda path: path.stat().st_mtime)
+    run = max(runs, key=lambda path: path.stat().st_mtime)
     return _installed(run, "", run.parent.name)._replace(asked=False)
 
 
@@ -295,9 +298,9 @@ def _installed(run: Path, repository: str, commit: str) -> PulledPolicy:
         card, _ = _parse((run / CARD).read_text(), str(run))
     except (FileNotFoundError, NotADirectoryError):
         card = {}
-    # The card's own name is another one if the repository was renamed or copied on the hub.
-    same = repository in ("", card.get("repository"))
-    if not card or not same or card.get("commit") != commit:
+    # The name in the card differs if the repository was renamed or copied on the hub.
+    is_same = repository in ("", card.get("repository"))
+    if not card or not is_same or card.get("commit") != commit:
         raise OptionError(f"{run} exists and holds something else: give another --out.")
     return PulledPolicy(run, commit, 0, card)
 

@@ -105,18 +105,19 @@ def pull(
         with _listing_local_datasets():
             source = _find(target, out)
     except HubUnreachableError:
-        if here := kept(target, out):
-            entry, card = here
+        if dataset := kept(target, out):
+            entry, card = dataset
             if time_limit not in (None, entry.record.get(TIME_LIMIT)):
                 entry.note({TIME_LIMIT: time_limit})
-            return _pulled(entry, card, target, 0, asked=False)
+            return _result(entry, card, target, 0, asked=False)
         raise
-    with _opened(source, out, time_limit) as entry:
+    with _locked_place(source, out, time_limit) as entry:
         fetched = _install_missing(entry, source, target.uid)
-        return _pulled(entry, source.card, target, fetched)
+        cache.remember(cache.root() / target.name, target.revision, source.commit)
+        return _result(entry, source.card, target, fetched)
 
 
-def _pulled(entry: Entry, card: Card, target: Target, fetched: int, asked: bool = True) -> Pulled:
+def _result(entry: Entry, card: Card, target: Target, fetched: int, asked: bool = True) -> Pulled:
     paths = entry.uids if target.uid is None else {target.uid: entry.uids[target.uid]}
     checks = {uid: entry.record["uids"][uid]["check"] for uid in paths}
     limit = entry.record.get(TIME_LIMIT)
@@ -129,9 +130,9 @@ def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
     with _listing_local_datasets():
         source = _find(target, out)
     place = _place_of(source, out).path
-    there = next(one for one in (place, *place.parents) if one.is_dir())
+    directory = next(path for path in (place, *place.parents) if path.is_dir())
     sizes = _sizes(source, target.uid)
-    return Plan(source.card, source.commit, sizes, shutil.disk_usage(there).free)
+    return Plan(source.card, source.commit, sizes, shutil.disk_usage(directory).free)
 
 
 def _check_limit(time_limit: int | None) -> None:
@@ -164,7 +165,7 @@ def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     _check_limit(time_limit)
     cache.refuse_several(target)
     paths = pulled(target) if kept(target, None) else pull(name, time_limit=time_limit).paths
-    cache.refuse_several(target)  # of which a card that arrived now may tell
+    cache.refuse_several(target)  # a card that has just arrived may list several
     (path,) = paths.values()
     recorded = Entry(path.parent).record.get(TIME_LIMIT)
     return install.open_limited(path, recorded if time_limit is None else time_limit)
@@ -189,8 +190,8 @@ def _find(target: Target, out: str | os.PathLike[str] | None) -> _Source:
     """Find a dataset on the hub; `UnknownNameError` or `HubError` if that fails."""
     if (card := target.card) is None:
         try:
-            kept = partial(kept_card, target, out=out)
-            commit, card = client.find_card(target.name, target.revision, kept)
+            local_card = partial(kept_card, target, out=out)
+            commit, card = client.find_card(target.name, target.revision, local_card)
         except HubUnreachableError:
             raise
         except HubError as error:
@@ -201,10 +202,9 @@ def _find(target: Target, out: str | os.PathLike[str] | None) -> _Source:
         _check_uid(target.uid, card)
         source = _Source(target.name, card, target.name, commit, None, None)
     else:
-        if card.uids:  # otherwise the archive tells
+        if card.uids:  # otherwise only the archive lists them
             _check_uid(target.uid, card)
         source = _find_archive(card, target.revision)
-    cache.remember(target.name, target.revision, source.commit)
     return source
 
 
@@ -240,7 +240,7 @@ def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> Entry:
 
 
 @contextmanager
-def _opened(
+def _locked_place(
     source: _Source, out: str | os.PathLike[str] | None, time_limit: int | None
 ) -> Iterator[Entry]:
     """Lock the place of a dataset; `HubError` if it holds another one or cannot be written."""
@@ -251,17 +251,17 @@ def _opened(
 
 
 def _claim(entry: Entry, source: _Source, time_limit: int | None) -> None:
-    """Record which dataset the place is for, and what its card says and the vaults do not.
+    """Record which dataset the directory is for, and the facts of its card that vaults lack.
 
     `HubError` if it holds another one.
     """
     about = {"name": source.name, "repository": source.repository, "commit": source.commit}
-    card, found = source.card, entry.record
-    if not found and entry.uids:
+    card, record = source.card, entry.record
+    if not record and entry.uids:
         raise HubError(f"{entry.path} holds vaults that were not pulled: give another --out.")
-    if found and {key: found.get(key) for key in about} != about:
+    if record and {key: record.get(key) for key in about} != about:
         raise HubError(
-            f"{entry.path} holds {found.get('name')} at commit {found.get('commit')}, not "
+            f"{entry.path} holds {record.get('name')} at commit {record.get('commit')}, not "
             f"{source.name} at {source.commit}: give another --out."
         )
     published = {
@@ -272,28 +272,28 @@ def _claim(entry: Entry, source: _Source, time_limit: int | None) -> None:
         "licence_link": card.licence.link,
         "citation": card.citation.strip(),
     }
-    limits = (time_limit, found.get(TIME_LIMIT), card.time_limit)
+    limits = (time_limit, record.get(TIME_LIMIT), card.time_limit)
     facts = about | {
         "card": to_toml(card),  # so that the dataset can be used without the hub
         TIME_LIMIT: next((limit for limit in limits if limit is not None), None),
         PUBLISHED: {k: v for k, v in published.items() if v},
     }
-    if any(found.get(name) != fact for name, fact in facts.items()):
+    if any(record.get(name) != fact for name, fact in facts.items()):
         entry.note(facts)
 
 
 def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
     """Install the vaults that are missing, and return the bytes downloaded."""
-    here = set(entry.record.get("uids", {})) & set(entry.uids)
+    installed = set(entry.record.get("uids", {})) & set(entry.uids)
     if source.archive is None:
-        wanted = [uid] if uid else list(source.card.uids)
-        where = source.repository, source.commit
+        uids = [uid] if uid else list(source.card.uids)
+        origin = source.repository, source.commit
         return sum(
-            install.install_files(entry, source.card, one, *where)
-            for one in wanted
-            if one not in here
+            install.install_files(entry, source.card, name, *origin)
+            for name in uids
+            if name not in installed
         )
-    if uid in here or (uid is None and entry.record.get("whole")):
+    if uid in installed or (uid is None and entry.record.get("whole")):
         return 0
     fetched = install.install_archive(entry, source.card, source.archive, uid, source.published)
     if uid is None:
@@ -304,17 +304,17 @@ def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
 def _sizes(source: _Source, uid: str | None) -> dict[str, Size]:
     card = source.card
     if source.archive is None:
-        files = {one: card.files_of(one)[0].values() for one in ([uid] if uid else card.uids)}
-        totals = {one: sum(file.size for file in some) for one, some in files.items()}
-        return {one: Size(total, total) for one, total in totals.items()}
+        files = {name: card.files_of(name)[0].values() for name in ([uid] if uid else card.uids)}
+        totals = {name: sum(file.size for file in entries) for name, entries in files.items()}
+        return {name: Size(total, total) for name, total in totals.items()}
     with (
         TemporaryDirectory() as scratch,
         install.open_archive(Path(scratch), source.archive, card.name) as archive,
     ):
-        found = {one: files.values() for one, files in archive.of(uid).items()}
+        by_uid = {name: files.values() for name, files in archive.of(uid).items()}
     return {
-        one: Size(sum(x.compress_size for x in some), sum(x.file_size for x in some))
-        for one, some in found.items()
+        name: Size(sum(x.compress_size for x in members), sum(x.file_size for x in members))
+        for name, members in by_uid.items()
     }
 
 
@@ -324,6 +324,6 @@ def _listing_local_datasets() -> Iterator[None]:
     try:
         yield
     except HubUnreachableError as error:
-        here = ", ".join(cache.vault_names())
-        listed = f"Pulled before: {here}." if here else "Nothing was pulled before."
-        raise HubUnreachableError(f"{error} {listed}") from error
+        names = ", ".join(cache.vault_names())
+        hint = f"Pulled before: {names}." if names else "Nothing was pulled before."
+        raise HubUnreachableError(f"{error} {hint}") from error

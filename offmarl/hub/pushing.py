@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils.tqdm import (
     are_progress_bars_disabled,
@@ -34,7 +34,7 @@ from offmarl.hub.card import (
 from offmarl.hub.client import LARGEST
 from offmarl.hub.index import build_index
 from offmarl.hub.licences import Licence, citation_of, in_words, licence_of
-from offmarl.hub.readme import EPISODES, croissant, readme
+from offmarl.hub.readme import EPISODES, README, croissant, readme
 from offmarl.statistics import spread
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
@@ -60,7 +60,7 @@ _MOST_UNUSED = 1 / 6
 """A vault with more unused bytes than these is compacted before it is published."""
 _MANY_FILES = 64
 _SMALL_FILE = 2**22
-"""So is one of more files than these, of fewer bytes on average."""
+"""A vault of more files than these, of fewer bytes on average, is compacted, too."""
 
 
 class Pushed(NamedTuple):
@@ -156,11 +156,11 @@ def push(
         old = None
         if CARD in place.files:
             _, old = client.find_card(repository, place.commit)
-        found = {uid: _read(one) for uid, one in data.items()}
-        data = {uid: one.dataset for uid, one in found.items()}
-        card = _card(found, repository, terms, name, summary, citation)
-        added = {uid: _added(one, card.place_of(uid)) for uid, one in found.items()}
-        uids = {uid: replace(one, files=files_of(added[uid])) for uid, one in card.uids.items()}
+        by_uid = {uid: _read(dataset) for uid, dataset in data.items()}
+        data = {uid: vault.dataset for uid, vault in by_uid.items()}
+        card = _card(by_uid, repository, terms, name, summary, citation)
+        added = {uid: _added(vault, card.place_of(uid)) for uid, vault in by_uid.items()}
+        uids = {uid: replace(entry, files=files_of(added[uid])) for uid, entry in card.uids.items()}
         card = replace(card, uids=uids)
         if old:
             card = _with_others(card, old, repository)
@@ -168,7 +168,7 @@ def push(
         tables = episode_tables(data)
         texts = {
             CARD: to_toml(check(card, f"the card of {repository}")),
-            "README.md": readme(card, repository, [*sorted(others), *tables]),
+            README: readme(card, repository, [*sorted(others), *tables]),
             "croissant.json": croissant(card, repository, place.url, str(date.today())),
         }
         if len(texts[CARD].encode()) > LARGEST:
@@ -177,17 +177,17 @@ def push(
                 "reads: push fewer vaults together."
             )
         contents = tables | {path: text.encode() for path, text in texts.items()}
-        operations = [one for some in added.values() for one in some]
+        operations = [operation for files in added.values() for operation in files]
         operations += [CommitOperationAdd(path, content) for path, content in contents.items()]
         sent = sum(operation.upload_info.size for operation in operations)
-        gone = _paths(old) - _paths(card) if old else set()
-        commit = commit_files(place, operations, message, gone)
+        obsolete = _paths(old) - _paths(card) if old else set()
+        commit = commit_files(place, operations, message, obsolete)
     return Pushed(card, place.url, commit, sent)
 
 
 def _paths(card: Card) -> set[str]:
     """Return the paths of all files that a card lists."""
-    return {file.path for one in card.uids.values() for file in one.files}
+    return {file.path for vault in card.uids.values() for file in vault.files}
 
 
 def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Dataset]:
@@ -195,17 +195,17 @@ def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Dataset]:
     places = [place for path in paths for place in _expand(place_of(path).directory)]
     if not places:
         raise CardError("no vaults to push: give the path of at least one vault.")
-    found = {(one := open_vault(place)).uid: one for place in places}
-    if len(found) < len(places):
+    datasets = {(dataset := open_vault(place)).uid: dataset for place in places}
+    if len(datasets) < len(places):
         raise CardError(f"two vaults have the same uid: {', '.join(map(str, places))}.")
-    first, *others = found.values()
+    first, *others = datasets.values()
     for other in others:
         if difference := other.spec.difference(first.spec):
             raise CardError(
                 f"{other.path} and {first.path} do not belong to one dataset, because they differ "
                 f"in {difference}: push them to separate repositories."
             )
-    return found
+    return datasets
 
 
 def _expand(path: Path) -> list[Path]:
@@ -217,30 +217,30 @@ def _expand(path: Path) -> list[Path]:
     if linked:
         raise refused_link(linked[0])
     inside = store_of(path).vaults() if is_dataset else []
-    return [path / one.name for one in inside] or [path]
+    return [path / vault.name for vault in inside] or [path]
 
 
-def _read(one: Dataset) -> _Vault:
+def _read(dataset: Dataset) -> _Vault:
     """Read a vault once for its digest, and once for its index."""
-    store, path = one.store, one.path
+    store, path = dataset.store, dataset.path
     assert isinstance(store, Directory)
     with errors_of(path):
-        if one.native:
-            one.statistics(tracking.progress)  # which it stores if it can
+        if dataset.native:
+            dataset.statistics(tracking.progress)  # stored in the vault if possible
         if _is_untidy(store):
             with suppress(VaultError):  # it is locked, or there is no room: publish it as it is
                 compact(path)
         manifest = (store.directory / MANIFEST).read_bytes()
-        one = open_vault(path)
-        digest = one.digest()
-        contents = Contents.of(one.store)
-        listing = build_index(contents, one.uid)
+        dataset = open_vault(path)
+        digest = dataset.digest()
+        contents = Contents.of(dataset.store)
+        listing = build_index(contents, dataset.uid)
         files = [store.directory / name for name in sorted(live_files(store))]
         if (store.directory / MANIFEST).read_bytes() != manifest:
             raise VaultConflictError(
                 f"{path} was written to while it was read: push it when its writer is done."
             )
-    return _Vault(one, digest, manifest, listing, [file for file in files if file.is_file()])
+    return _Vault(dataset, digest, manifest, listing, [file for file in files if file.is_file()])
 
 
 def _is_untidy(store: Directory) -> bool:
@@ -252,21 +252,21 @@ def _is_untidy(store: Directory) -> bool:
     return wasteful or (len(sizes) > _MANY_FILES and total < _SMALL_FILE * len(sizes))
 
 
-def _added(one: _Vault, place: str) -> list[CommitOperationAdd]:
+def _added(vault: _Vault, place: str) -> list[CommitOperationAdd]:
     """Return the files of a vault, at their paths in the repository."""
-    metadata = one.dataset.path / METADATA
+    metadata = vault.dataset.path / METADATA
     return [
         CommitOperationAdd(f"{place}/{METADATA}", str(metadata)),
-        CommitOperationAdd(f"{place}/{MANIFEST}", one.manifest),
-        *(CommitOperationAdd(f"{place}/{DATA}/{file.name}", str(file)) for file in one.files),
-        CommitOperationAdd(index_of(one.dataset.uid), one.listing),
+        CommitOperationAdd(f"{place}/{MANIFEST}", vault.manifest),
+        *(CommitOperationAdd(f"{place}/{DATA}/{file.name}", str(file)) for file in vault.files),
+        CommitOperationAdd(index_of(vault.dataset.uid), vault.listing),
     ]
 
 
 def files_of(added: Sequence[CommitOperationAdd]) -> tuple[File, ...]:
     """Return the files of a commit, as a card lists them."""
     return tuple(
-        File(one.path_in_repo, one.upload_info.size, one.upload_info.sha256.hex()) for one in added
+        File(x.path_in_repo, x.upload_info.size, x.upload_info.sha256.hex()) for x in added
     )
 
 
@@ -277,12 +277,12 @@ def episode_tables(data: Mapping[str, Dataset]) -> dict[str, bytes]:
     import pyarrow
     from pyarrow import parquet
 
-    found = {}
-    for uid, one in data.items():
+    tables = {}
+    for uid, dataset in data.items():
         buffer = pyarrow.BufferOutputStream()
-        parquet.write_table(one.episodes.to_arrow(), buffer, compression="zstd")
-        found[f"{EPISODES}/{uid}.parquet"] = buffer.getvalue().to_pybytes()
-    return found
+        parquet.write_table(dataset.episodes.to_arrow(), buffer, compression="zstd")
+        tables[f"{EPISODES}/{uid}.parquet"] = buffer.getvalue().to_pybytes()
+    return tables
 
 
 class Repository(NamedTuple):
@@ -302,13 +302,13 @@ def open_repository(name: str, private: bool, kind: client.Kind) -> Repository:
     client.reach()
     api, place = HfApi(), f"datasets/{name}" if kind == "dataset" else name
     api.create_repo(name, repo_type=kind, private=private, exist_ok=True)
-    found: Any = api.repo_info(name, repo_type=kind)
-    files = {one.rfilename for one in found.siblings or ()}
-    return Repository(api, name, kind, f"{api.endpoint}/{place}", found.sha or "", files)
+    info: Any = api.repo_info(name, repo_type=kind)
+    files = {sibling.rfilename for sibling in info.siblings or ()}
+    return Repository(api, name, kind, f"{api.endpoint}/{place}", info.sha or "", files)
 
 
 def _card(
-    found: Mapping[str, _Vault],
+    vaults: Mapping[str, _Vault],
     repository: str,
     licence: Licence,
     name: str | None,
@@ -316,10 +316,10 @@ def _card(
     citation: str,
 ) -> Card:
     """Return the card of vaults, without their files."""
-    data = {uid: one.dataset for uid, one in found.items()}
+    data = {uid: vault.dataset for uid, vault in vaults.items()}
     first = next(iter(data.values()))
-    owner, _, called = repository.rpartition("/")
-    environment = first.spec.name if first.spec.name.count("/") == 1 else f"unknown/{called}"
+    owner, _, project = repository.rpartition("/")
+    environment = first.spec.name if first.spec.name.count("/") == 1 else f"unknown/{project}"
     kind = "discrete" if isinstance(first.spec.action, Discrete) else "continuous"
     time_limit, quirks = _time_limit(data)
     origins = " ".join(dict.fromkeys(map(in_words, data.values())))
@@ -330,7 +330,7 @@ def _card(
             num_agents=first.spec.num_agents,
             citation=citation or citation_of([*data.values()]),
             licence=licence,
-            uids={uid: _describe(one.dataset, one.digest) for uid, one in found.items()},
+            uids={uid: _describe(vault.dataset, vault.digest) for uid, vault in vaults.items()},
             action={kind: first.spec.action_size},
             observation_size=first.spec.observation_size,
             state_size=first.spec.state_size,
@@ -344,27 +344,27 @@ def _card(
 
 def _with_others(card: Card, old: Card, repository: str) -> Card:
     """Add the vaults that a repository holds; `CardError` if one card cannot describe them all."""
-    kept = {uid: one for uid, one in old.uids.items() if uid not in card.uids}
-    if not kept:
+    others = {uid: vault for uid, vault in old.uids.items() if uid not in card.uids}
+    if not others:
         return card
     for name, now in vars(card).items():
         before = getattr(old, name)
         if name not in ("uids", "summary", "citation", "quirks") and now != before:
             raise CardError(
-                f"{repository} holds {', '.join(kept)} with another {name} ({before}) "
+                f"{repository} holds {', '.join(others)} with another {name} ({before}) "
                 f"than what is pushed ({now}), but a card has one: give the same, or push to "
                 "another repository."
             )
     return replace(
         card,
-        uids={**kept, **card.uids},
-        summary=_both(old.summary, card.summary),
-        citation=_both(old.citation, card.citation),
+        uids={**others, **card.uids},
+        summary=_joined(old.summary, card.summary),
+        citation=_joined(old.citation, card.citation),
         quirks=tuple(dict.fromkeys((*old.quirks, *card.quirks))),
     )
 
 
-def _both(old: str, new: str) -> str:
+def _joined(old: str, new: str) -> str:
     return old if new in old else f"{old}\n\n{new}".strip()
 
 
@@ -374,35 +374,35 @@ def _time_limit(data: dict[str, Dataset]) -> tuple[int | None, tuple[str, ...]]:
     Vaults of offmarl store their own limit. Others have only that of the card, which holds one:
     `CardError` if their limits differ.
     """
-    limits = {uid: one.spec.time_limit for uid, one in data.items()}
+    limits = {uid: dataset.spec.time_limit for uid, dataset in data.items()}
     if len(set(limits.values())) == 1:
         return next(iter(limits.values())), ()
-    listed = ", ".join(f"{uid} {limit or 'unknown'}" for uid, limit in limits.items())
-    if not all(one.native for one in data.values()):
+    by_uid = ", ".join(f"{uid} {limit or 'unknown'}" for uid, limit in limits.items())
+    if not all(dataset.native for dataset in data.values()):
         raise CardError(
-            f"these vaults have different time limits ({listed}), but a card holds only one: push "
+            f"these vaults have different time limits ({by_uid}), but a card holds only one: push "
             "them to separate repositories."
         )
-    return None, (f"The time limits of the uids differ: {listed}.",)
+    return None, (f"The time limits of the uids differ: {by_uid}.",)
 
 
-def _describe(one: Dataset, digest: str) -> Uid:
-    episodes = one.episodes
+def _describe(dataset: Dataset, digest: str) -> Uid:
+    episodes = dataset.episodes
     teams = {
         team: {f"return_{name}": value for name, value in spread(returns).items()}
         for team, returns in episodes.complete_team_returns.items()
         if len(returns)
     }
-    known: dict[str, Any] = next(iter(teams.values()), {})
+    statistics: dict[str, Any] = next(iter(teams.values()), {})
     if len(episodes.teams) > 1:
-        known = {"teams": {team: TeamReturns(**values) for team, values in teams.items()}}
+        statistics = {"teams": {team: TeamReturns(**values) for team, values in teams.items()}}
     return Uid(
-        one.num_steps,
+        dataset.num_steps,
         len(episodes.row),
         incomplete=episodes.incomplete or None,
         digest=digest,
-        origin=in_words(one),
-        **known,
+        origin=in_words(dataset),
+        **statistics,
     )
 
 
@@ -414,11 +414,13 @@ def commit_files(
 ) -> str:
     """Upload what the hub does not have, and commit everything or nothing.
 
-    `HubError` if the commit would not hold, or does not hold, what was sent.
+    `HubError` if another commit was made meanwhile, or the new one lacks what was sent.
     """
     api, repository, kind = place.api, place.name, place.kind
+    page: Any = next(x.path_or_fileobj for x in operations if x.path_in_repo == README)
     try:
-        # Written to a file, the client's progress bars would fill it.
+        RepoCard(page.decode()).validate(kind)  # before the files are uploaded
+        # The client's progress bars would fill a log file.
         with _bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
             # An empty .gitignore in place of the repository's, which would leave files out.
             api.preupload_lfs_files(
@@ -449,15 +451,15 @@ def commit_files(
             f"the upload to {repository} failed ({error.__cause__ or error}): nothing was "
             "committed. Repeat the command, which sends what is missing."
         ) from error
-    found: Any = api.repo_info(repository, repo_type=kind, revision=done.oid, files_metadata=True)
-    there = {one.rfilename: (one.size, one.lfs and one.lfs.sha256) for one in found.siblings or ()}
-    for one in operations:
-        size, sha256 = there.get(one.path_in_repo, (-1, None))
-        sent = one.upload_info
+    info: Any = api.repo_info(repository, repo_type=kind, revision=done.oid, files_metadata=True)
+    files = {x.rfilename: (x.size, x.lfs and x.lfs.sha256) for x in info.siblings or ()}
+    for operation in operations:
+        size, sha256 = files.get(operation.path_in_repo, (-1, None))
+        sent = operation.upload_info
         if size not in (None, sent.size) or sha256 not in (None, sent.sha256.hex()):
             raise HubError(
-                f"{repository} does not hold {one.path_in_repo} as it was sent (commit {found.sha})"
-                ": the hub, or a proxy on the way, left it out or changed it. Repeat the command."
+                f"{repository} does not hold {operation.path_in_repo} as it was sent (commit "
+                f"{info.sha}): the hub, or a proxy, left it out or changed it. Repeat the command."
             )
     return done.oid
 
@@ -480,5 +482,5 @@ def _leaves(spec: EnvSpec) -> dict[str, str] | None:
     if not typed(spec):
         return None
     trees = (OBSERVATIONS, STATE, EXTRAS)
-    found = leaves(spec).items()
-    return {name: f"{leaf.dtype} {leaf.shape}" for name, leaf in found if name.startswith(trees)}
+    arrays = leaves(spec).items()
+    return {name: f"{leaf.dtype} {leaf.shape}" for name, leaf in arrays if name.startswith(trees)}

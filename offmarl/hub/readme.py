@@ -25,6 +25,7 @@ _SIZES = (
 
 EPISODES = "episodes"
 """The directory of the Parquet tables of episodes in a repository."""
+README = "README.md"
 
 
 def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
@@ -34,15 +35,15 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
     """
     from huggingface_hub import DatasetCard, DatasetCardData  # reading cards does not need it
 
-    splits = [{"split": re.sub(r"\W", "_", Path(one).stem), "path": one} for one in tables]
-    shown: dict[str, Any] = (
+    splits = [{"split": re.sub(r"\W", "_", Path(table).stem), "path": table} for table in tables]
+    viewer: dict[str, Any] = (
         {"configs": [{"config_name": EPISODES, "data_files": splits}]} if splits else {}
     )
     licence: dict[str, Any] = {**hub_metadata(card.licence.data, card.licence.link)}
-    steps = sum(one.steps or 0 for one in card.uids.values())
+    steps = sum(vault.steps or 0 for vault in card.uids.values())
     metadata = DatasetCardData(
         **licence,
-        **shown,
+        **viewer,
         pretty_name=card.name,
         task_categories=["reinforcement-learning"],
         size_categories=[next((name for most, name in _SIZES if steps < most), "n>1T")],
@@ -60,16 +61,16 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
 
 
 def _text(template: str, **context: Any) -> str:
-    found = templates("offmarl.hub", keep_trailing_newline=True).get_template(template)
-    return str(found.render(**context))
+    page = templates("offmarl.hub", keep_trailing_newline=True).get_template(template)
+    return str(page.render(**context))
 
 
-def _returns(one: Uid) -> str:
+def _returns(vault: Uid) -> str:
     """Format the mean return, or that of each team."""
-    if not one.teams:
-        return _mean(one.return_mean, one.return_std)
-    found = one.teams.items()
-    return ", ".join(f"{name} {_mean(team.return_mean, team.return_std)}" for name, team in found)
+    if not vault.teams:
+        return _mean(vault.return_mean, vault.return_std)
+    teams = vault.teams.items()
+    return ", ".join(f"{name} {_mean(team.return_mean, team.return_std)}" for name, team in teams)
 
 
 def _mean(mean: float | None, std: float | None) -> str:
@@ -93,7 +94,7 @@ def croissant(card: Card, repository: str, url: str, published: str) -> str:
         "citeAs": card.citation or f"{card.name}, {url}",
         "keywords": ["multi-agent reinforcement learning", "offline reinforcement learning"],
         "distribution": [
-            _file_object(file, uid, url) for uid, one in card.uids.items() for file in one.files
+            _file_object(file, uid, url) for uid, vault in card.uids.items() for file in vault.files
         ],
     }
     return json.dumps(data, indent=2) + "\n"
@@ -127,12 +128,12 @@ def model_readme(card: Mapping[str, Any], licence_link: str | None) -> str:
     """Return the README.md of a policy's repository, which is its model card."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData  # pulling does not need them
 
-    returns = card["returns"]
+    returns, environment = card["returns"], card["environment"] or "unknown"
     results = returns and [
         EvalResult(
             task_type="reinforcement-learning",
-            dataset_type=card["environment"] or "unknown",
-            dataset_name=card["environment"] or "unknown",
+            dataset_type=environment,
+            dataset_name=environment,
             metric_type="mean_reward",
             metric_value=number(returns["mean"]),
         )
@@ -146,6 +147,5 @@ def model_readme(card: Mapping[str, Any], licence_link: str | None) -> str:
         model_name=card["name"].rpartition("/")[2],
         eval_results=results or None,
     )
-    where = card["environment"] or "unknown"
-    text = _text("policy.md", card=card, where=where)
+    text = _text("policy.md", card=card, environment=environment)
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}"))

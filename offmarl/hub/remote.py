@@ -63,7 +63,7 @@ def parse(url: Url) -> Address:
 
 
 class PublishedValues:
-    """The values of a published vault, read from its files; a `KeyValues` that nothing writes to.
+    """The values of a published vault, read from its files; a read-only `KeyValues`.
 
     ``files`` are those of the vault, by their paths in its directory.
     """
@@ -115,9 +115,9 @@ class PublishedValues:
     ) -> bytes:
         """Return an interval of a file; it is fetched again if it is damaged."""
         for _ in range(_TRIES):
-            found = pages.read(start, stop)
-            if is_intact(found):
-                return found
+            content = pages.read(start, stop)
+            if is_intact(content):
+                return content
             pages.drop(start, stop)
         raise HubChecksumError(
             f"bytes {start} to {stop} of {pages.remote.url} arrived {_TRIES} times with a "
@@ -140,10 +140,10 @@ class PublishedValues:
         self._fetch(spans)
 
     def _fetch(self, spans: Mapping[str, Iterable[tuple[int, int]]]) -> None:
-        coming = [
-            future for path, some in spans.items() for future in self._pages(path).start(some)
+        futures = [
+            future for path, ranges in spans.items() for future in self._pages(path).start(ranges)
         ]
-        for future in coming:
+        for future in futures:
             future.result()
 
     def sizes(self, prefix: str) -> Mapping[str, int]:
@@ -212,8 +212,8 @@ class HubDriver(Registered):
         """Whether the address names a vault of the dataset."""
         if self.address.uid is None:
             return False
-        if self._uid not in (known := self._found[1].uids):
-            error = unknown_name("uid", self._uid, known)
+        if self._uid not in (uids := self._found[1].uids):
+            error = unknown_name("uid", self._uid, uids)
             raise VaultNotFoundError(f"{self.path}: {error}")
         return True
 

@@ -72,7 +72,7 @@ class Launcher(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the launcher holds."""
+        """Release the launcher's resources."""
         ...
 
 
@@ -124,7 +124,7 @@ def launch(
 
 
 def _launcher(name: str) -> type[Launcher]:
-    """Return a launcher by its name, or of another module."""
+    """Return the class of a launcher, by its name or as MODULE:CLASS."""
     module, _, kind = LAUNCHERS.get(name, name).partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), kind)):
         raise OptionError(
@@ -143,13 +143,13 @@ class Task:
     blocks: Sequence[int]
     """Its blocks that are missing."""
     job: Job | None = None
-    """None while it waits for what its blocks need, and once it has ended."""
+    """None while it waits for other blocks, and once it has ended."""
     deaths: int = 0
     reason: str = ""
     """Why it was given up, if it was."""
     result: str = ""
-    """What it made, if its work says so."""
-    ended: float = 0.0
+    """Description of its result, if the work has one."""
+    end: float = 0.0
     """When it was done, in seconds since 1970."""
     status: Status = Status()  # noqa: RUF009 - a named tuple cannot be changed
 
@@ -169,10 +169,10 @@ class _Launch:
         blocks: dict[int, list[int]] = {}
         for block in work.missing():
             blocks.setdefault(block % of, []).append(block)
-        where = str(work.directory), str(Path.cwd())
+        paths = str(work.directory), str(Path.cwd())
         self._tasks = [
             Task(
-                Call(entry, arguments, number, of, *where),
+                Call(entry, arguments, number, of, *paths),
                 work.label(number) if work.goes_on else f"task {number} of {of}",
                 blocks[number],
             )
@@ -185,7 +185,7 @@ class _Launch:
         return {task: task.job for task in self._tasks if task.job is not None}
 
     def run(self, launcher: Launcher) -> dict[str, Path]:
-        """Run the tasks; return what failed, as `Launched` has it."""
+        """Run the tasks; return the logs of failed blocks by their labels."""
         for task in self._tasks:
             task.call.status.unlink(missing_ok=True)
         cancelled = False
@@ -215,7 +215,7 @@ class _Launch:
         return self._failures()
 
     def _submit(self, launcher: Launcher) -> None:
-        """Start the tasks that can begin; drop all if nothing makes what they need."""
+        """Start the tasks that are ready; drop all if no running task makes what they need."""
         ready = [task for task in self._waiting if any(map(self._work.is_ready, task.blocks))]
         if ready:
             jobs = launcher.submit([task.call for task in ready])
@@ -226,13 +226,13 @@ class _Launch:
             self._waiting.clear()
 
     def _end(self, task: Task, died: BaseException | None) -> None:
-        """Take a task whose process has ended it; it waits for its next start if it died."""
+        """Record how a task ended; one that died or was stopped is queued again."""
         status = read_status(task.call)
         state = "died" if died is not None else status.state
         if state == "done":
-            task.result, task.ended = self._work.result(task.call.number), time.time()
-            if task.result and not tracking.console().is_terminal:  # which has a table
-                took = timedelta(seconds=round(task.ended - status.since))
+            task.result, task.end = self._work.result(task.call.number), time.time()
+            if task.result and not tracking.console().is_terminal:  # a terminal has a table
+                took = timedelta(seconds=round(task.end - status.since))
                 tracking.notice(f"{task.name}: {task.result} after {took}")
             return
         if state == "failed" or (state == "crashed" and self._work.goes_on):
@@ -264,7 +264,7 @@ class _Launch:
         return f"{count - len(self._work.missing())} of {count} blocks"
 
     def _failures(self) -> dict[str, Path]:
-        """Return what failed in work that goes on without it; `RunError` for other work."""
+        """Return the logs of failed blocks; `RunError` if the work does not go on without them."""
         failed = [task for task in self._tasks if task.reason]
         if not failed:
             return {}
@@ -284,26 +284,26 @@ class _Launch:
 
 @contextmanager
 def task_table(name: str, tasks: Sequence[Task]) -> Iterator[Callable[[bool], None]]:
-    """Yield a function that shows the tasks, told whether they are over; it may be called often.
+    """Yield a function that shows the tasks; its argument tells whether all have ended.
 
     A terminal gets a table; other outputs get a line every few seconds.
     """
     live = Live(console=tracking.console(), auto_refresh=False)
     in_terminal = tracking.console().is_terminal and not tracking.is_quiet()
-    read = printed = time.monotonic()
+    read_at = printed_at = time.monotonic()
 
     def show(over: bool) -> None:
-        nonlocal read, printed
+        nonlocal read_at, printed_at
         now = time.monotonic()
-        if not over and now - read < _SECONDS_BETWEEN_READS:
+        if not over and now - read_at < _SECONDS_BETWEEN_READS:
             return
-        read = now
+        read_at = now
         for task in tasks:
             task.read_status()
         if in_terminal:
             live.update(Group(rows_of(tasks), _summary(tasks)), refresh=True)
-        elif over or now - printed >= _SECONDS_BETWEEN_LINES:
-            printed = now
+        elif over or now - printed_at >= _SECONDS_BETWEEN_LINES:
+            printed_at = now
             running = [task.name for task in tasks if task.status.state == "running"]
             now_running = f"; now {', '.join(running[:_NAMED])}" if running else ""
             tracking.notice(f"{name}: {_summary(tasks)}{now_running}")
@@ -322,22 +322,22 @@ def _summary(tasks: Sequence[Task]) -> str:
 
 
 def _time_left(tasks: Sequence[Task]) -> str:
-    """Return when the tasks will end, if those that are left take the mean of those with results.
+    """Estimate the time left: each task takes the mean of those with results.
 
-    As many run side by side as now.
+    As many tasks run side by side as now.
     """
-    took = [task.ended - task.status.since for task in tasks if task.result]
-    begun = [task.status.since for task in tasks if task.status.state == "running"]
-    if not took or not begun:
+    took = [task.end - task.status.since for task in tasks if task.result]
+    starts = [task.status.since for task in tasks if task.status.state == "running"]
+    if not took or not starts:
         return ""
     mean, waiting = sum(took) / len(took), sum(task.status.state == "waiting" for task in tasks)
-    left = waiting * mean + sum(max(since + mean - time.time(), 0) for since in begun)
-    return f"; about {timedelta(seconds=round(left / len(begun)))} left"
+    seconds = waiting * mean + sum(max(since + mean - time.time(), 0) for since in starts)
+    return f"; about {timedelta(seconds=round(seconds / len(starts)))} left"
 
 
 def rows_of(tasks: Sequence[Task]) -> RenderableType:
     """Return a table of the tasks that matter most now."""
-    order = sorted(tasks, key=lambda task: (_ORDER.index(task.status.state), -task.ended))
+    order = sorted(tasks, key=lambda task: (_ORDER.index(task.status.state), -task.end))
     columns = "task", "state", "blocks", "time", "host", "result, or last line of the log"
     return table(columns, map(_row, order[:_ROWS]))
 
@@ -348,7 +348,7 @@ def _row(task: Task) -> list[str]:
         task.name,
         status.state,
         f"{status.done}/{status.total}" if status.total else "",
-        f"{(task.ended or time.time()) - status.since:,.0f} s" if running or task.ended else "",
+        f"{(task.end or time.time()) - status.since:,.0f} s" if running or task.end else "",
         status.host,
         task.result or (_last_line(task.call.log) if status.state != "waiting" else ""),
     ]
@@ -362,13 +362,13 @@ def _last_line(log: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    kept = [line for line in lines if line.strip() and not line.startswith("#")]
-    return one_line(kept[-1])[:80] if kept else ""
+    entries = [line for line in lines if line.strip() and not line.startswith("#")]
+    return one_line(entries[-1])[:80] if entries else ""
 
 
 @contextmanager
 def stopping() -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the SIGINT or SIGTERM that came, or 0; a second one raises."""
+    """Yield a function that returns the SIGINT or SIGTERM received, or 0; a second one raises."""
     received = [0]
 
     def handle(signum: int, _frame: FrameType | None) -> None:

@@ -70,7 +70,7 @@ class LocalLauncher:
         self._threads.shutdown()
 
     def _run(self, call: Call) -> None:
-        """Run a task in an idle process, or in a new one; raise how the process died."""
+        """Run a task in an idle process, or in a new one; `RunError` if the process dies."""
         with self._lock:
             if self._stopping:
                 return
@@ -88,8 +88,8 @@ class LocalLauncher:
                 worker.end()
 
     def _new_worker(self) -> "_Worker":
-        taken = {worker.cores for worker in self._workers}
-        self._workers.append(_Worker(next(group for group in self._groups if group not in taken)))
+        busy = {worker.cores for worker in self._workers}
+        self._workers.append(_Worker(next(group for group in self._groups if group not in busy)))
         return self._workers[-1]
 
 
@@ -98,8 +98,8 @@ class _Worker:
 
     def __init__(self, cores: tuple[int, ...]):
         self.cores = cores
-        root, given = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
-        path = os.pathsep.join([root, given] if given else [root])  # also from a checkout
+        root, pythonpath = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
+        path = os.pathsep.join([root, pythonpath] if pythonpath else [root])  # also from a checkout
         self.process = subprocess.Popen(
             [sys.executable, "-m", "offmarl.launch.local"],
             stdin=subprocess.PIPE,
@@ -150,12 +150,12 @@ def own_cores() -> list[int]:
 
 
 def threads() -> int:
-    """Return the number of threads that XLA computes with on a CPU, if there are not more devices.
+    """Return the number of threads with which XLA computes on a CPU of as many devices or fewer.
 
-    It is that of the cores of this process, unless a variable of XLA's says otherwise.
+    It is the number of cores of this process, unless an environment variable sets another one.
     """
-    asked = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
-    return int(asked) if asked.isdecimal() and int(asked) else len(own_cores())
+    setting = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
+    return int(setting) if setting.isdecimal() and int(setting) else len(own_cores())
 
 
 def core_groups(count: int | None) -> list[tuple[int, ...]]:
@@ -176,8 +176,8 @@ def environment(cores: tuple[int, ...]) -> dict[str, str]:
 
 def _has_accelerator() -> bool:
     """Whether JAX may find an accelerator; to ask JAX would take its memory."""
-    wanted = os.environ.get("JAX_PLATFORMS", "") != "cpu"
-    return wanted and any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "accel*"))
+    may_use = os.environ.get("JAX_PLATFORMS", "") != "cpu"
+    return may_use and any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "accel*"))
 
 
 # ---------------------------------------------------------------------------------- the process

@@ -18,7 +18,7 @@ _MOST = 1_000
 
 
 class RayLauncher:
-    """Runs tasks as Ray tasks, for each of which a thread waits.
+    """Runs tasks as Ray tasks; a thread waits for each.
 
     Options are the ``address`` of a running cluster (by default that of ``RAY_ADDRESS``, or a new
     cluster on this machine), and the resources of a task.
@@ -37,7 +37,7 @@ class RayLauncher:
         started = {} if address else {"num_cpus": workers, "include_dashboard": False}
         try:
             with warnings.catch_warnings():
-                # JAX warns about forks; those of Ray start other programs at once.
+                # JAX warns about forks; Ray's start other programs at once.
                 warnings.filterwarnings("ignore", ".*fork", RuntimeWarning)
                 self._ray.init(
                     address=address, log_to_driver=False, logging_level="ERROR", **started
@@ -49,19 +49,19 @@ class RayLauncher:
         resources = {name: options[name] for name in _RESOURCES if name in options}
         if not address:
             self._check_room(resources)
-        # The launch itself starts tasks again whose processes die.
+        # The launch itself restarts tasks whose processes die.
         self._task = self._ray.remote(**{"num_cpus": 1, "max_retries": 0, **resources})(run_task)
         self._threads = ThreadPoolExecutor(workers or _MOST)
         self._running: list[Any] = []
 
     def _check_room(self, resources: Mapping[str, Any]) -> None:
-        """Refuse tasks that a cluster of this machine alone never has room for."""
-        here = self._ray.cluster_resources()
+        """Raise `OptionError` for resources that a cluster of this machine does not have."""
+        capacity = self._ray.cluster_resources()
         for name, key in (("num_cpus", "CPU"), ("num_gpus", "GPU"), ("memory", "memory")):
-            if (asked := resources.get(name, 0)) > (most := here.get(key, 0)):
+            if (amount := resources.get(name, 0)) > (most := capacity.get(key, 0)):
                 self.close()
                 raise OptionError(
-                    f"--launcher-option {name}={asked:,}: the cluster that is started on this "
+                    f"--launcher-option {name}={amount:,}: the cluster that is started on this "
                     f"machine has {most:,.0f}. Ask for less, give more --jobs, or give the "
                     "address of a larger cluster."
                 )
@@ -90,12 +90,12 @@ class RayLauncher:
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    """Refuse options that Ray would not see, or would not understand."""
-    known = ("address", *_RESOURCES)
+    """Raise `OptionError` for unknown options, and for values that are not numbers."""
+    names = ("address", *_RESOURCES)
     for name, value in options.items():
-        if name not in known:
+        if name not in names:
             raise OptionError(
-                f"--launcher-option: the launcher ray has no {name!r}, but {', '.join(known)}."
+                f"--launcher-option: the launcher ray has no {name!r}, but {', '.join(names)}."
             )
         if name in _NUMBERS and not (isinstance(value, int | float) and 0 <= value < float("inf")):
             raise OptionError(f"--launcher-option {name} must be a number: got {value!r}.")

@@ -109,10 +109,14 @@ class SlurmLauncher:
         """When SLURM no longer had a job."""
 
     def _update(self, name: str, workers: int | None, options: Mapping[str, Any]) -> None:
-        chosen = {key if key in _GENERAL else f"slurm_{key}": x for key, x in options.items()}
-        known = {"name": name, "timeout_min": _MINUTES, "slurm_array_parallelism": workers or _MOST}
+        parameters = {key if key in _GENERAL else f"slurm_{key}": x for key, x in options.items()}
+        defaults = {
+            "name": name,
+            "timeout_min": _MINUTES,
+            "slurm_array_parallelism": workers or _MOST,
+        }
         try:
-            self._executor.update_parameters(**{**known, **chosen})
+            self._executor.update_parameters(**{**defaults, **parameters})
         except (NameError, TypeError, ValueError) as error:
             raise OptionError(f"--launcher-option: submitit refuses it: {error}") from None
 

@@ -1,7 +1,7 @@
 """Transforms of vaults in blocks, which many tasks share.
 
-A block is an interval of the episodes of one source. Its vault holds what the transform takes of
-them, with the policy ids of all sources joined. The blocks depend on the sources only. Joined in
+A block is an interval of the episodes of one source. Its vault holds the steps that the transform
+selects, with the policy ids of all sources joined. The blocks depend on the sources only. Joined in
 order they are, to the bit, the vault that the transform makes in one process.
 """
 
@@ -70,9 +70,9 @@ class TransformWork(Work):
         super().__init__(plan.operation, directory, identity, len(self.blocks))
 
     def run(self, block: int) -> None:
-        """Write the vault of a block; none if nothing is taken of it."""
+        """Write the vault of a block; none if nothing is selected."""
         pieces = self._pieces(block)
-        self._note(block, pieces)
+        self._write_pieces(block, pieces)
         if not pieces.steps:
             return
         source, copied = self.sources[self.blocks[block].source], self._vault(block, "copied")
@@ -89,8 +89,8 @@ class TransformWork(Work):
         """Whether the vault exists, and this work made it."""
         if not (self.path / "metadata.json").exists():
             return False
-        made = vault.open_vault(self.path).provenance.get(_KEY)
-        if made != self.identity:
+        identity = vault.open_vault(self.path).provenance.get(_KEY)
+        if identity != self.identity:
             raise RunError(
                 f"{self.path} exists already, and other tasks or another command made it: choose "
                 "another path."
@@ -99,20 +99,20 @@ class TransformWork(Work):
 
     def join(self) -> None:
         """Write the blocks one after the other into the new vault."""
-        notes = [self._noted(block) for block in range(self.num_blocks)]
-        taken = [
+        notes = [self._read_pieces(block) for block in range(self.num_blocks)]
+        selections = [
             (
                 source,
                 _joined(notes[i] for i, block in enumerate(self.blocks) if block.source == number),
             )
             for number, source in enumerate(self.sources)
         ]
-        execute.steps_of(taken)
-        named = lineage.merged(taken)
+        execute.steps_of(selections)
+        origins = lineage.merged(selections)
         written = [number for number, pieces in enumerate(notes) if pieces.steps]
         blocks = [vault.open_vault(self._vault(number)) for number in written]
         arguments = self._arguments(blocks[0])
-        about = lineage.provenance_of(self.transform.operation, arguments, taken, named)
+        about = lineage.provenance_of(self.transform.operation, arguments, selections, origins)
         execute.join_rows(
             blocks,
             self.path,
@@ -120,11 +120,11 @@ class TransformWork(Work):
             tracking.progress,
             execute.codec_of(self.transform.vaults, self.transform.codec),
             self.transform.chunk_steps,
-            partial(lineage.remap, source=self._named, target=named),
+            partial(lineage.remap, source=self._origins, target=origins),
         )
 
     def plan(self, tasks: int | None) -> dict[str, Any]:
-        """Return sizes: of what is read, of a task's memory, and on disk while joining."""
+        """Return the sizes of the sources, of a task's memory, and on disk while joining."""
         vaults = self.transform.vaults
         steps = sum(source.num_steps for source in vaults)
         size = sum(source.num_steps * _step_bytes(source) for source in vaults)
@@ -149,13 +149,13 @@ class TransformWork(Work):
         ]
 
     @cached_property
-    def _named(self) -> list[Named]:
-        """The origins of all sources, by whose ids the blocks name policies."""
-        return lineage.merge(named for source in self.sources for named in source.named)
+    def _origins(self) -> list[Named]:
+        """The origins of all sources, which define the policy ids in blocks."""
+        return lineage.merge(origin for source in self.sources for origin in source.named)
 
     @cached_property
-    def _chosen(self) -> list[Pieces] | None:
-        """What is taken of each source; None if that cannot be told from the episode tables."""
+    def _selections(self) -> list[Pieces] | None:
+        """The selection of each source; None if it does not follow from the episode tables."""
         if self.transform.reads_steps:
             return None
         return list(self.transform.select(self.sources, None))
@@ -163,16 +163,16 @@ class TransformWork(Work):
     # ------------------------------------------------------------------------ blocks
 
     def _pieces(self, block: int) -> Pieces:
-        """Return what is taken of a block."""
+        """Return the selection of a block."""
         number, start, stop = self.blocks[block]
-        chosen = self._chosen
-        if chosen is None:
+        selections = self._selections
+        if selections is None:
             within = [
-                _inside(whole_episodes(reader), *((start, stop) if i == number else (0, 0)))
+                _clipped(whole_episodes(reader), *((start, stop) if i == number else (0, 0)))
                 for i, reader in enumerate(self.transform.vaults)
             ]
-            chosen = list(self.transform.select(self.sources, within))
-        return _inside(chosen[number], start, stop)
+            selections = list(self.transform.select(self.sources, within))
+        return _clipped(selections[number], start, stop)
 
     def _copy(self, source: Source, pieces: Pieces, path: Path) -> None:
         copied = Plan(
@@ -182,20 +182,20 @@ class TransformWork(Work):
             codec="raw",
             spec=common_spec(self.transform.vaults),
         )
-        execute.execute(copied, path, quiet, [source], named=self._named)
+        execute.execute(copied, path, quiet, [source], named=self._origins)
 
     def _map(self, source: Path, block: int) -> None:
         """Change the columns of a block; random numbers depend on the seed and the block."""
-        given = self.transform.arguments
-        seed = given["seed"]
+        arguments = self.transform.arguments
+        seed = arguments["seed"]
         if block:
             seed = int(np.random.SeedSequence([seed, block]).generate_state(1)[0])
         vault.map(
             source,
             self._vault(block),
-            given.get("function"),
-            reward=given["reward"],
-            by=given["by"],
+            arguments.get("function"),
+            reward=arguments["reward"],
+            by=arguments["by"],
             seed=seed,
         )
 
@@ -209,11 +209,11 @@ class TransformWork(Work):
     def _vault(self, block: int, kind: str = "blocks") -> Path:
         return self.directory / f"{kind}.vlt" / f"{block:06d}"
 
-    def _note(self, block: int, pieces: Pieces) -> None:
+    def _write_pieces(self, block: int, pieces: Pieces) -> None:
         path = self.directory / "blocks" / f"{block}.json"
         tracking.write_json(path, [column.tolist() for column in pieces])
 
-    def _noted(self, block: int) -> Pieces:
+    def _read_pieces(self, block: int) -> Pieces:
         columns = json.loads((self.directory / "blocks" / f"{block}.json").read_text())
         return Pieces(*(np.array(column, np.int64) for column in columns))
 
@@ -246,7 +246,7 @@ def _examined(source: Reader) -> dict[str, Any]:
     return lineage.examine(source, silent).to_json()
 
 
-def _inside(pieces: Pieces, start: int, stop: int) -> Pieces:
+def _clipped(pieces: Pieces, start: int, stop: int) -> Pieces:
     inside = (pieces.episode >= start) & (pieces.episode < stop)
     return Pieces(*(column[inside] for column in pieces))
 

@@ -92,7 +92,7 @@ class Work(ABC):
         return f"block {block}"
 
     def result(self, block: int) -> str:
-        """Return what a block made, for messages; empty if there is nothing to say."""
+        """Describe the result of a block for messages; empty without a description."""
         del block
         return ""
 
@@ -112,17 +112,17 @@ class Work(ABC):
     def join(self) -> None:  # noqa: B027 - by default the blocks are the result
         """Make the result from all blocks, in their order."""
 
-    def tasks(self, wanted: int | None) -> int:
-        """Return the number of tasks that run the blocks, of which so many are wanted."""
+    def tasks(self, count: int | None) -> int:
+        """Return the number of tasks that run the blocks; ``count`` is the user's choice."""
         most = max(self.num_blocks, 1)
-        return most if self.goes_on else min(wanted or 1, most)
+        return most if self.goes_on else min(count or 1, most)
 
     def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return the sizes of the work, for a person to read before it is run."""
         return {"path": self.path, "blocks": self.num_blocks, "tasks": self.tasks(tasks)}
 
     def notes(self, tasks: int) -> list[str]:
-        """Return what a person should know before so many tasks are launched."""
+        """Return remarks for the user before this number of tasks is launched."""
         count = self.num_blocks
         if count >= tasks:
             return []
@@ -150,11 +150,11 @@ class Work(ABC):
         """Record what the blocks depend on; `RunError` if earlier tasks recorded something else."""
         recorded = once(self.directory / _IDENTITY, lambda: self.identity)
         for name in sorted(recorded.keys() | self.identity.keys()):
-            theirs, ours = recorded.get(name), self.identity.get(name)
-            if theirs != ours:
+            before, now = recorded.get(name), self.identity.get(name)
+            if before != now:
                 hint = f" ({self.hints[name]})" if name in self.hints else ""
                 raise RunError(
-                    f"the tasks of {self.path} were started with {name}={theirs!r}, not {ours!r}"
+                    f"the tasks of {self.path} were started with {name}={before!r}, not {now!r}"
                     f"{hint}: give the same arguments to continue them, choose another path, or "
                     f"remove {self.directory}."
                 )
@@ -173,14 +173,14 @@ def run_share(work: Work, share: Share, report: Report | None = None) -> int:
     process runs a block and does not end.
     """
     work.check()
-    mine, missing = share.blocks(work.num_blocks), set(work.missing())
-    left, failed = [block for block in mine if block in missing], dict[int, Exception]()
-    ran, done = 0, len(mine) - len(left)
-    while left:
-        block = next(filter(work.is_ready, left), left[0])
-        left.remove(block)
+    blocks, missing = share.blocks(work.num_blocks), set(work.missing())
+    pending, failed = [block for block in blocks if block in missing], dict[int, Exception]()
+    ran, done = 0, len(blocks) - len(pending)
+    while pending:
+        block = next(filter(work.is_ready, pending), pending[0])
+        pending.remove(block)
         if report:
-            report(done, len(mine))
+            report(done, len(blocks))
         try:
             for need in work.needs(block):
                 _run_block(work, need, failed, -1)  # its process may take any time
@@ -192,7 +192,7 @@ def run_share(work: Work, share: Share, report: Report | None = None) -> int:
             if block not in failed:  # a block that it needs has failed
                 tracking.notice(f"{work.label(block)} failed: {error}")
     if report:
-        report(done, len(mine))
+        report(done, len(blocks))
     if failed:
         bugs = (error for error in failed.values() if not isinstance(error, OffmarlError))
         raise next(bugs, next(iter(failed.values())))
@@ -246,13 +246,13 @@ def _locked(work: Work, name: str, doing: str, wait_seconds: float) -> Iterator[
     path = work.directory / "locks" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        held = FileLock(path, timeout=wait_seconds).acquire()
+        lock = FileLock(path, timeout=wait_seconds).acquire()
     except Timeout:
         raise RunError(
             f"another process has {doing} for longer than {wait_seconds:.0f} s: wait for it to "
             "end, or stop it."
         ) from None
-    with held:
+    with lock:
         yield
 
 

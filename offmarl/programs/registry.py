@@ -119,7 +119,8 @@ def load_origin(
             f"{run} was trained by a program in the file {origin.file}, and offmarl does not run "
             "code because a run's record names it. If you trust the file, give it yourself: "
             f'load_policy(..., program="{origin.file}"), or on the command line '
-            f"--program {quote(str(origin.file))}."
+            f"--program {quote(str(origin.file))}. --init and --opponents take only runs of "
+            "offmarl's own programs."
         )
     path = _checked(local(program))
     if code_digest(path) != origin.sha256:

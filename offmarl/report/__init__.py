@@ -2,8 +2,8 @@
 
 matplotlib is imported when the first figure is drawn.
 
->>> found = report.survey(vault.open_vault("coverage-3.vlt/expert"))
->>> found.returns.mean(), found.saco, found.windows(20)
+>>> contents = report.survey(vault.open_vault("coverage-3.vlt/expert"))
+>>> contents.returns.mean(), contents.saco, contents.windows(20)
 """
 
 from typing import TYPE_CHECKING

@@ -200,12 +200,12 @@ class DiscreteActions:
         """Mutual information of each two agents' actions, in bits; 0 on the diagonal."""
         if (together := self.together) is None:
             return None
-        found = np.zeros((len(self.taken), len(self.taken)))
-        for first, second in zip(*np.nonzero(~np.eye(len(found), dtype=bool)), strict=True):
+        matrix = np.zeros((len(self.taken), len(self.taken)))
+        for first, second in zip(*np.nonzero(~np.eye(len(matrix), dtype=bool)), strict=True):
             pairs = together[first, :, second]
             alone = entropy(pairs.sum(1)) + entropy(pairs.sum(0))
-            found[first, second] = max(0.0, alone - entropy(pairs))
-        return found
+            matrix[first, second] = max(0.0, alone - entropy(pairs))
+        return matrix
 
 
 class ContinuousActions:

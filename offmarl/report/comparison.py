@@ -137,30 +137,30 @@ def compare(
     OptionError
         The references are equal or not finite.
     """
-    known = references if references and metric == RETURN else {}
-    normalised = all(dataset in known for dataset in results)
+    by_dataset = references if references and metric == RETURN else {}
+    normalised = all(dataset in by_dataset for dataset in results)
     pooled = normalised or len(results) == 1 or metric != RETURN
     scores = scores_in(results)
-    common = _common(scores, known if normalised else {})
-    datasets, apart, unpaired, named = {}, {}, {}, _named(results, baseline)
-    for dataset, found in results.items():
-        apart[dataset], unpaired[dataset] = _pairs(found, baseline, named)
-        rows = _dataset_rows(found, known.get(dataset))
+    common = _common(scores, by_dataset if normalised else {})
+    datasets, gaps, unpaired, baselines = {}, {}, {}, _entries_named(results, baseline)
+    for dataset, by_entry in results.items():
+        gaps[dataset], unpaired[dataset] = _pairs(by_entry, baseline, baselines)
+        rows = _dataset_rows(by_entry, by_dataset.get(dataset))
         rows = [row._replace(bold=_may_be_best(row, rows)) for row in rows]
-        datasets[dataset] = [_with_difference(row, [apart[dataset].get(row.entry)]) for row in rows]
-    scales = {name: x.expert - x.random for name, x in known.items()} if normalised else {}
+        datasets[dataset] = [_with_difference(row, [gaps[dataset].get(row.entry)]) for row in rows]
+    scales = {name: x.expert - x.random for name, x in by_dataset.items()} if normalised else {}
     overall = []
     for entry, runs in common.items() if pooled and len(results) > 1 else ():
-        own = [one.get(entry) for one in apart.values()]
+        differences = [by_entry.get(entry) for by_entry in gaps.values()]
         scaled = [
             None if difference is None else difference / scales.get(dataset, 1.0)
-            for dataset, difference in zip(apart, own, strict=True)
+            for dataset, difference in zip(gaps, differences, strict=True)
         ]
         overall.append(_with_difference(_row(entry, runs, common), scaled))
     return Comparison(
         scores,
         datasets,
-        known,
+        by_dataset,
         common,
         overall,
         _improvement(common),
@@ -175,52 +175,52 @@ def compare(
 def _pairs(
     results: Mapping[Entry, Result], baseline: str, baselines: Container[Entry]
 ) -> tuple[dict[Entry, RunScores], dict[str, str]]:
-    """Return the differences between runs of one seed and the baseline's, and what to know of them.
+    """Return each entry's differences to the baseline by seed, and remarks on missing pairs.
 
     Entries are compared with the one of the ``baselines`` that acted in the same way.
     """
     differences, reasons = {}, {}
-    for entry, own in results.items():
-        alike = [other for other in results if other.acting == entry.acting]
-        named = [other for other in alike if other in baselines]
-        if not named or entry in named:
+    for entry, result in results.items():
+        peers = [other for other in results if other.acting == entry.acting]
+        candidates = [other for other in peers if other in baselines]
+        if not candidates or entry in candidates:
             continue
-        others = results[named[0]]
-        if len(named) > 1 or not (own.seeds and others.seeds):
-            reason = "several runs have its name" if len(named) > 1 else "seeds are unknown"
+        reference = results[candidates[0]]
+        if len(candidates) > 1 or not (result.seeds and reference.seeds):
+            reason = "several runs have its name" if len(candidates) > 1 else "seeds are unknown"
             reasons[entry.label] = f"has no pairs with {baseline}, because {reason}"
             continue
-        common = [seed for seed in own.seeds if seed in others.seeds]
+        common = [seed for seed in result.seeds if seed in reference.seeds]
         if not common:
             reasons[entry.label] = f"has no pairs with {baseline}: their seeds differ"
             continue
         differences[entry] = (
-            own.scores[[own.seeds.index(seed) for seed in common]]
-            - others.scores[[others.seeds.index(seed) for seed in common]]
+            result.scores[[result.seeds.index(seed) for seed in common]]
+            - reference.scores[[reference.seeds.index(seed) for seed in common]]
         )
-        if len(common) < max(len(own.seeds), len(others.seeds)):
+        if len(common) < max(len(result.seeds), len(reference.seeds)):
             reasons[entry.label] = f"and {baseline} have only {len(common)} seeds in common"
-        elif own.played != others.played:
+        elif result.played != reference.played:
             reasons[entry.label] = f"and {baseline} share seeds, but played other episodes"
     return differences, reasons
 
 
-def _named(results: Results, name: str) -> set[Entry]:
-    """Return the entries of a name: those that it is the whole name of, if there are some.
+def _entries_named(results: Results, name: str) -> set[Entry]:
+    """Return the entries of a name: those with exactly this name take precedence.
 
     So a plan's run "bc" is the baseline, and not its run "bc-top" of the same program.
     """
-    every = {entry for found in results.values() for entry in found}
-    whole = {entry for entry in every if name == (entry.run or entry.algorithm)}
-    return whole or {x for x in every if name in (x.algorithm, x.run, x.label)}
+    entries = {entry for by_entry in results.values() for entry in by_entry}
+    exact = {entry for entry in entries if name == (entry.run or entry.algorithm)}
+    return exact or {x for x in entries if name in (x.algorithm, x.run, x.label)}
 
 
 def _with_difference(row: Row, differences: Sequence[RunScores | None]) -> Row:
     """Add the mean over datasets of the differences of pairs, if all have as many."""
-    known = [own for own in differences if own is not None]
-    if len(known) < len(differences) or len({len(own) for own in known}) != 1:
+    samples = [sample for sample in differences if sample is not None]
+    if len(samples) < len(differences) or len({len(sample) for sample in samples}) != 1:
         return row
-    return row._replace(difference=mean_interval(np.mean(known, axis=0)))
+    return row._replace(difference=mean_interval(np.mean(samples, axis=0)))
 
 
 def _common(
@@ -229,9 +229,9 @@ def _common(
     columns = [
         {
             entry: normalise(runs, references[dataset]) if references else runs
-            for entry, runs in found.items()
+            for entry, runs in by_entry.items()
         }
-        for dataset, found in scores.items()
+        for dataset, by_entry in scores.items()
     ]
     entries = [entry for entry in columns[0] if all(entry in column for column in columns)]
     stacks = {entry: [column[entry] for column in columns] for entry in entries}
@@ -246,7 +246,7 @@ def _improvement(
     common: Mapping[Entry, Float[np.ndarray, "_ datasets"]],
 ) -> dict[Entry, dict[Entry, Estimate]]:
     """Compare every two entries that acted alike; returns need no common scale for it."""
-    found = {
+    probabilities = {
         first: {
             second: estimated(probability_of_improvement, x, y)
             for second, y in common.items()
@@ -254,33 +254,33 @@ def _improvement(
         }
         for first, x in common.items()
     }
-    return {entry: others for entry, others in found.items() if others}
+    return {entry: row for entry, row in probabilities.items() if row}
 
 
 def _dataset_rows(results: Mapping[Entry, Result], reference: Reference | None) -> list[Row]:
     return [
-        _row(entry, one.scores[:, None], results)._replace(
-            normalised=estimate(normalise(one.scores, reference)) if reference else None,
-            best=None if one.best is None else estimate(one.best),
-            partners=None if one.partners is None else estimate(one.partners),
-            scores=tuple(one.scores.tolist()),
+        _row(entry, result.scores[:, None], results)._replace(
+            normalised=estimate(normalise(result.scores, reference)) if reference else None,
+            best=None if result.best is None else estimate(result.best),
+            partners=None if result.partners is None else estimate(result.partners),
+            scores=tuple(result.scores.tolist()),
         )
-        for entry, one in results.items()
+        for entry, result in results.items()
     ]
 
 
 def _may_be_best(row: Row, rows: Sequence[Row]) -> bool:
-    alike = [other for other in rows if other.entry.acting == row.entry.acting]
-    best = max(alike, key=lambda other: other.iqm.value)
+    peers = [other for other in rows if other.entry.acting == row.entry.acting]
+    best = max(peers, key=lambda other: other.iqm.value)
     if row.iqm.value == best.iqm.value:
-        return len(alike) > 1
-    runs = (np.array(one.scores)[:, None] for one in (row, best))
+        return len(peers) > 1
+    runs = (np.array(x.scores)[:, None] for x in (row, best))
     high = estimated(probability_of_improvement, *runs).high
     return high is not None and high >= 0.5  # a probability above one half is no reason against it
 
 
 def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], among: Container[Entry]) -> Row:
-    """Return the summary of an entry; ``among`` are those that it is shown with."""
+    """Return the summary of an entry; ``among`` are the entries in the same table."""
     return Row(
         entry,
         len(scores),
@@ -294,41 +294,41 @@ def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], among: Container
 # ---------------------------------------------------------------------------------- notes
 
 
-def notes(comparison: Comparison, found: Runs, metric: str, pool_settings: bool) -> Iterator[str]:
+def notes(comparison: Comparison, runs: Runs, metric: str, pool_settings: bool) -> Iterator[str]:
     """Say how scores are normalised, what is missing, and what to be careful about."""
-    scales = {found.data[name].environment: one for name, one in comparison.references.items()}
+    scales = {runs.data[name].environment: x for name, x in comparison.references.items()}
     for env, reference in scales.items():
         yield (
             f"Returns in {env} are normalised: 0 is random play ({number(reference.random)}), 1 is "
             f"the expert ({number(reference.expert)})."
         )
-    if found.outside:
+    if runs.outside:
         yield (
             "Files of marl-eval's layout do not say how their policies acted, so these are "
             "compared only with one another. Unless --references are given, returns are raw on "
-            f"{', '.join(sorted(found.outside))}."
+            f"{', '.join(sorted(runs.outside))}."
         )
     raw = dict.fromkeys(
         data.environment
-        for name, data in found.data.items()
-        if name not in comparison.references and name not in found.outside
+        for name, data in runs.data.items()
+        if name not in comparison.references and name not in runs.outside
     )
     if metric == RETURN and raw:
-        given = " ".join(f"{quote(env)} RANDOM EXPERT" for env in raw)
+        options = " ".join(f"{quote(env)} RANDOM EXPERT" for env in raw)
         yield (
             f"The reference returns of {', '.join(raw)} are unknown, so returns there are not "
-            f"normalised: give them with --references {given}."
+            f"normalised: give them with --references {options}."
             + ("" if comparison.pooled else " Without them the datasets are not summarised.")
         )
-    yield from _caveats(comparison, found, pool_settings)
+    yield from _caveats(comparison, runs, pool_settings)
 
 
-def _caveats(comparison: Comparison, found: Runs, pool_settings: bool) -> Iterator[str]:
+def _caveats(comparison: Comparison, runs: Runs, pool_settings: bool) -> Iterator[str]:
     """Point out equal names, other settings, how policies acted, and too few seeds."""
-    names = [data.name for data in found.data.values()]
+    names = [data.name for data in runs.data.values()]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         yield f"Several datasets or environments are named {name}: each is compared separately."
-    for program, settings in found.settings.items():
+    for program, settings in runs.settings.items():
         yield (
             f"{program} was trained with other settings on one dataset than on another "
             f"({', '.join(settings)}): "
@@ -346,8 +346,8 @@ def _caveats(comparison: Comparison, found: Runs, pool_settings: bool) -> Iterat
 def _left_out(comparison: Comparison) -> Iterator[str]:
     """Name the entries that cannot be summarised over the datasets, and why."""
     counts: dict[str, dict[str, int]] = {}
-    for dataset, found in comparison.scores.items():
-        for entry, runs in found.items():
+    for dataset, by_entry in comparison.scores.items():
+        for entry, runs in by_entry.items():
             if entry not in comparison.common:
                 counts.setdefault(entry.label, {})[dataset] = len(runs)
     for label, seeds in counts.items():
@@ -362,7 +362,7 @@ def _left_out(comparison: Comparison) -> Iterator[str]:
 
 def _about_acting(comparison: Comparison) -> Iterator[str]:
     """Say which rows are the headline, and which policies have no greedy evaluation."""
-    rows = [row for found in comparison.datasets.values() for row in found]
+    rows = [row for table in comparison.datasets.values() for row in table]
     if any(not row.headline for row in rows):
         yield (
             "Headline: the last policy's best actions (greedy). Sampled actions are compared with "
@@ -386,15 +386,15 @@ def _about_pairs(comparison: Comparison, rows: Iterable[Row]) -> Iterator[str]:
             "otherwise, so it tells more than two intervals side by side."
         )
     texts: dict[str, list[str]] = {}
-    for dataset, found in comparison.unpaired.items():
-        for label, reason in found.items():
+    for dataset, reasons in comparison.unpaired.items():
+        for label, reason in reasons.items():
             texts.setdefault(f"{label} {reason}", []).append(dataset)
     yield from (f"{text} ({', '.join(datasets)})." for text, datasets in texts.items())
 
 
-def about_scores(comparison: Comparison, what: str) -> Iterator[str]:
+def about_scores(comparison: Comparison, label: str) -> Iterator[str]:
     """Say what differences, best checkpoints and * are, and warn of few seeds."""
-    rows = [row for found in comparison.datasets.values() for row in found]
+    rows = [row for table in comparison.datasets.values() for row in table]
     yield from _about_pairs(comparison, rows)
     if any(row.best for row in rows):
         yield (
@@ -416,7 +416,7 @@ def about_scores(comparison: Comparison, what: str) -> Iterator[str]:
         yield f"Intervals need at least {MIN_RUNS} seeds; without them only the best has a *."
     if fewest < ENOUGH_RUNS:
         yield (
-            f"warning: {what} have {fewest} seed{'s' if fewest > 1 else ''}. Below {ENOUGH_RUNS} "
+            f"warning: {label} have {fewest} seed{'s' if fewest > 1 else ''}. Below {ENOUGH_RUNS} "
             "seeds, intervals cover less often than 95%, and a difference may be chance."
         )
 
@@ -434,7 +434,7 @@ _COLUMNS: Mapping[str, Callable[[Row], Any]] = {
     "best checkpoint": lambda row: row.best and Score(*row.best),
     "with partners": lambda row: row.partners and Score(*row.partners),
 }
-"""Columns of a dataset's table, by what their cells are of a row; empty ones are left out."""
+"""Columns of a dataset's table, with the cell of a row; empty columns are left out."""
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[Section]:
@@ -448,14 +448,14 @@ def comparison_tables(comparison: Comparison) -> Iterator[Section]:
         yield _summary(title, comparison.overall)
     for acting in dict.fromkeys(entry.acting for entry in comparison.improvement):
         entries = [entry for entry in comparison.improvement if entry.acting == acting]
-        estimates = [one for entry in entries for one in comparison.improvement[entry].values()]
+        estimates = [x for entry in entries for x in comparison.improvement[entry].values()]
         title = "Probability that a run of the row beats a run of the column"
         yield Section(
             title + (" [95% interval]" if _any_interval(estimates) else ""),
             ["", *(entry.label for entry in entries)],
             [
-                [first.label, *(_probability(found.get(second)) for second in entries)]
-                for first, found in comparison.improvement.items()
+                [first.label, *(_probability(row.get(second)) for second in entries)]
+                for first, row in comparison.improvement.items()
                 if first.acting == acting
             ],
         )
@@ -469,8 +469,8 @@ def dataset_tables(comparison: Comparison) -> Iterator[Section]:
         title = f"Beside the partners of each dataset, {comparison.unit}"
         yield _by_dataset(title, comparison.datasets.items(), _COLUMNS["with partners"])
     overall = "all, normalised" if comparison.normalised else "all"  # a dataset may be named so
-    every = [*comparison.datasets.items(), (overall, comparison.overall)]
-    if datasets := [one for one in every if any(row.difference for row in one[1])]:
+    all_rows = [*comparison.datasets.items(), (overall, comparison.overall)]
+    if datasets := [pair for pair in all_rows if any(row.difference for row in pair[1])]:
         title = f"Minus {comparison.baseline}, in pairs of runs of one seed [95% interval]"
         yield _by_dataset(title, datasets, _difference)
 
@@ -479,11 +479,11 @@ def _by_dataset(
     title: str, datasets: Collection[tuple[str, Sequence[Row]]], cell: Callable[[Row], Any]
 ) -> Section:
     cells = [
-        {row.entry.label: found for row in rows if (found := cell(row)) is not None}
+        {row.entry.label: value for row in rows if (value := cell(row)) is not None}
         for _, rows in datasets
     ]
-    labels = dict.fromkeys(label for found in cells for label in found)
-    table = [[label, *(found.get(label) for found in cells)] for label in labels]
+    labels = dict.fromkeys(label for column in cells for label in column)
+    table = [[label, *(column.get(label) for column in cells)] for label in labels]
     return Section(title, ["method", *(dataset for dataset, _ in datasets)], table)
 
 
@@ -503,15 +503,15 @@ def score_list(datasets: Mapping[str, Sequence[Row]]) -> Section:
         "runs": lambda row: " ".join(map(repr, row.scores)),
     }
     rows = [
-        [x, *(of(row) for of in columns.values())] for x, one in datasets.items() for row in one
+        [x, *(of(row) for of in columns.values())] for x, group in datasets.items() for row in group
     ]
     return Section("Scores", ["dataset", *columns], rows)
 
 
 def _summary(title: str, rows: Sequence[Row]) -> Section:
     """Return the rows of one dataset, or of all."""
-    cells = {name: [of(row) for row in rows] for name, of in _COLUMNS.items()}
-    cells = {name: found for name, found in cells.items() if any(x is not None for x in found)}
+    cells = {name: [cell(row) for row in rows] for name, cell in _COLUMNS.items()}
+    cells = {name: column for name, column in cells.items() if any(x is not None for x in column)}
     headings = {"IQM": "IQM [95% interval]"} if _any_interval(row.iqm for row in rows) else {}
     columns = ["algorithm", *(headings.get(name, name) for name in cells)]
     labels = [row.entry.label for row in rows]
@@ -519,7 +519,7 @@ def _summary(title: str, rows: Sequence[Row]) -> Section:
 
 
 def _any_interval(estimates: Iterable[Estimate]) -> bool:
-    return any(one.low is not None for one in estimates)
+    return any(x.low is not None for x in estimates)
 
 
 def _probability(estimate: Estimate | None) -> str:
@@ -570,8 +570,8 @@ class ComparedRuns(NamedTuple):
                 for dataset, rows in comparison.datasets.items()
             },
             "data": {
-                name: {**one._asdict(), "references": as_dicts(comparison.references.get(name))}
-                for name, one in self.found.data.items()
+                name: {**source._asdict(), "references": as_dicts(comparison.references.get(name))}
+                for name, source in self.found.data.items()
             },
             "baseline": comparison.baseline,
             "overall": {row.entry.label: _row_data(row) for row in comparison.overall},
@@ -581,18 +581,18 @@ class ComparedRuns(NamedTuple):
             },
             "notes": self.notes,
             "curves": {
-                dataset: {entry.label: curve.data() for entry, curve in found.items()}
-                for dataset, found in self.curves.items()
+                dataset: {entry.label: curve.data() for entry, curve in by_entry.items()}
+                for dataset, by_entry in self.curves.items()
             },
             "unfinished": self.unfinished,
         }
 
 
 def _row_data(row: Row) -> Mapping[str, Any]:
-    found: dict[str, Any] = as_dicts(row)
-    entry, best, partners = (found.pop(name) for name in ("entry", "best", "partners"))
-    del found["bold"], found["scores"]
-    return {"algorithm": entry["algorithm"], "acting": entry["acting"], **found} | {
+    fields: dict[str, Any] = as_dicts(row)
+    entry, best, partners = (fields.pop(name) for name in ("entry", "best", "partners"))
+    del fields["bold"], fields["scores"]
+    return {"algorithm": entry["algorithm"], "acting": entry["acting"], **fields} | {
         "best_checkpoint": best,
         "with_partners": partners,
     }
@@ -627,34 +627,34 @@ def compare_runs(
     RunError
         A path is no run, or the runs have no metric in common.
     """
-    every = distinct(one for path in paths for one in _each(path))
-    if not every:
+    all_paths = distinct(run for path in paths for run in _run_paths(path))
+    if not all_paths:
         raise OptionError("no runs to compare: give the directory of at least one run.")
-    foreign = [path for path in every if is_foreign(path)]
-    begun = [path for path in every if path not in foreign]
+    foreign = [path for path in all_paths if is_foreign(path)]
+    run_paths = [path for path in all_paths if path not in foreign]
     unfinished = [
         path
-        for path in begun
+        for path in run_paths
         if (path / RUN_FILE).is_file() and not (path / MARL_EVAL_FILE).exists()
         if not read_run(path).get("complete", False)
     ]
     # If none is finished, the error says what to do.
-    runs = [path for path in begun if path not in unfinished] or begun
+    runs = [path for path in run_paths if path not in unfinished] or run_paths
     metric = metric_of(runs)
-    found = read_runs(runs, metric, pool_settings)
+    scores = read_runs(runs, metric, pool_settings)
     if foreign and metric != RETURN:
         raise RunError(f"{foreign[0]} holds returns, and the runs have none: compare it alone.")
-    found, scales = with_foreign(found, foreign), {}
-    for name, data in found.data.items() if metric == RETURN else ():
-        scale = given if name in found.outside else {**known, **given}
+    scores, scales = with_foreign(scores, foreign), {}
+    for name, data in scores.data.items() if metric == RETURN else ():
+        scale = given if name in scores.outside else {**known, **given}
         if data.environment in scale:
             scales[name] = scale[data.environment]
-    if baseline is not None and not _named(found.results, baseline):
-        entries = dict.fromkeys(entry for one in found.results.values() for entry in one)
+    if baseline is not None and not _entries_named(scores.results, baseline):
+        entries = dict.fromkeys(entry for by_entry in scores.results.values() for entry in by_entry)
         labels = ", ".join(entry.label for entry in entries)
         raise OptionError(f"no run is named {baseline}: name the program of one of {labels}.")
-    comparison = compare(found.results, scales, metric, baseline or BASELINE)
-    curves = read_curves(found.results)
+    comparison = compare(scores.results, scales, metric, baseline or BASELINE)
+    curves = read_curves(scores.results)
     sections = [*comparison_tables(comparison), *([learning_curves(curves)] if curves else [])]
     if metric != RETURN:
         lines = [
@@ -664,11 +664,11 @@ def compare_runs(
         title = "Final training metrics, mean over seeds"
         sections.append(Section(title, ["run", "metrics"], lines))
     left_out = [f"{run} is not finished, and left out: repeat its command." for run in unfinished]
-    said = [*notes(comparison, found, metric, pool_settings), *left_out]
-    return ComparedRuns(runs, found, comparison, curves, sections, said, unfinished)
+    all_notes = [*notes(comparison, scores, metric, pool_settings), *left_out]
+    return ComparedRuns(runs, scores, comparison, curves, sections, all_notes, unfinished)
 
 
-def _each(path: Path) -> list[Path]:
+def _run_paths(path: Path) -> list[Path]:
     """Return a run, or the packed runs of a benchmark's directory, or of its cells."""
     if is_run(path):
         return [path]

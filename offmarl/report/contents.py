@@ -180,7 +180,7 @@ class Survey(NamedTuple):
 def facts_of(vault: Dataset) -> dict[str, Any]:
     """Return what reports and commands say of a vault in JSON."""
     spec, episodes = vault.spec, vault.episodes
-    returns = {team: spread(one) for team, one in episodes.complete_team_returns.items()}
+    returns = {team: spread(values) for team, values in episodes.complete_team_returns.items()}
     return {
         "path": vault.path,
         "env": spec.name,
@@ -290,8 +290,8 @@ class StatsAccumulator:
         )
 
     def _coverage(self) -> Coverage:
-        often, many = np.unique(self._pairs.occurrences, return_counts=True)
-        counted = (self._pairs, self._states, self._local, self._joint)
+        occurrences, counts = np.unique(self._pairs.occurrences, return_counts=True)
+        counters = (self._pairs, self._states, self._local, self._joint)
         return Coverage(
             self._pairs.count,
             self._states.count,
@@ -299,8 +299,8 @@ class StatsAccumulator:
             self._local.total,
             self._joint.count,
             entropy(self._joint.occurrences) if self._joint.exact else None,
-            np.stack([often, many * self._pairs.weight], 1),
-            all(one.exact for one in counted),
+            np.stack([occurrences, counts * self._pairs.weight], 1),
+            all(counter.exact for counter in counters),
         )
 
 
@@ -332,14 +332,14 @@ class _RewardsAccumulator:
 
     def rewards(self, ranges: Ranges) -> Rewards:
         """Return the statistics of everything added so far; ``ranges`` are those of the vault."""
-        some = self._counts > 0
+        mask = self._counts > 0
         return Rewards(
             ranges,
             self._nonzero,
             self._nonzero_steps,
             self._alike,
             self._stretch,
-            self._sums[some] / self._counts[some],
+            self._sums[mask] / self._counts[mask],
         )
 
 
@@ -347,8 +347,10 @@ def _features(leaves: Statistics, field: str, vector: bool, lead: tuple[int, ...
     """Return the statistics of the features of a vector, or of whole leaves ``(*lead, leaves)``."""
     if vector and field in leaves:
         return leaves[field].ranges
-    own = [x.ranges.pooled() for name, x in leaves.items() if name.partition(".")[0] == field]
-    return Ranges(*(np.reshape([one[i] for one in own], (*lead, len(own))) for i in range(6)))
+    pooled = [x.ranges.pooled() for name, x in leaves.items() if name.partition(".")[0] == field]
+    return Ranges(
+        *(np.reshape([values[i] for values in pooled], (*lead, len(pooled))) for i in range(6))
+    )
 
 
 def _of_agent(observation: Any, spec: EnvSpec, agent: int) -> Iterator[Any]:
@@ -366,17 +368,17 @@ _MOST_GROUPS = 6
 """Groups of agents that are listed; the rest are counted."""
 
 
-def data_warnings(found: Survey) -> list[str]:
+def data_warnings(contents: Survey) -> list[str]:
     """Return a sentence for each unusual or unknown property of a dataset."""
-    if not found.vault.num_steps:
+    if not contents.vault.num_steps:
         return ["The vault holds no steps."]
     return [
-        *_of_recording(found),
-        *_of_episodes(found),
-        *_of_rewards(found),
-        *_of_actions(found),
-        *_of_views(found),
-        *_of_coverage(found),
+        *_of_recording(contents),
+        *_of_episodes(contents),
+        *_of_rewards(contents),
+        *_of_actions(contents),
+        *_of_views(contents),
+        *_of_coverage(contents),
     ]
 
 
@@ -386,18 +388,18 @@ def warnings_by_dataset(surveys: Surveys) -> list[tuple[str, str]]:
     The first item of a pair is empty if there is one dataset only.
     """
     about: dict[str, list[str]] = {}
-    for name, one in surveys.items():
-        for text in data_warnings(one):
+    for name, contents in surveys.items():
+        for text in data_warnings(contents):
             about.setdefault(text, []).append(name)
     several = len(surveys) > 1
     return [
-        ("all" if len(named) == len(surveys) else ", ".join(named), text) if several else ("", text)
-        for text, named in about.items()
+        ("all" if len(names) == len(surveys) else ", ".join(names), text) if several else ("", text)
+        for text, names in about.items()
     ]
 
 
-def _of_recording(found: Survey) -> Iterator[str]:
-    vault = found.vault
+def _of_recording(contents: Survey) -> Iterator[str]:
+    vault = contents.vault
     if not vault.native:
         yield "Another program wrote the vault, without checksums to verify it against."
     for start, stop in vault.unverified:
@@ -421,13 +423,13 @@ def _of_recording(found: Survey) -> Iterator[str]:
 def _limit_was_unknown(provenance: Mapping[str, Any]) -> bool:
     """Whether a vault was made from data that needs a time limit and was read without one."""
     return any(
-        LIMIT_UNKNOWN in one.get("quirks", ()) or _limit_was_unknown(one.get("provenance", {}))
-        for one in sources_of(provenance)
+        LIMIT_UNKNOWN in x.get("quirks", ()) or _limit_was_unknown(x.get("provenance", {}))
+        for x in sources_of(provenance)
     )
 
 
-def _of_episodes(found: Survey) -> Iterator[str]:
-    episodes = found.episodes
+def _of_episodes(contents: Survey) -> Iterator[str]:
+    episodes = contents.episodes
     for cause, words in (
         ("cut", "were cut off, by the end of the recording or before a fault"),
         ("open", "continue beyond the end of the data"),
@@ -445,7 +447,7 @@ def _of_episodes(found: Survey) -> Iterator[str]:
             f"{unknown:,} truncated episodes have no final observation, so their last step cannot "
             "be bootstrapped."
         )
-    if resets := _ends_that_begin(found.vault):
+    if resets := _ends_that_begin(contents.vault):
         yield (
             f"{resets:,} episodes end with the observation that the next one begins with: the "
             "environment may have reset in its own step."
@@ -455,9 +457,9 @@ def _of_episodes(found: Survey) -> Iterator[str]:
             f"{episodes.without_return:,} complete episodes have no finite return; the returns "
             "exclude them."
         )
-    for team, returns in found.team_returns.items():
+    for team, returns in contents.team_returns.items():
         if len(returns) > 1 and np.ptp(returns) == 0:
-            of = f" of {team}" if len(found.team_returns) > 1 else ""
+            of = f" of {team}" if len(contents.team_returns) > 1 else ""
             yield f"All episodes have the same return{of}, {returns[0]:.4g}."
 
 
@@ -465,18 +467,18 @@ def _ends_that_begin(vault: Dataset) -> int:
     """Return how many final observations, of up to a thousand, are the next episode's first."""
     table = vault.episodes
     follows = (table.final[:-1] >= 0) & (table.row[:-1] == table.row[1:])
-    some = np.flatnonzero(follows)[:1000]
-    if vault.is_remote or not len(some):
+    ids = np.flatnonzero(follows)[:1000]
+    if vault.is_remote or not len(ids):
         return 0
-    last = table.start[some] + table.length[some] - 1
+    last = table.start[ids] + table.length[ids] - 1
     views = (
-        vault.final_views(table.final[some]),
-        vault.window_transitions(table.row[some + 1], table.start[some + 1], 1).view,
-        vault.window_transitions(table.row[some], last, 1).view,
+        vault.final_views(table.final[ids]),
+        vault.window_transitions(table.row[ids + 1], table.start[ids + 1], 1).view,
+        vault.window_transitions(table.row[ids], last, 1).view,
     )
     final, begin, before = (
         np.concatenate(
-            [np.reshape(leaf, (len(some), -1)) for leaf in flatten_tree(view.observation).values()],
+            [np.reshape(leaf, (len(ids), -1)) for leaf in flatten_tree(view.observation).values()],
             axis=1,
         )
         for view in views
@@ -484,19 +486,19 @@ def _ends_that_begin(vault: Dataset) -> int:
     return int(((final == begin).all(1) & (final != before).any(1)).sum())
 
 
-def _of_rewards(found: Survey) -> Iterator[str]:
-    rewards = found.rewards
+def _of_rewards(contents: Survey) -> Iterator[str]:
+    rewards = contents.rewards
     if rewards.ranges.not_finite.any():
         yield f"Rewards that are not finite: {int(rewards.ranges.not_finite.sum()):,}."
     if not rewards.nonzero_steps:
         yield "All rewards are zero."
-    elif rewards.nonzero_steps < 0.05 * found.vault.num_steps:
-        share = rewards.nonzero_steps / found.vault.num_steps
+    elif rewards.nonzero_steps < 0.05 * contents.vault.num_steps:
+        share = rewards.nonzero_steps / contents.vault.num_steps
         yield f"Rewards are sparse: {share:.2%} of the steps have one."
 
 
-def _of_actions(found: Survey) -> Iterator[str]:
-    actions, alive = found.actions, max(int(found.alive.sum()), 1)
+def _of_actions(contents: Survey) -> Iterator[str]:
+    actions, alive = contents.actions, max(int(contents.alive.sum()), 1)
     if isinstance(actions, ContinuousActions):
         if actions.ranges.not_finite.any():
             count = int(actions.ranges.not_finite.sum())
@@ -515,9 +517,9 @@ def _of_actions(found: Survey) -> Iterator[str]:
         yield f"Legal actions that were never taken: {_columns(never)}."
 
 
-def _of_views(found: Survey) -> Iterator[str]:
-    observations, spec = found.observations, found.spec
-    seen = [*spec.observation_leaves] if spec.observation else None
+def _of_views(contents: Survey) -> Iterator[str]:
+    observations, spec = contents.observations, contents.spec
+    paths = [*spec.observation_leaves] if spec.observation else None
     states = [*spec.state_leaves] if spec.global_state else None
     used = np.ones(observations.low.shape, bool)
     if spec.is_vector and spec.observation_sizes is not None:
@@ -525,46 +527,46 @@ def _of_views(found: Survey) -> Iterator[str]:
     bad = observations.not_finite > 0
     if bad.any():
         count = int(observations.not_finite.sum())
-        yield f"Observed values that are not finite: {count:,}, in features {_columns(bad, seen)}."
+        yield f"Observed values that are not finite: {count:,}, in features {_columns(bad, paths)}."
     if (constant := observations.constant & used).any():
-        yield f"Constant features of the observation: {_columns(constant, seen)}."
-    if found.state.not_finite.any():
-        bad = found.state.not_finite > 0
+        yield f"Constant features of the observation: {_columns(constant, paths)}."
+    if contents.state.not_finite.any():
+        bad = contents.state.not_finite > 0
         yield f"The state is not always finite, in features {_runs(bad, states)}."
-    if (constant := found.state.constant).any():
+    if (constant := contents.state.constant).any():
         yield f"Constant features of the state: {_runs(constant, states)}."
 
 
-def _of_coverage(found: Survey) -> Iterator[str]:
-    if found.coverage.states > 0.9 * found.vault.num_steps > 90:
+def _of_coverage(contents: Survey) -> Iterator[str]:
+    if contents.coverage.states > 0.9 * contents.vault.num_steps > 90:
         yield (
             "Few states occur twice, so coverage, which compares states bit by bit, says little."
         )
 
 
-def _columns(chosen: Bool[np.ndarray, "N C"], names: Sequence[str] | None = None) -> str:
+def _columns(mask: Bool[np.ndarray, "N C"], names: Sequence[str] | None = None) -> str:
     """List columns, by agent if agents differ: "2, 4-7 (agent 0), 3 (agents 1-3)"."""
     groups: dict[str, list[int]] = {}
-    for agent, columns in enumerate(chosen):
+    for agent, columns in enumerate(mask):
         if columns.any():
             groups.setdefault(_runs(columns, names), []).append(agent)
-    if len(groups) == 1 and len(next(iter(groups.values()))) == len(chosen):
+    if len(groups) == 1 and len(next(iter(groups.values()))) == len(mask):
         return next(iter(groups))
-    named = [f"{columns} ({_agents(agents, len(chosen))})" for columns, agents in groups.items()]
-    others = len(named) - _MOST_GROUPS
-    return ", ".join(named[:_MOST_GROUPS]) + (f", and {others} more groups" if others > 0 else "")
+    texts = [f"{columns} ({_agents(agents, len(mask))})" for columns, agents in groups.items()]
+    excess = len(texts) - _MOST_GROUPS
+    return ", ".join(texts[:_MOST_GROUPS]) + (f", and {excess} more groups" if excess > 0 else "")
 
 
 def _agents(agents: Iterable[int], count: int) -> str:
-    chosen = np.isin(np.arange(count), list(agents))
-    return f"agent{'s' if chosen.sum() > 1 else ''} {_runs(chosen)}"
+    mask = np.isin(np.arange(count), list(agents))
+    return f"agent{'s' if mask.sum() > 1 else ''} {_runs(mask)}"
 
 
-def _runs(chosen: Bool[np.ndarray, "n"], names: Sequence[str] | None = None) -> str:
-    """List the indices that are true as ranges: "2, 4-7"; or their names, those of leaves."""
+def _runs(mask: Bool[np.ndarray, "n"], names: Sequence[str] | None = None) -> str:
+    """List the indices that are true as ranges: "2, 4-7"; or the names of leaves."""
     if names:
-        return ", ".join(name or "all" for name, one in zip(names, chosen, strict=True) if one)
-    edges = np.diff(chosen.astype(np.int8), prepend=0, append=0)
+        return ", ".join(name or "all" for name, flag in zip(names, mask, strict=True) if flag)
+    edges = np.diff(mask.astype(np.int8), prepend=0, append=0)
     spans = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1, strict=True)
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
 

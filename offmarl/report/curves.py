@@ -65,16 +65,16 @@ def read_curves(results: Results) -> Curves:
     Those of returns are of the best actions, for a fair comparison: a program that samples its
     actions has its own returns only where its best actions were not evaluated.
     """
-    found: dict[str, dict[Entry, Curve]] = {}
+    curves: dict[str, dict[Entry, Curve]] = {}
     for dataset, entries in results.items():
-        read: set[Path] = set()
-        for entry, one in entries.items():  # greedy ones first
-            if one.directory is None or one.directory in read:
+        seen: set[Path] = set()
+        for entry, result in entries.items():  # greedy ones first
+            if result.directory is None or result.directory in seen:
                 continue
-            if (curve := curves_of(one.directory).get(one.metric)) is not None:
-                read.add(one.directory)
-                found.setdefault(dataset, {})[entry] = curve
-    return found
+            if (curve := curves_of(result.directory).get(result.metric)) is not None:
+                seen.add(result.directory)
+                curves.setdefault(dataset, {})[entry] = curve
+    return curves
 
 
 def common_curves(
@@ -85,20 +85,20 @@ def common_curves(
     The numbers of seeds must be equal, and two steps or more in common. With references, scores are
     normalised.
     """
-    found = {}
+    common = {}
     for entry in next(iter(curves.values()), {}):
-        own = {name: entries[entry] for name, entries in curves.items() if entry in entries}
-        steps = reduce(np.intersect1d, (curve.steps for curve in own.values()))
-        if len(own) < len(curves) or len({len(one.values) for one in own.values()}) > 1:
+        group = {name: entries[entry] for name, entries in curves.items() if entry in entries}
+        steps = reduce(np.intersect1d, (curve.steps for curve in group.values()))
+        if len(group) < len(curves) or len({len(curve.values) for curve in group.values()}) > 1:
             continue
-        shared = {name: one.values[:, np.isin(one.steps, steps)].T for name, one in own.items()}
+        shared = {name: x.values[:, np.isin(x.steps, steps)].T for name, x in group.items()}
         scaled = [
             normalise(values, references[name]) if references else values
             for name, values in shared.items()
         ]
         if len(steps) > 1:
-            found[entry] = steps, np.stack(scaled, axis=-1)
-    return found
+            common[entry] = steps, np.stack(scaled, axis=-1)
+    return common
 
 
 def curves_of(directory: Path) -> dict[str, Curve]:
@@ -112,8 +112,8 @@ def curves_of(directory: Path) -> dict[str, Curve]:
     seeds: list[int] = read_run(directory)["seeds"]
     rows = read(directory / METRICS_FILE)
     names = dict.fromkeys(name for row in rows for name in row if name not in ("seed", "step"))
-    found = {name: _curve([row for row in rows if name in row], name, seeds) for name in names}
-    return {name: curve for name, curve in found.items() if len(curve.steps)}
+    curves = {name: _curve([row for row in rows if name in row], name, seeds) for name in names}
+    return {name: curve for name, curve in curves.items() if len(curve.steps)}
 
 
 def broken_of(directory: Path) -> dict[str, list[int]]:
@@ -125,11 +125,11 @@ def broken_of(directory: Path) -> dict[str, list[int]]:
     for row in read(directory / METRICS_FILE):
         for name in row.keys() - {"seed", "step"}:
             last.setdefault(name, {})[row["seed"]] = row[name]
-    found = {
+    broken = {
         name: sorted(seed for seed, value in seeds.items() if not _is_finite(value))
         for name, seeds in sorted(last.items())
     }
-    return {name: seeds for name, seeds in found.items() if seeds}
+    return {name: seeds for name, seeds in broken.items() if seeds}
 
 
 def _is_finite(value: Any) -> bool:
@@ -142,26 +142,26 @@ def _curve(rows: Iterable[Mapping[str, Any]], name: str, seeds: list[int]) -> Cu
         value = row[name]
         if value != [] and _is_finite(value):
             points.setdefault(row["step"], {})[row["seed"]] = float(np.mean(value))
-    whole = sorted(step for step, found in points.items() if len(found) == len(seeds))
-    values = np.array([[points[step][seed] for step in whole] for seed in seeds], float)
-    return Curve(np.array(whole, int), values.reshape(len(seeds), len(whole)))
+    steps = sorted(step for step, by_seed in points.items() if len(by_seed) == len(seeds))
+    values = np.array([[points[step][seed] for step in steps] for seed in seeds], float)
+    return Curve(np.array(steps, int), values.reshape(len(seeds), len(steps)))
 
 
 def learning_curves(curves: Curves) -> Section:
     """Return the curves as a table, whose bars have one scale for each dataset."""
     rows, banded = [], False
-    for dataset, found in curves.items():
-        means = np.concatenate([curve.mean for curve in found.values()])
-        for entry, curve in found.items():
+    for dataset, by_entry in curves.items():
+        means = np.concatenate([curve.mean for curve in by_entry.values()])
+        for entry, curve in by_entry.items():
             band = curve.interval()
             ends = (None, None) if band is None else band[:, -1].tolist()
             banded |= band is not None
             blocks = np.array_split(curve.mean, min(len(curve.mean), _BARS))
             heights = [float(block.mean()) for block in blocks]
-            shown = bars(heights, float(means.min()), float(means.max()))
+            line = bars(heights, float(means.min()), float(means.max()))
             last = interval(float(curve.mean[-1]), *ends)
             first = float(curve.mean[0])
-            rows.append([dataset, entry.label, first, shown, last, int(curve.steps[-1])])
+            rows.append([dataset, entry.label, first, line, last, int(curve.steps[-1])])
     heading = "last [95% interval]" if banded else "last"
     names = ["data", "run", "first", "mean over seeds", heading, "steps"]
     return Section("Learning curves", names, rows)

@@ -37,23 +37,23 @@ def figure_returns(surveys: Surveys) -> Figure:
 
 def _labelled_returns(surveys: Surveys) -> Iterator[tuple[str, Survey, Float[np.ndarray, "K"]]]:
     """Yield the returns of each dataset with a label, or of each team in it if it has several."""
-    for label, found in surveys.items():
-        several = len(found.team_returns) > 1
-        for team, returns in found.team_returns.items():
-            yield f"{label}, {team}" if several else label, found, returns
+    for label, survey in surveys.items():
+        several = len(survey.team_returns) > 1
+        for team, returns in survey.team_returns.items():
+            yield f"{label}, {team}" if several else label, survey, returns
 
 
 def figure_lengths(surveys: Surveys) -> Figure:
     """Draw the distributions of episode lengths."""
-    values = {label: found.lengths for label, found in surveys.items()}
+    values = {label: survey.lengths for label, survey in surveys.items()}
     return _histograms(values, "Episode lengths", "steps", whole_numbers=True)
 
 
 def figure_order(surveys: Surveys) -> Figure:
     """Draw how returns change over the course of each recording."""
     lines = {}
-    for label, found, values in _labelled_returns(surveys):
-        order = np.argsort(found.episodes.start[found.episodes.scored], kind="stable")
+    for label, survey, values in _labelled_returns(surveys):
+        order = np.argsort(survey.episodes.start[survey.episodes.scored], kind="stable")
         parts = np.array_split(values[order], min(_STRETCHES, max(len(values), 1)))
         place = (np.arange(len(parts)) + 0.5) / len(parts)
         lines[label] = place, [part.mean() if len(part) else np.nan for part in parts]
@@ -61,17 +61,17 @@ def figure_order(surveys: Surveys) -> Figure:
     return _line_chart(lines, title, "fraction of the recording", "mean return")
 
 
-def training_of(found: Survey) -> dict[str, list[tuple[float, float]]]:
+def training_of(survey: Survey) -> dict[str, list[tuple[float, float]]]:
     """Return steps and returns of a recorder's policies in a dataset: by team, "" for all."""
-    policies = found.vault.provenance.get("policies")
+    policies = survey.vault.provenance.get("policies")
     points: dict[str, list[tuple[float, float]]] = {}
-    for one in policies if isinstance(policies, list) else ():
-        about = one if isinstance(one, dict) else {}
+    for policy in policies if isinstance(policies, list) else ():
+        about = policy if isinstance(policy, dict) else {}
         step, value = about.get("training_steps"), about.get("return")
         returns = value if isinstance(value, dict) else {str(about.get("team", "")): value}
-        for team, own in returns.items():
-            if isinstance(step, int | float) and isinstance(own, int | float):
-                points.setdefault(team, []).append((step, own))
+        for team, score in returns.items():
+            if isinstance(step, int | float) and isinstance(score, int | float):
+                points.setdefault(team, []).append((step, score))
     return points
 
 
@@ -79,8 +79,8 @@ def figure_training(surveys: Surveys) -> Figure:
     """Draw the learning curves of the policies that recorded the data, of each team."""
     lines = {
         f"{label}, {team}" if team else label: zip(*points, strict=True)
-        for label, found in surveys.items()
-        for team, points in training_of(found).items()
+        for label, survey in surveys.items()
+        for team, points in training_of(survey).items()
     }
     unit = "environment steps of training"
     return _line_chart(lines, "Learning curve of the recorder", unit, "return of the policy")
@@ -88,10 +88,10 @@ def figure_training(surveys: Surveys) -> Figure:
 
 def figure_curve(surveys: Surveys) -> Figure:
     """Draw the mean reward by time in the episode."""
-    rewards = {label: found.rewards for label, found in surveys.items()}
+    rewards = {label: survey.rewards for label, survey in surveys.items()}
     lines = {
-        label: ((np.arange(len(one.curve)) + 0.5) * one.stretch, one.curve)
-        for label, one in rewards.items()
+        label: ((np.arange(len(entry.curve)) + 0.5) * entry.stretch, entry.curve)
+        for label, entry in rewards.items()
     }
     return _line_chart(lines, "Reward by time in the episode", "step of the episode", "mean reward")
 
@@ -104,8 +104,8 @@ def figure_ends(surveys: Surveys) -> Figure:
         labels = list(surveys)[::-1]
         left = np.zeros(len(labels))
         for cause, colour in _CAUSE_COLOURS.items():
-            ended = [surveys[label].episodes.cause == cause for label in labels]
-            share = np.array([one.mean() if len(one) else 0.0 for one in ended])
+            masks = [surveys[label].episodes.cause == cause for label in labels]
+            share = np.array([mask.mean() if len(mask) else 0.0 for mask in masks])
             if share.any():
                 axes.barh(list(map(plain, labels)), share, 0.6, left, label=cause, color=colour)
                 left += share
@@ -123,10 +123,10 @@ def figure_repeats(surveys: Surveys) -> Figure:
         axes.set(xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
             _label_counts(axis)
-        for number, (label, found) in enumerate(surveys.items()):
-            often, many = found.coverage.repeats.T
+        for number, (label, survey) in enumerate(surveys.items()):
+            occurrences, counts = survey.coverage.repeats.T
             style: dict[str, Any] = {"s": 14, "alpha": 0.7, "linewidth": 0, "label": plain(label)}
-            axes.scatter(often, many, color=line_style(number)["color"], **style)
+            axes.scatter(occurrences, counts, color=line_style(number)["color"], **style)
 
     title = "Occurrences of state-action pairs"
     return chart(draw, title, "occurrences of a pair", "pairs", legend=len(surveys) > 1)
@@ -136,8 +136,8 @@ def figure_agents(surveys: Surveys) -> Figure:
     """Draw the median and the middle 90% of each agent's returns."""
 
     def draw(axes: Axes) -> None:
-        for number, (label, found) in enumerate(surveys.items()):
-            returns = found.episodes.returns[found.episodes.scored]
+        for number, (label, survey) in enumerate(surveys.items()):
+            returns = survey.episodes.returns[survey.episodes.scored]
             if not len(returns):
                 continue
             low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95), axis=0)
@@ -150,9 +150,9 @@ def figure_agents(surveys: Surveys) -> Figure:
     return chart(draw, "Returns of each agent", "agent", "episode return", legend=len(surveys) > 1)
 
 
-def figure_actions(found: Survey) -> Figure:
+def figure_actions(survey: Survey) -> Figure:
     """Draw the distribution of each agent's actions."""
-    actions = found.actions
+    actions = survey.actions
     if isinstance(actions, ContinuousActions):
         return chart(lambda axes: _draw_values(axes, actions), "Values of actions", "action")
     return make_figure(lambda figure: _draw_choices(figure, actions), (5.0, 3.1))
@@ -200,9 +200,9 @@ def _histograms(
     edges = bin_edges(list(values.values()), whole_numbers)
 
     def draw(axes: Axes) -> None:
-        for number, (label, some) in enumerate(values.items()):
-            if len(some):
-                shares = np.histogram(some, edges)[0] / len(some)
+        for number, (label, numbers) in enumerate(values.items()):
+            if len(numbers):
+                shares = np.histogram(numbers, edges)[0] / len(numbers)
                 axes.stairs(shares, edges, fill=True, color=line_style(number)["color"], alpha=0.25)
                 axes.stairs(shares, edges, label=plain(label), **line_style(number))
 
@@ -213,11 +213,11 @@ def bin_edges(
     values: Sequence[Num[np.ndarray, "_"]], whole_numbers: bool = False
 ) -> Float[np.ndarray, "edges"]:
     """Return the edges of common bins for several sets of numbers; whole numbers are centred."""
-    everything = np.concatenate([np.asarray(some, float) for some in values] or [np.zeros(0)])
-    everything = everything[np.isfinite(everything)]
-    if not len(everything):
+    numbers = np.concatenate([np.asarray(array, float) for array in values] or [np.zeros(0)])
+    numbers = numbers[np.isfinite(numbers)]
+    if not len(numbers):
         return np.array([0.0, 1.0])
-    low, high = float(everything.min()), float(everything.max())
+    low, high = float(numbers.min()), float(numbers.max())
     if whole_numbers:
         low, high = min(low, (low + high) // 2 - 2), max(high, (low + high) // 2 + 2)
         step = max(1, -(-int(high - low + 1) // _MOST_BINS))
@@ -232,8 +232,8 @@ def _draw_choices(figure: Figure, actions: DiscreteActions) -> None:
     steps = np.maximum(actions.steps, 1)[:, None]
     left.set_title("Taken")
     right.set_title("Legal")
-    taken = actions.taken / steps
-    _draw_map(left, taken, max(float(taken.max()), 2 / taken.shape[1]))
+    shares = actions.taken / steps
+    _draw_map(left, shares, max(float(shares.max()), 2 / shares.shape[1]))
     _draw_map(right, actions.legal / steps, 1.5)
     left.set(xlabel="action", ylabel="agent")
     right.set_xlabel("action")

@@ -91,9 +91,9 @@ def figure_comparison(comparison: Comparison, curves: Curves | None = None) -> F
 
     With ``curves`` of all datasets on one scale, also the IQM over them against the steps.
     """
-    whole = comparison.pooled and curves is not None and curves.keys() == comparison.scores.keys()
+    has_all = comparison.pooled and curves is not None and curves.keys() == comparison.scores.keys()
     scales = comparison.references if comparison.normalised else {}
-    pooled = common_curves(curves, scales) if curves and whole else {}
+    pooled = common_curves(curves, scales) if curves and has_all else {}
 
     def draw(figure: Figure) -> None:
         ratios = [1.25, 1, 1, *([1] if pooled else [])]
@@ -115,8 +115,8 @@ def figure_curves(curves: Curves, unit: str) -> Figure:
     def draw(figure: Figure) -> None:
         plots = figure.subplots(1, len(curves), squeeze=False)[0]
         looks = _looks(curves)
-        for axes, (dataset, found) in zip(plots, curves.items(), strict=True):
-            for entry, curve in found.items():
+        for axes, (dataset, by_entry) in zip(plots, curves.items(), strict=True):
+            for entry, curve in by_entry.items():
                 look = looks[entry]
                 draw_curve(axes, curve, look.colour, look.line)
             axes.set_title(plain(dataset))
@@ -172,9 +172,9 @@ def chart(
     size: tuple[float, float] = (5.0, 3.1),
     legend: bool = False,
 ) -> Figure:
-    """Return a figure of one chart; a legend below makes it higher, so that the chart is not."""
+    """Return a figure of one chart; a legend below it makes the figure higher."""
 
-    def whole(figure: Figure) -> None:
+    def draw_chart(figure: Figure) -> None:
         axes = figure.subplots()
         axes.set(xlabel=x, ylabel=y)
         axes.set_title(title)
@@ -186,7 +186,7 @@ def chart(
             figure.set_size_inches(size[0], size[1] + 0.17 * max(lines - 1, 0))
             figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
 
-    return make_figure(whole, size)
+    return make_figure(draw_chart, size)
 
 
 def make_figure(draw: Callable[[Figure], None], size: tuple[float, float]) -> Figure:
@@ -213,9 +213,9 @@ def _draw_returns(axes: Axes, returns: Mapping[str, Float[np.ndarray, "episodes"
         if np.ptp(values) > 0:
             parts: Any = axes.violinplot([values], [x], widths=0.8, showextrema=False)
             parts["bodies"][0].set(facecolor=COLOURS[5], alpha=0.45, edgecolor="none")
-        shown = values[:: max(1, len(values) // 150)]
-        spread = jitter.uniform(-0.09, 0.09, len(shown))
-        axes.scatter(x + spread, shown, s=5, color=COLOURS[0], alpha=0.4, linewidth=0)
+        sample = values[:: max(1, len(values) // 150)]
+        spread = jitter.uniform(-0.09, 0.09, len(sample))
+        axes.scatter(x + spread, sample, s=5, color=COLOURS[0], alpha=0.4, linewidth=0)
         axes.hlines(values.mean(), x - 0.4, x + 0.4, color=_DATA, linestyle="--", linewidth=1.2)
         axes.annotate(
             f"{values.mean():.3g}",
@@ -252,7 +252,7 @@ class _Look(NamedTuple):
 
 
 def _looks(scores: Scores | Curves) -> dict[Entry, _Look]:
-    entries = list(dict.fromkeys(entry for found in scores.values() for entry in found))
+    entries = list(dict.fromkeys(entry for by_entry in scores.values() for entry in by_entry))
     names = list(dict.fromkeys((entry.algorithm, entry.run) for entry in entries))
     numbers = {entry: names.index((entry.algorithm, entry.run)) for entry in entries}
     return {
@@ -285,7 +285,7 @@ def _draw_scores(
         dashed: dict[str, Any] = {"color": _DATA, "linestyle": "--"}
         handles.append(Line2D([], [], label="mean of the data", **dashed))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
-    names = [plain(one).replace("/", "/\n") for one in scores]  # so that neighbours do not overlap
+    names = [plain(x).replace("/", "/\n") for x in scores]  # so that neighbours do not overlap
     axes.set_xticks(range(len(scores)), names)
     axes.set_xlim(-0.6, len(scores) - 0.4)
 
@@ -321,9 +321,9 @@ def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
             why = "no algorithm ran on all\ndatasets with as many seeds"
         axes.text(0.5, 0.5, why, ha="center", va="center", color=_DATA, transform=axes.transAxes)
         return
-    everything = np.concatenate([runs.ravel() for runs in comparison.common.values()])
-    margin = 0.05 * (np.ptp(everything) or 1.0)
-    taus = np.linspace(everything.min() - margin, everything.max() + margin, 101)
+    values = np.concatenate([runs.ravel() for runs in comparison.common.values()])
+    margin = 0.05 * (np.ptp(values) or 1.0)
+    taus = np.linspace(values.min() - margin, values.max() + margin, 101)
     looks = _looks(comparison.scores)
     for entry, runs in comparison.common.items():
         colour, line = looks[entry].colour, looks[entry].line
@@ -348,7 +348,7 @@ def _draw_efficiency(
         look = looks[entry]
         axes.plot(steps, iqm(scores), ls=look.line, color=look.colour, linewidth=1.6)
         if scores.shape[1] >= MIN_RUNS:
-            ends = [bootstrap_interval(iqm, one, seed=0, resamples=1000) for one in scores]
+            ends = [bootstrap_interval(iqm, runs, seed=0, resamples=1000) for runs in scores]
             axes.fill_between(
                 steps, *np.transpose(ends), color=look.colour, alpha=0.15, linewidth=0
             )
@@ -394,5 +394,5 @@ def _handle(label: str, look: _Look, marked: bool = True) -> Any:
 
 def plain(text: str) -> str:
     """Escape a name for matplotlib, which reads ``$`` as a formula and hides leading ``_``."""
-    shown = text.replace("$", r"\$")
-    return f" {shown}" if shown.startswith("_") else shown
+    escaped = text.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped

@@ -68,14 +68,14 @@ def render(template: str, **context: Any) -> str:
 
 @cache
 def _templates() -> Any:
-    found = templates("offmarl.report", autoescape=True)
-    found.globals["numeric_columns"] = _numeric_columns
-    found.filters |= {
+    environment = templates("offmarl.report", autoescape=True)
+    environment.globals["numeric_columns"] = _numeric_columns
+    environment.filters |= {
         "number": number,
         "svg": partial(to_bytes, kind="svg"),
         "base64": lambda content: base64.b64encode(content).decode(),
     }
-    return found
+    return environment
 
 
 def _numeric_columns(rows: Sequence[Sequence[Any]]) -> set[int]:
@@ -107,7 +107,7 @@ class RunReport(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The program and what it learned in or from."""
+        """The program, and its dataset or environment."""
         place = self.record.get("vault") or self.record["spec"]["name"]
         return f"{self.record['program']} on {place}"
 
@@ -138,7 +138,7 @@ class RunReport(NamedTuple):
         yield from self.details()
 
     def facts(self) -> Section:
-        """Return what the run is."""
+        """Return a table of facts of the run."""
         wall = self.curves.get(WALL_TIME)
         facts = {
             "directory": str(self.directory),
@@ -155,13 +155,13 @@ class RunReport(NamedTuple):
         return Section(self.title, ["", ""], [[name, x] for name, x in facts.items() if x])
 
     def _lineage(self) -> str:
-        """Return how often members of a population were replaced, and whose heirs the last are."""
+        """Return how often members of a population were replaced, and the seeds that survived."""
         origin = seeds = np.array(self.record["seeds"])
         parents = self.curves[PARENT].values.T
         if not np.isin(parents, seeds).all():
             raise RunError(f"{self.directory} is not valid: its {PARENT} names no seed of the run.")
-        for own in parents:
-            origin = origin[np.searchsorted(seeds, own)]
+        for generation in parents:
+            origin = origin[np.searchsorted(seeds, generation)]
         heirs = ", ".join(map(str, np.unique(origin)))
         return f"{(parents != seeds).sum()} replacements; the last come from seeds {heirs}"
 
@@ -241,23 +241,23 @@ def _run_films(runs: Sequence[Path], programs: Sequence[Path]) -> Films:
     from offmarl.programs import load_policy  # imports JAX, as the next does
     from offmarl.report.render import play_run, to_gif
 
-    shown, unseen = [], []
+    films, unseen = [], []
     with progress("draw episodes", len(runs)) as advance:
         for directory in runs:
             file = file_of_run(directory, programs)  # an error if one of them does not exist
-            record, loaded = read_run(directory), None
+            record, policy = read_run(directory), None
             try:
-                loaded = load_policy(directory, greedy=None, program=file)
-                gif = to_gif(play_run(loaded))
+                policy = load_policy(directory, greedy=None, program=file)
+                gif = to_gif(play_run(policy))
             except OffmarlError as error:  # it is not installed, or cannot be drawn
                 unseen.append((str(directory), str(error)))
-                if loaded is None and record.get("file"):
+                if policy is None and record.get("file"):
                     text = f"the page shows no episode of {directory}: {error}"
                     warnings.warn(text, stacklevel=1)
             else:
-                shown.append((gif, f"{labelled(loaded.name, acting_of(record))}: {directory}"))
+                films.append((gif, f"{labelled(policy.name, acting_of(record))}: {directory}"))
             advance(1)
-    return shown, unseen
+    return films, unseen
 
 
 # --------------------------------------------------------------------------------- datasets
@@ -268,41 +268,41 @@ def dataset_page(surveys: Surveys, env: Environment | None = None) -> str:
 
     By default it is the one that each was recorded in.
     """
-    filled = {name: one for name, one in surveys.items() if one.vault.num_steps}
-    discrete = {k: v.actions for k, v in filled.items() if isinstance(v.actions, DiscreteActions)}
+    nonempty = {name: survey for name, survey in surveys.items() if survey.vault.num_steps}
+    discrete = {k: v.actions for k, v in nonempty.items() if isinstance(v.actions, DiscreteActions)}
     informations = {
         name: actions.information
         for name, actions in discrete.items()
-        if filled[name].spec.num_agents > 1 and actions.together is not None
+        if nonempty[name].spec.num_agents > 1 and actions.together is not None
     }
 
     count = f"{len(surveys)} datasets" if len(surveys) > 1 else "One dataset"
-    steps = sum(one.vault.num_steps for one in surveys.values())
-    kinds = " or ".join({tables.describe_agents(one.spec): None for one in surveys.values()})
+    steps = sum(survey.vault.num_steps for survey in surveys.values())
+    kinds = " or ".join({tables.describe_agents(survey.spec): None for survey in surveys.values()})
 
     def each(surveys: Surveys, say: Callable[[Survey], Any]) -> str:
-        return "; ".join(f"{name}: {say(one)}" for name, one in surveys.items())
+        return "; ".join(f"{name}: {say(survey)}" for name, survey in surveys.items())
 
     def of(name: str, text: str) -> str:
         """Return a caption that names the dataset, if there are several."""
-        return f"{name}: {text}" if len(filled) > 1 else f"{text[0].upper()}{text[1:]}"
+        return f"{name}: {text}" if len(nonempty) > 1 else f"{text[0].upper()}{text[1:]}"
 
     return render(
         "dataset.html",
-        titles=dict.fromkeys(one.spec.name or one.vault.name for one in surveys.values()),
+        titles=dict.fromkeys(survey.spec.name or survey.vault.name for survey in surveys.values()),
         introduction=f"{count}, {number(steps)} steps of {kinds}: {', '.join(surveys)}.",
         surveys=surveys,
-        filled=filled,
+        filled=nonempty,
         warnings=warnings_by_dataset(surveys),
         discrete=discrete,
         informations=informations,
-        trained={k: v for k, v in filled.items() if dataset_figures.training_of(v)},
-        alike=all(one.rewards.alike for one in filled.values()),
-        repeated=any(len(one.coverage.repeats) > 1 for one in filled.values()),
+        trained={k: v for k, v in nonempty.items() if dataset_figures.training_of(v)},
+        alike=all(survey.rewards.alike for survey in nonempty.values()),
+        repeated=any(len(survey.coverage.repeats) > 1 for survey in nonempty.values()),
         provenances={
-            name: to_json(one.vault.provenance, indent=2)
-            for name, one in surveys.items()
-            if one.vault.provenance
+            name: to_json(survey.vault.provenance, indent=2)
+            for name, survey in surveys.items()
+            if survey.vault.provenance
         },
         films=_episode_films(surveys, env),
         figures=dataset_figures,
@@ -314,35 +314,35 @@ def dataset_page(surveys: Surveys, env: Environment | None = None) -> str:
 
 def _episode_films(surveys: Surveys, env: Environment | None) -> Films:
     """Return the worst, median and best episode of each dataset that can be drawn."""
-    shown: list[tuple[bytes, str]] = []
+    films: list[tuple[bytes, str]] = []
     unseen = []
-    for name, one in surveys.items():
+    for name, survey in surveys.items():
         try:
-            shown += _watched(name, one, env)
+            films += _films(name, survey, env)
         except OffmarlError as error:
             unseen.append((name, str(error)))
-    return shown, unseen
+    return films, unseen
 
 
-def _watched(name: str, found: Survey, env: Environment | None) -> Iterator[tuple[bytes, str]]:
+def _films(name: str, survey: Survey, env: Environment | None) -> Iterator[tuple[bytes, str]]:
     """Draw a few episodes; `OffmarlError` if the environment is unknown or cannot be drawn."""
-    if env is None and not found.spec.name:
+    if env is None and not survey.spec.name:
         raise OptionError("the environment of the dataset is unknown, so no episode can be drawn.")
-    whole = np.flatnonzero(found.episodes.scored)
-    if not len(whole):
+    numbers = np.flatnonzero(survey.episodes.scored)
+    if not len(numbers):
         raise OptionError("no episode is complete, so none is drawn.")
     from offmarl import envs  # imports JAX
     from offmarl.report.render import replay, to_gif
 
-    env = envs.make(found.spec.name) if env is None else env
-    returns = found.episodes.team_returns  # episodes are ranked by those of the first team
-    order = whole[np.argsort(returns[whole, 0], kind="stable")]
-    chosen = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
-    with progress(f"draw {name}", len(chosen)) as advance:
-        for rank, episode in chosen.items():
-            watched = replay(env, found.vault, int(episode))
-            teams = (team.name for team in found.episodes.teams)
+    env = envs.make(survey.spec.name) if env is None else env
+    returns = survey.episodes.team_returns  # episodes are ranked by those of the first team
+    order = numbers[np.argsort(returns[numbers, 0], kind="stable")]
+    by_rank = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
+    with progress(f"draw {name}", len(by_rank)) as advance:
+        for rank, episode in by_rank.items():
+            playback = replay(env, survey.vault, int(episode))
+            teams = (team.name for team in survey.episodes.teams)
             value = only_or_all(dict(zip(teams, returns[episode], strict=True)))
-            gif = to_gif(watched, -(-len(watched.scenes) // _MOST_FRAMES))
+            gif = to_gif(playback, -(-len(playback.scenes) // _MOST_FRAMES))
             yield gif, f"{name}, {rank}: episode {episode}, return {number(value)}"
             advance(1)

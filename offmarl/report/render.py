@@ -117,18 +117,18 @@ def _episode(
         state, timestep = env.step(keys[1], state, action)
         done = timestep.terminated | timestep.truncated
         memory = remember(policy, memory, timestep.reward, done)
-        seen = env.scene(state), timestep.reward.mean(), timestep.last
-        return (state, timestep.view, memory), seen
+        outputs = env.scene(state), timestep.reward.mean(), timestep.last
+        return (state, timestep.view, memory), outputs
 
     reset_key, step_key = jax.random.split(key)
     state, timestep = env.reset(reset_key)
     first = env.scene(state), jnp.zeros(()), jnp.zeros((), bool)
     keys = jax.random.split(step_key, (env.spec.time_limit, 2))
-    _, rest = jax.lax.scan(step, (state, timestep.view, policy.initial_carry()), keys)
-    whole: tuple[Scene, Float[Array, "T"], Any] = jax.tree.map(
-        lambda one, more: jnp.concatenate([jnp.asarray(one)[None], more]), first, rest
+    _, steps = jax.lax.scan(step, (state, timestep.view, policy.initial_carry()), keys)
+    episode: tuple[Scene, Float[Array, "T"], Any] = jax.tree.map(
+        lambda start, later: jnp.concatenate([jnp.asarray(start)[None], later]), first, steps
     )
-    return whole
+    return episode
 
 
 def play_run(loaded: LoadedPolicy, env: Environment | None = None, seed: int = 0) -> Playback:
@@ -183,7 +183,7 @@ def to_gif(playback: Playback, every: int = 1) -> bytes:
 
     images = list(frames(playback, every))
     palette = _palette(playback, images)
-    first, *rest = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in images]
+    first, *rest = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
     file = io.BytesIO()
     pause = [1000 // _FRAMES_PER_SECOND] * len(rest) + [1500]
     first.save(file, "gif", save_all=True, append_images=rest, duration=pause, loop=0)
@@ -201,12 +201,14 @@ def _palette(playback: Playback, images: Sequence[Picture]) -> Picture:
 
     scenes = [] if playback.pictures else playback.scenes
     entries = [entry for scene in scenes for entry in legend(scene)]
-    named = sorted({to_rgb(entry.get_color()) for entry in entries})
-    kept = [round(255 * part) for colour in named for part in colour]
-    some = np.concatenate([np.asarray(images[at]) for at in (0, len(images) // 2, -1)])
-    rest = Image.fromarray(some).quantize(_COLOURS - len(named), method=Image.Quantize.MAXCOVERAGE)
+    legend_colours = sorted({to_rgb(entry.get_color()) for entry in entries})
+    values = [round(255 * part) for colour in legend_colours for part in colour]
+    pixels = np.concatenate([np.asarray(images[at]) for at in (0, len(images) // 2, -1)])
+    sample = Image.fromarray(pixels).quantize(
+        _COLOURS - len(legend_colours), method=Image.Quantize.MAXCOVERAGE
+    )
     palette = Image.new("P", (1, 1))
-    palette.putpalette(kept + (rest.getpalette() or []))
+    palette.putpalette(values + (sample.getpalette() or []))
     return palette
 
 
@@ -229,7 +231,7 @@ def frame(playback: Playback, time: int) -> Picture:
 
 
 def _blank() -> Figure:
-    """Return an empty figure, which all frames share: to make its axes takes half of a frame."""
+    """Return an empty figure for all frames: making its axes takes half of a frame's time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -240,12 +242,12 @@ def _blank() -> Figure:
 
 
 def _frame(figure: Figure, playback: Playback, time: int, image: Any) -> Picture:
-    """Draw a scene, or frame the environment's own picture of it, in place of what was drawn."""
+    """Draw a scene, or the environment's own picture of it, in place of the previous one."""
     from PIL import Image
 
     scene, axes, canvas = playback.scenes[time], figure.axes[0], cast(Any, figure.canvas)
-    drawn = axes.collections, axes.patches, axes.images, figure.texts, figure.legends
-    for artist in [one for kind in drawn for one in kind]:
+    artists = axes.collections, axes.patches, axes.images, figure.texts, figure.legends
+    for artist in [x for kind in artists for x in kind]:
         artist.remove()
     if image is None:
         draw_scene(axes, scene, playback.scenes[max(0, time - _TRAIL) : time])
@@ -366,25 +368,25 @@ def _draw_floor(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> Non
     edges = [np.linspace(0, size, n + 1) for size, n in zip(extent[:2], flat.shape, strict=True)]
     x, y = np.meshgrid(*edges, indexing="ij")
     points = np.stack([x, y, *([np.zeros_like(x)] * (len(extent) - 2))], -1)
-    seen = _flat(points)
+    grid = _flat(points)
     colours = LinearSegmentedColormap.from_list("cells", _CELLS)
     corners = _corners(extent)  # the arena's edges are pairs of corners that differ in one axis
     pairs = np.nonzero(np.triu((corners[:, None] != corners).sum(-1) == 1))
-    sides = np.stack([_flat(corners)[one] for one in pairs], 1)
-    axes.pcolormesh(seen[..., 0], seen[..., 1], flat, cmap=colours, vmin=0, vmax=1)
+    sides = np.stack([_flat(corners)[index] for index in pairs], 1)
+    axes.pcolormesh(grid[..., 0], grid[..., 1], flat, cmap=colours, vmin=0, vmax=1)
     _draw_lines(axes, sides, colors="#9ca3af", linewidths=0.8)
 
 
 def _draw_marks(axes: Axes, scene: Scene) -> None:
     places = _flat(scene.marks)
     for number, name in enumerate(MARKS):
-        if not len(chosen := places[np.asarray(scene.mark) == number]):
+        if not len(points := places[np.asarray(scene.mark) == number]):
             continue
         look = _LOOKS[name]
         face = look.colour if look.filled else "none"
         axes.scatter(
-            chosen[:, 0],
-            chosen[:, 1],
+            points[:, 0],
+            points[:, 1],
             s=look.size,
             marker=look.marker,
             facecolor=face,
@@ -521,6 +523,6 @@ def replay(env: Environment, vault: Dataset, number: int) -> Playback:
 
     if not hasattr(env, "scene"):
         raise OptionError(f"episodes of {env.spec.name} cannot be drawn.")
-    found = replay_episode(vault, number, env)
-    scenes = jax.device_get(jax.jit(jax.vmap(env.scene))(found.states))
+    episode = replay_episode(vault, number, env)
+    scenes = jax.device_get(jax.jit(jax.vmap(env.scene))(episode.states))
     return _playback(env, scenes, vault.episode(number).transition.reward.mean(1))

@@ -112,7 +112,7 @@ class Runs(NamedTuple):
 
 def scores_in(results: Results) -> Scores:
     """Return the scores of results alone."""
-    return {name: {entry: x.scores for entry, x in one.items()} for name, one in results.items()}
+    return {name: {entry: x.scores for entry, x in row.items()} for name, row in results.items()}
 
 
 def metric_of(directories: Iterable[Path]) -> str:
@@ -124,19 +124,19 @@ def metric_of(directories: Iterable[Path]) -> str:
         The runs have no metric in common, or have not been evaluated.
     """
     paths = [*directories]
-    found = [final_evaluation(directory) for directory in paths]
+    finals = [final_evaluation(directory) for directory in paths]
     for metric in UNITS:
-        if all(metric in metrics for metrics in found):
+        if all(metric in metrics for metrics in finals):
             return metric
-    if any(name.startswith(f"{RETURN}_") for metrics in found for name in metrics):
+    if any(name.startswith(f"{RETURN}_") for metrics in finals for name in metrics):
         raise RunError(
             "these runs have a return for each team, and no single score to compare: "
             "`offmarl report RUN` shows the returns of each team of a run."
         )
-    some = next(x for x, metrics in zip(paths, found, strict=True) if RETURN in metrics)
-    other = next(x for x, metrics in zip(paths, found, strict=True) if RETURN not in metrics)
+    played = next(x for x, metrics in zip(paths, finals, strict=True) if RETURN in metrics)
+    other = next(x for x, metrics in zip(paths, finals, strict=True) if RETURN not in metrics)
     raise RunError(
-        f"{some} was evaluated in an environment and {other} with held-out episodes, so they "
+        f"{played} was evaluated in an environment and {other} with held-out episodes, so they "
         "cannot be compared: compare each kind on its own, or train all with the same --env and "
         "--held-out."
     )
@@ -173,11 +173,11 @@ def read_runs(
     groups = _grouped(runs, lambda path: labels[_key(data[path])])
     names, settings = _names(runs, groups.values(), pool_settings)
     entries = {
-        label: {entry_of(path, metric, names[path]): path for path in alike}
-        for label, alike in groups.items()
+        label: {entry_of(path, metric, names[path]): path for path in paths}
+        for label, paths in groups.items()
     }
-    named = {label: data[alike[0]] for label, alike in groups.items()}
-    return Runs(gather(entries, metric), named, settings)
+    by_label = {label: data[paths[0]] for label, paths in groups.items()}
+    return Runs(gather(entries, metric), by_label, settings)
 
 
 def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN) -> Results:
@@ -186,11 +186,11 @@ def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN
     ``directories`` are the runs by dataset and by the entry of the way that their program acts.
     `RunError` if one is no run or not finished, `NotFiniteError` if a loss or a score is not.
     """
-    found: dict[str, dict[Entry, Result]] = {}
+    results: dict[str, dict[Entry, Result]] = {}
     for label, entries in directories.items():
-        own = [one for acted, path in entries.items() for one in _results(acted, path, metric)]
-        found[label] = dict(sorted(own, key=lambda one: one[0].acting == "sampled"))
-    return found
+        pairs = [pair for acted, path in entries.items() for pair in _results(acted, path, metric)]
+        results[label] = dict(sorted(pairs, key=lambda pair: pair[0].acting == "sampled"))
+    return results
 
 
 def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Result]]:
@@ -200,18 +200,18 @@ def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Res
             f"{fault} in {path}, so that it has no score: leave the run out, or train it with "
             "other settings, such as a smaller learning rate."
         )
-    beside = read_json(path, PARTNERS_FILE) if holds(path, PARTNERS_FILE) else {}
-    checked(beside, dict[str, list[float | None] | str], f"{path} ({PARTNERS_FILE})", RunError)
+    by_acting = read_json(path, PARTNERS_FILE) if holds(path, PARTNERS_FILE) else {}
+    checked(by_acting, dict[str, list[float | None] | str], f"{path} ({PARTNERS_FILE})", RunError)
     final, rows = final_evaluation(path), read(path / METRICS_FILE)
     episodes = read_run(path).get("args", {}).get("final_episodes")
     for entry, name in metrics_of(acted, metric).items():
         if returns := final.get(name):
             last = max((row["step"] for row in rows if name in row), default=0)
-            partners = beside.get(str(entry.acting))
+            partners = by_acting.get(str(entry.acting))
             yield (
                 entry,
                 Result(
-                    np.array([own.mean() for own in returns.values()]),
+                    np.array([values.mean() for values in returns.values()]),
                     path,
                     name,
                     (*returns,),
@@ -223,7 +223,7 @@ def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Res
 
 
 def metrics_of(entry: Entry, metric: str) -> dict[Entry, str]:
-    """Return the entries of a run, and the metric of each, of which some may not exist.
+    """Return the entries of a run and their metrics, which the run need not have.
 
     ``entry`` is that of the way its program acts.
     """
@@ -240,14 +240,14 @@ def entry_of(directory: Path, metric: str = RETURN, run: str = "") -> Entry:
 
 
 def fault_of(directory: Path) -> str:
-    """Return what of a run is not finite, in words: a loss, or a final score; empty if all is."""
+    """Describe the first loss or final score of a run that is not finite; empty if all are."""
     for row in read(directory / METRICS_FILE):
         for name, value in row.items():
             if value is None:  # losses; evaluations are lists
                 return f"{name} of seed {row['seed']} is not finite at step {row['step']:,}"
     final = final_evaluation(directory)
     finals = [final[metric] for metric in final.keys() & {*UNITS, *OTHER_RETURN.values()}]
-    wrong = {seed for found in finals for seed, own in found.items() if not np.isfinite(own).all()}
+    wrong = {seed for group in finals for seed, x in group.items() if not np.isfinite(x).all()}
     seeds = ", ".join(map(str, sorted(wrong)))
     return f"the final evaluation of seed {seeds} is not finite" if wrong else ""
 
@@ -271,14 +271,14 @@ def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:
     RunError
         The directory is not a run.
     """
-    found: dict[int, dict[int, list[float]]] = {seed: {} for seed in read_run(directory)["seeds"]}
+    seeds: dict[int, dict[int, list[float]]] = {seed: {} for seed in read_run(directory)["seeds"]}
     for row in read(directory / METRICS_FILE):
         values = row.get(metric) if row["step"] else None
         if isinstance(values, list) and len(values) > 1 and None not in values:
-            found[row["seed"]][row["step"]] = values
-    if not found or min(map(len, found.values())) < 2:
+            seeds[row["seed"]][row["step"]] = values
+    if not seeds or min(map(len, seeds.values())) < 2:
         return None
-    return np.array([_best([np.array(x) for x in steps.values()]) for steps in found.values()])
+    return np.array([_best([np.array(x) for x in steps.values()]) for steps in seeds.values()])
 
 
 def _best(evaluations: Sequence[Float[np.ndarray, "episodes"]]) -> float:
@@ -305,15 +305,15 @@ def final_evaluation(directory: Path) -> dict[str, dict[int, Float[np.ndarray, "
         )
     document = read_json(directory, MARL_EVAL_FILE)
     try:
-        found = _absolute_metrics(document, run)
+        metrics = _absolute_metrics(document, run)
     except (ValueError, KeyError, AttributeError, TypeError):
-        found = {}
-    if not found:
+        metrics = {}
+    if not metrics:
         raise RunError(
             f"{directory / MARL_EVAL_FILE} holds no final evaluation: repeat the command of the "
             "run to finish it."
         )
-    return found
+    return metrics
 
 
 def last_metrics(directory: Path) -> dict[str, float]:
@@ -335,15 +335,15 @@ def _absolute_metrics(
     (tasks,) = document.values()
     (algorithms,) = tasks.values()
     other = other_acting(run)
-    second = labelled(run["program"], other)
-    found: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {}
+    other_name = labelled(run["program"], other)
+    metrics: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {}
     for name, seeds in algorithms.items():
         for seed, record in seeds.items():
             for key, values in record["absolute_metrics"].items():
-                metric = key.replace(RETURN, OTHER_RETURN[other], 1) if name == second else key
-                own = found.setdefault(metric, {})
-                own[int(seed.removeprefix("seed_"))] = np.array(values, float)
-    return found
+                metric = key.replace(RETURN, OTHER_RETURN[other], 1) if name == other_name else key
+                by_seed = metrics.setdefault(metric, {})
+                by_seed[int(seed.removeprefix("seed_"))] = np.array(values, float)
+    return metrics
 
 
 def _data(run: Mapping[str, Any], metric: str) -> Data:
@@ -367,15 +367,15 @@ def _key(data: Data) -> tuple[str, str]:
 def _labels(data: Iterable[Data]) -> dict[tuple[str, str], str]:
     """Name the groups by their data; equal names are extended by what differs."""
     groups = _grouped(dict.fromkeys(data), _key)
-    names = {key: " = ".join(dict.fromkeys(d.name for d in one)) for key, one in groups.items()}
+    names = {key: " = ".join(dict.fromkeys(d.name for d in group)) for key, group in groups.items()}
     labels = {}
     for key, name in names.items():
-        alike = [groups[other][0] for other in groups if names[other] == name]
-        one, details = groups[key][0], []
-        if len({other.digest for other in alike}) > 1:
-            details.append(f"data {one.digest[:8] or 'unknown'}")
-        if len({other.environment for other in alike}) > 1:
-            details.append(f"evaluated in {one.environment}")
+        namesakes = [groups[other][0] for other in groups if names[other] == name]
+        first, details = groups[key][0], []
+        if len({other.digest for other in namesakes}) > 1:
+            details.append(f"data {first.digest[:8] or 'unknown'}")
+        if len({other.environment for other in namesakes}) > 1:
+            details.append(f"evaluated in {first.environment}")
         labels[key] = labelled(name, *details)
     return labels
 
@@ -387,12 +387,12 @@ def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[
     return groups
 
 
-def _planned(
+def _plan_labels(
     runs: Mapping[Path, Mapping[str, Any]], paths: Sequence[Path]
 ) -> dict[Path, str] | None:
-    """Return what a benchmark's plan calls runs of one program; None if that tells them not apart.
+    """Return the labels of one program's runs in a benchmark's plan; None if these are not unique.
 
-    The label that is the program's name adds nothing, so it is left out.
+    A label that is the program's name adds nothing, and is empty.
     """
     labels = [runs[path].get("label") for path in paths]
     if None in labels or len(set(labels)) < len(labels):
@@ -437,33 +437,33 @@ def _names(
     """
     names: dict[Path, str] = {}
     for alike in groups:
-        for same in _grouped(alike, lambda path: runs[path]["program"]).values():
-            names |= _planned(runs, same) or _distinguish(same)
+        for group in _grouped(alike, lambda path: runs[path]["program"]).values():
+            names |= _plan_labels(runs, group) or _distinguish(group)
     differing: dict[str, list[str]] = {}
     for (program, _), paths in _grouped(names, lambda p: (runs[p]["program"], names[p])).items():
         settings = {path: _settings(runs[path]) for path in paths}
-        different = _different(list(settings.values()))
+        different = _differing_names(list(settings.values()))
         if different:
-            known = differing.setdefault(program, [])
-            known += [one for one in different if one not in known]
+            differences = differing.setdefault(program, [])
+            differences += [setting for setting in different if setting not in differences]
         for path in paths if different and not pool_settings else ():
-            own = [f"{name}={settings[path][name]}" for name in different[:_SHOWN_SETTINGS]]
-            if len(different) > len(own):
-                own.append(f"settings {checksum(settings[path])}")
-            names[path] = ", ".join(filter(None, [names[path], *own]))
+            values = [f"{name}={settings[path][name]}" for name in different[:_SHOWN_SETTINGS]]
+            if len(different) > len(values):
+                values.append(f"settings {checksum(settings[path])}")
+            names[path] = ", ".join(filter(None, [names[path], *values]))
     return names, differing
 
 
 def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the result of a run depends on beside its data and its seeds."""
+    """Return what the result of a run depends on besides its data and its seeds."""
     args = {name: x for name, x in run.get("args", {}).items() if name not in _NO_SETTINGS}
     return args | ({"code": run["sha256"][:8]} if run.get("sha256") else {})
 
 
-def _different(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the settings that differ; those that only some runs have do not count."""
-    names = [name for name in settings[0] if all(name in one for one in settings)]
-    return [name for name in names if any(one[name] != settings[0][name] for one in settings)]
+def _differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the settings that differ, of those that all runs have."""
+    names = [name for name in settings[0] if all(name in run for run in settings)]
+    return [name for name in names if any(run[name] != settings[0][name] for run in settings)]
 
 
 # ------------------------------------------------------------------------ other projects
@@ -478,59 +478,59 @@ def is_foreign(path: Path) -> bool:
     return path.suffix == ".json" and path.is_file() and RUN_FILE not in _read_foreign(path)
 
 
-def with_foreign(found: Runs, paths: Sequence[Path]) -> Runs:
+def with_foreign(scores: Runs, paths: Sequence[Path]) -> Runs:
     """Add the results in files to those of runs; `RunError` if a file has another layout.
 
     A task belongs to the dataset whose runs name the same environment and task in their
     ``marl_eval.json``; other tasks are datasets of their own.
     """
-    results = {name: dict(entries) for name, entries in found.results.items()}
-    data, outside, names = dict(found.data), set[str](), [path.name for path in paths]
-    ours = {
+    results = {name: dict(entries) for name, entries in scores.results.items()}
+    data, outside, names = dict(scores.data), set[str](), [path.name for path in paths]
+    labels = {
         keys: name
-        for name, (run, *_) in ((x, [*own.values()]) for x, own in results.items())
+        for name, (run, *_) in ((x, [*by_entry.values()]) for x, by_entry in results.items())
         if run.directory is not None
         for keys, _ in _nested(read_json(run.directory, MARL_EVAL_FILE), 2)
     }
     for path in paths:
         file = path.name if names.count(path.name) == 1 else str(path)
         runs: dict[tuple[str, ...], list[float]] = {}
-        for where, run in _nested(_read_foreign(path), 4, path):
-            runs.setdefault(where[:3], []).append(_score(run, path, *where))
-        for (environment, task, algorithm), own in runs.items():
+        for levels, run in _nested(_read_foreign(path), 4, path):
+            runs.setdefault(levels[:3], []).append(_score(run, path, *levels))
+        for (environment, task, algorithm), values in runs.items():
             name = f"{environment}/{task}"
-            label = ours.get((environment, task)) or labelled(name, "marl-eval")
+            label = labels.get((environment, task)) or labelled(name, "marl-eval")
             data.setdefault(label, Data(name, "", name))
-            results.setdefault(label, {})[Entry(algorithm, None, file)] = Result(np.array(own))
+            results.setdefault(label, {})[Entry(algorithm, None, file)] = Result(np.array(values))
             outside.add(label)
-    return found._replace(results=results, data=data, outside=frozenset(outside))
+    return scores._replace(results=results, data=data, outside=frozenset(outside))
 
 
 def _read_foreign(path: Path) -> Any:
     return parse(path.read_bytes(), str(path), RunError)
 
 
-def _nested(value: Any, depth: int, *where: object) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _nested(value: Any, depth: int, *context: object) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the entries of nested objects with their keys; `RunError` for anything else."""
     if not isinstance(value, dict) or not value:
         raise RunError(
-            f"{': '.join(map(str, where))} is not of marl-eval's layout, of environments, tasks, "
+            f"{': '.join(map(str, context))} is not of marl-eval's layout, of environments, tasks, "
             "algorithms, runs and steps: it must be a JSON object with entries."
         )
     for key, entry in value.items():
-        inside = _nested(entry, depth - 1, *where, key) if depth > 1 else [((), entry)]
+        inside = _nested(entry, depth - 1, *context, key) if depth > 1 else [((), entry)]
         yield from (((one_line(key), *keys), leaf) for keys, leaf in inside)
 
 
-def _score(run: Any, *where: object) -> float:
+def _score(run: Any, *context: object) -> float:
     """Return the mean of the final returns of a run."""
-    steps = {key: step for (key,), step in _nested(run, 1, *where)}
-    final = {key: x for (key,), x in _nested(steps.get("absolute_metrics"), 1, *where, "absolute")}
+    steps = {key: step for (key,), step in _nested(run, 1, *context)}
+    final = {k: x for (k,), x in _nested(steps.get("absolute_metrics"), 1, *context, "absolute")}
     values = next((final[name] for name in _RETURNS if name in final), None)
     numbers: list[Any] = values if isinstance(values, list) else [values]
     if not numbers or not all(type(x) in (int, float) and abs(x) < _MOST for x in numbers):
         raise RunError(
-            f"{': '.join(map(str, where))} has no finite returns in absolute_metrics: one of "
+            f"{': '.join(map(str, context))} has no finite returns in absolute_metrics: one of "
             f"{', '.join(_RETURNS)} must be a list of numbers, among {', '.join(final)}."
         )
     return float(np.mean(numbers))

@@ -61,42 +61,42 @@ class Section(NamedTuple):
 def to_markdown(sections: Iterable[Section]) -> str:
     """Return tables in Markdown, under their titles if there are several."""
 
-    def cell(found: Any) -> str:
-        if isinstance(found, Score) and found.bold:
-            value, ends = found.texts
+    def cell(content: Any) -> str:
+        if isinstance(content, Score) and content.bold:
+            value, ends = content.texts
             return f"**{value} {ends}**" if ends else f"**{value}**"
-        return one_line(number(found)).replace("|", "\\|")
+        return one_line(number(content)).replace("|", "\\|")
 
-    def lines(one: Section) -> Iterator[str]:
-        rows = [one.columns, ["---"] + ["---:"] * (len(one.columns) - 1), *one.rows]
-        yield from (f"| {' | '.join(map(cell, row))} |\n" for row in rows)
+    def lines(section: Section) -> str:
+        rows = [section.columns, ["---"] + ["---:"] * (len(section.columns) - 1), *section.rows]
+        return "".join(f"| {' | '.join(map(cell, row))} |\n" for row in rows)
 
-    return _joined(sections, lambda one: "".join(lines(one)), lambda title: f"**{title}**\n\n")
+    return _joined(sections, lines, lambda title: f"**{title}**\n\n")
 
 
 def to_latex(sections: Iterable[Section]) -> str:
     """Return tables for the package booktabs, under comments if there are several."""
 
-    def cell(found: Any) -> str:
-        if not isinstance(found, Score):
-            return "".join(_SPECIAL.get(one, one) for one in one_line(number(found)))
-        value, ends = found.texts
-        value = f"\\textbf{{{value}}}" if found.bold else value
+    def cell(content: Any) -> str:
+        if not isinstance(content, Score):
+            return "".join(_SPECIAL.get(char, char) for char in one_line(number(content)))
+        value, ends = content.texts
+        value = f"\\textbf{{{value}}}" if content.bold else value
         return f"{value} {{\\scriptsize {ends}}}" if ends else value
 
-    def tabular(one: Section) -> str:
-        rows = (" & ".join(map(cell, row)) for row in [one.columns, *one.rows])
+    def tabular(section: Section) -> str:
+        rows = (" & ".join(map(cell, row)) for row in [section.columns, *section.rows])
         # After the end of a row, [ and * would begin an option.
         head, *body = ("{}" * row.startswith(("[", "*")) + f"{row} \\\\\n" for row in rows)
         return (
-            f"\\begin{{tabular}}{{l{'r' * (len(one.columns) - 1)}}}\n\\toprule\n{head}\\midrule\n"
-            f"{''.join(body)}\\bottomrule\n\\end{{tabular}}\n"
+            f"\\begin{{tabular}}{{l{'r' * (len(section.columns) - 1)}}}\n\\toprule\n{head}"
+            f"\\midrule\n{''.join(body)}\\bottomrule\n\\end{{tabular}}\n"
         )
 
     return _joined(sections, tabular, lambda title: f"% {title}\n")
 
 
-_SPECIAL = {**{one: f"\\{one}" for one in "&%$#_{}"}, "\\": r"\textbackslash{}"}
+_SPECIAL = {**{char: f"\\{char}" for char in "&%$#_{}"}, "\\": r"\textbackslash{}"}
 _SPECIAL |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau"
 _SPECIAL |= {  # pdflatex has no Greek letters in text
@@ -110,19 +110,19 @@ _SPECIAL |= {  # pdflatex has no Greek letters in text
 def _joined(
     sections: Iterable[Section], write: Callable[[Section], str], title: Callable[[str], str]
 ) -> str:
-    found = [*sections]
-    return "\n".join(title(one_line(x.title)) * (len(found) > 1) + write(x) for x in found)
+    parts = [*sections]
+    return "\n".join(title(one_line(x.title)) * (len(parts) > 1) + write(x) for x in parts)
 
 
 def to_csv(section: Section) -> str:
     """Return a table in CSV; a column of scores has two more, of the ends of their intervals."""
     columns: dict[str, list[Any]] = {}
     cells = [[row[place] for row in section.rows] for place in range(len(section.columns))]
-    for name, found in zip(section.columns, cells, strict=True):
-        scored = any(isinstance(one, Score) for one in found)
+    for name, column in zip(section.columns, cells, strict=True):
+        scored = any(isinstance(cell, Score) for cell in column)
         for place, end in enumerate(("", "_low", "_high")[: 3 if scored else 1]):
             columns[name.lower().replace(" ", "_") + end] = [
-                one[place] if isinstance(one, Score) else one for one in found
+                cell[place] if isinstance(cell, Score) else cell for cell in column
             ]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -137,8 +137,8 @@ def glance(surveys: Surveys) -> Section:
 
 
 def identity(surveys: Surveys) -> Section:
-    """Return what the datasets are, with a column for each."""
-    facts = [_facts(one) for one in surveys.values()]
+    """Return the properties of the datasets, with a column for each."""
+    facts = [_facts(survey) for survey in surveys.values()]
     if len(surveys) > 1:
         facts = [fact | {"digest": f"{fact['digest'][:12]}…"} for fact in facts]
     rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
@@ -159,23 +159,23 @@ def actions(surveys: Surveys) -> Iterator[Section]:
         (DiscreteActions, columns, _choices),
         (ContinuousActions, ["mean", "std", "min", "max", "at a bound", "usable"], _values),
     ):
-        if own := {k: v for k, v in surveys.items() if isinstance(v.actions, kind)}:
-            yield _by_dataset("Actions", ["dataset", *names], own, cells)
+        if group := {k: v for k, v in surveys.items() if isinstance(v.actions, kind)}:
+            yield _by_dataset("Actions", ["dataset", *names], group, cells)
 
 
 def coverage(surveys: Surveys) -> Section:
     """Return how many different states and actions each dataset contains."""
-    alike = len({(one.spec.name, one.spec.state_size) for one in surveys.values()}) == 1
-    most = max(one.coverage.pairs for one in surveys.values()) if alike else 0
+    alike = len({(survey.spec.name, survey.spec.state_size) for survey in surveys.values()}) == 1
+    most = max(survey.coverage.pairs for survey in surveys.values()) if alike else 0
     columns = ["dataset", "SACo", "distinct pairs", "relative", "distinct states"]
     columns += ["local pairs", "pairs seen once"]
 
-    def cells(found: Survey) -> list[Any]:
-        counts = found.coverage
+    def cells(survey: Survey) -> list[Any]:
+        counts = survey.coverage
         pairs, once = counts.pairs, int(counts.repeats[counts.repeats[:, 0] == 1, 1].sum())
         about = "" if counts.exact else "about "
         return [
-            _saco(found),
+            _saco(survey),
             f"{about}{number(pairs)}",
             percent(pairs, most),
             f"{about}{number(counts.states)}",
@@ -190,13 +190,13 @@ def windows(surveys: Surveys) -> Section:
     """Return the training windows of several lengths."""
     columns = ["dataset", "length", "windows", "slots empty", "episodes shorter", "hold several"]
     rows = []
-    for name, found in surveys.items():
-        for one in map(found.windows, LENGTHS):
+    for name, survey in surveys.items():
+        for entry in map(survey.windows, LENGTHS):
             shares = [
-                percent(one.padded, 1),
-                percent(one.short_episodes, len(found.episodes.row)),
+                percent(entry.padded, 1),
+                percent(entry.short_episodes, len(survey.episodes.row)),
             ]
-            rows.append([name, one.length, one.total, *shares, percent(one.crossing, 1)])
+            rows.append([name, entry.length, entry.total, *shares, percent(entry.crossing, 1)])
     return Section("Training windows", columns, rows)
 
 
@@ -209,26 +209,26 @@ def describe_agents(spec: EnvSpec) -> str:
     return f"{spec.num_agents} agent{'s, each' if spec.num_agents > 1 else ''} with {kind}"
 
 
-# What a page says of a chart to those who cannot see it.
+# Texts of charts for readers who cannot see them.
 
 
-def returns_line(found: Survey) -> str:
+def returns_line(survey: Survey) -> str:
     """Return the mean and range of the returns, of each team if there are several, as text."""
-    texts = {team: spread_line(spread(x)) or "none" for team, x in found.team_returns.items()}
+    texts = {team: spread_line(spread(x)) or "none" for team, x in survey.team_returns.items()}
     return number(only_or_all(texts))
 
 
-def lengths_line(found: Survey) -> str:
+def lengths_line(survey: Survey) -> str:
     """Return the mean and range of the lengths of episodes, as text."""
-    return spread_line(spread(found.lengths)) or "none"
+    return spread_line(spread(survey.lengths)) or "none"
 
 
-def agents_line(found: Survey) -> str:
+def agents_line(survey: Survey) -> str:
     """Return the mean return of the first agents, as text."""
-    returns = found.episodes.returns[found.episodes.scored]
+    returns = survey.episodes.returns[survey.episodes.scored]
     means = returns.mean(0) if len(returns) else np.zeros(0)
-    some = ", ".join(f"{mean:.3g}" for mean in means[:8])
-    return f"means {some}{' and more' if len(means) > 8 else ''}"
+    text = ", ".join(f"{mean:.3g}" for mean in means[:8])
+    return f"means {text}{' and more' if len(means) > 8 else ''}"
 
 
 def extremes(ranges: Ranges) -> str:
@@ -240,9 +240,9 @@ def extremes(ranges: Ranges) -> str:
     return f"from {low:.3g} to {high:.3g}, {constant} of {ranges.low.size} features constant"
 
 
-def ends_line(found: Survey) -> str:
+def ends_line(survey: Survey) -> str:
     """Return how many episodes ended by each cause, as text."""
-    counts = Counter(found.episodes.cause.tolist())
+    counts = Counter(survey.episodes.cause.tolist())
     return ", ".join(f"{number(count)} {cause}" for cause, count in counts.items())
 
 
@@ -254,92 +254,92 @@ def percent(part: float, whole: float) -> str:
 def _by_dataset(
     title: str, columns: list[str], surveys: Surveys, cells: Callable[[Survey], list[Any]]
 ) -> Section:
-    return Section(title, columns, [[name, *cells(one)] for name, one in surveys.items()])
+    return Section(title, columns, [[name, *cells(survey)] for name, survey in surveys.items()])
 
 
-def _overview_row(found: Survey) -> list[Any]:
-    returns = {team: spread(values) for team, values in found.team_returns.items()}
+def _overview_row(survey: Survey) -> list[Any]:
+    returns = {team: spread(values) for team, values in survey.team_returns.items()}
     text = "{mean:.4g}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{std:.3g}"
-    means = {team: text.format(**one) if one else None for team, one in returns.items()}
+    means = {team: text.format(**values) if values else None for team, values in returns.items()}
     least, most = ({team: x.get(end) for team, x in returns.items()} for end in ("min", "max"))
-    length = spread(found.lengths).get("mean")
-    counts = [len(found.episodes.row), found.vault.num_steps]
+    length = spread(survey.lengths).get("mean")
+    counts = [len(survey.episodes.row), survey.vault.num_steps]
     cells = [only_or_all(means), only_or_all(least), only_or_all(most)]
-    return [*counts, *cells, length, _saco(found)]
+    return [*counts, *cells, length, _saco(survey)]
 
 
-def _saco(found: Survey) -> str | None:
-    return None if found.saco is None else f"{found.saco:.4g}"
+def _saco(survey: Survey) -> str | None:
+    return None if survey.saco is None else f"{survey.saco:.4g}"
 
 
-def _facts(found: Survey) -> dict[str, str]:
-    vault, spec = found.vault, found.spec
+def _facts(survey: Survey) -> dict[str, str]:
+    vault, spec = survey.vault, survey.spec
     size, rows = vault.num_bytes, f"{number(vault.rows)} rows" if vault.rows > 1 else "one row"
     policies = len(vault.policy_ids)
-    acted = int(found.alive.sum())
+    acted = int(survey.alive.sum())
     return {
         "vault": f"{vault.name}.vlt/{vault.uid}",
         "environment": spec.name or "unknown",
         "agents": describe_agents(spec),
         "observation, state": f"{spec.observation_text}, {spec.state_text} ({spec.state})",
-        "rewards": "shared by all agents" if found.rewards.alike else "individual",
-        "episodes": ends_line(found),
+        "rewards": "shared by all agents" if survey.rewards.alike else "individual",
+        "episodes": ends_line(survey),
         "steps": f"{number(vault.num_steps)} in {rows}",
         "size": "unknown" if size is None else f"{number(size / 1e6)} MB",
         "agents alive": percent(acted, vault.num_steps * spec.num_agents),
         "policies": number(policies) if policies else "unknown",
-        "log-probabilities": percent(found.log_probs, acted) if found.log_probs else "unknown",
-        "checked": _checked(found),
-        "digest": found.digest,
+        "log-probabilities": percent(survey.log_probs, acted) if survey.log_probs else "unknown",
+        "checked": _checked(survey),
+        "digest": survey.digest,
     }
 
 
-def _checked(found: Survey) -> str:
-    if not found.vault.native:
+def _checked(survey: Survey) -> str:
+    if not survey.vault.native:
         return "no checksums, because another program wrote the vault"
-    partly = ", except for steps that another program appended" if found.vault.unverified else ""
+    partly = ", except for steps that another program appended" if survey.vault.unverified else ""
     return f"agrees with its checksums{partly}"
 
 
-def _rewards(found: Survey) -> list[Any]:
-    rewards, ranges = found.rewards, found.rewards.ranges
+def _rewards(survey: Survey) -> list[Any]:
+    rewards, ranges = survey.rewards, survey.rewards.ranges
     if not ranges.finite.any():
         return [None] * 6
     low, high, mean, std = ranges.pooled()[:4]  # of all agents together
     zero = only_or_all(
-        {team: percent(int((x == 0).sum()), len(x)) for team, x in found.team_returns.items()}
+        {team: percent(int((x == 0).sum()), len(x)) for team, x in survey.team_returns.items()}
     )
     return [
-        percent(rewards.nonzero_steps, found.vault.num_steps),
+        percent(rewards.nonzero_steps, survey.vault.num_steps),
         *map(float, (mean, std, low, high)),
         zero,
     ]
 
 
-def _choices(found: Survey) -> list[Any]:
-    actions = found.actions
+def _choices(survey: Survey) -> list[Any]:
+    actions = survey.actions
     if not isinstance(actions, DiscreteActions) or not actions.steps.any():
         return [None] * 6
-    alive, joint = int(actions.steps.sum()), found.coverage.joint_entropy
-    always = alive == found.vault.num_steps * found.spec.num_agents
+    alive, joint = int(actions.steps.sum()), survey.coverage.joint_entropy
+    always = alive == survey.vault.num_steps * survey.spec.num_agents
     apart = float(actions.entropy.sum())
     return [
         percent(int(actions.illegal.sum()), alive),
-        percent(int(actions.legal.sum()), alive * found.spec.num_actions),
+        percent(int(actions.legal.sum()), alive * survey.spec.num_actions),
         float(actions.entropy.mean()),
         joint,
         max(0.0, apart - joint) if joint is not None and always else None,
-        found.coverage.joint_actions,
+        survey.coverage.joint_actions,
     ]
 
 
-def _values(found: Survey) -> list[Any]:
-    actions = found.actions
+def _values(survey: Survey) -> list[Any]:
+    actions = survey.actions
     if not isinstance(actions, ContinuousActions) or not actions.ranges.finite.any():
         return [None] * 6
     low, high, mean, std, count, _ = actions.ranges.pooled()
     return [
         *map(float, (mean, std, low, high)),
         percent(int(actions.at_bounds.sum()), int(count)),
-        percent(int(actions.legal.sum()), int(actions.steps.sum()) * found.spec.action_size),
+        percent(int(actions.legal.sum()), int(actions.steps.sum()) * survey.spec.action_size),
     ]

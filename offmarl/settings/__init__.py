@@ -66,7 +66,7 @@ class Used(NamedTuple):
         }
 
     def record(self) -> dict[str, Any]:
-        """Return what a run's record says of the arguments, which `keep` reads."""
+        """Return the sources of the arguments for a run's record, which `keep` reads."""
         return {"settings": self.sources(), "given": sorted({*self.given} - {"take_over"})}
 
     def lines(self, args: Validated) -> list[str]:
@@ -85,8 +85,8 @@ class Used(NamedTuple):
 
 def used(args: Validated) -> Used:
     """Return where the values of arguments came from; nothing for those made by ``Args(...)``."""
-    found: Used = vars(args).get(_ATTRIBUTE, Used({}, frozenset()))
-    return found
+    attached: Used = vars(args).get(_ATTRIBUTE, Used({}, frozenset()))
+    return attached
 
 
 def fill(
@@ -103,21 +103,21 @@ def fill(
     for the program. The package's file is not for programs in a user's own file. `OptionError` if a
     file or an argument is invalid.
     """
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     path = package_file(env)
     if packaged and path is not None:
-        found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
+        settings |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
     if str(file) == REFERENCE:
         if "vault" not in get_type_hints(kind):
             raise OptionError(
                 f"--settings {REFERENCE} is for baselines, and {program} is none: leave it out."
             )
         path = Path(__file__).with_name(f"{REFERENCE}.toml")
-        found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
+        settings |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
     elif file is not None:
-        found |= _read(local(file), str(file), False, kind, program, env)
-    values = {name: setting.value for name, setting in found.items()}
-    return _with(kind(**{**values, **given}), Used(found, frozenset(given)))
+        settings |= _read(local(file), str(file), False, kind, program, env)
+    values = {name: setting.value for name, setting in settings.items()}
+    return _with(kind(**{**values, **given}), Used(settings, frozenset(given)))
 
 
 def package_file(env: str) -> Path | None:
@@ -145,24 +145,24 @@ def keep(args: T, recorded: Mapping[str, Any]) -> T:
     if before is None or _ATTRIBUTE not in vars(args):
         return args
     now = used(args)
-    fixed = now.given | {name for name, one in now.settings.items() if not one.packaged}
+    fixed = now.given | {name for name, setting in now.settings.items() if not setting.packaged}
     hints, values = get_type_hints(type(args), include_extras=True), recorded["args"]
     fixed |= {*recorded.get("given", ())}
     names = {name for name in (*before, *now.settings) if name not in fixed}
-    kept = {
+    originals = {
         name: None if values[name] is None else converted(name, hints[name], values[name])
         for name in names
         if name in hints and name in values
     }
-    settings = {name: one for name, one in now.settings.items() if name in fixed} | {
-        name: Setting(value, before[name], True) for name, value in kept.items() if name in before
+    settings = {name: setting for name, setting in now.settings.items() if name in fixed} | {
+        name: Setting(x, before[name], True) for name, x in originals.items() if name in before
     }
     all_values = {field.name: getattr(args, field.name) for field in fields(args)}  # type: ignore[arg-type]
-    return _with(type(args)(**{**all_values, **kept}), Used(settings, now.given))
+    return _with(type(args)(**{**all_values, **originals}), Used(settings, now.given))
 
 
 def _with(args: T, used: Used) -> T:
-    """Attach to arguments where they came from, without a field that would shape the program."""
+    """Attach their sources to arguments, in no field, because fields shape the program."""
     object.__setattr__(args, _ATTRIBUTE, used)
     return args
 
@@ -171,36 +171,36 @@ def _with(args: T, used: Used) -> T:
 
 
 def _read(
-    path: Path, shown: str, packaged: bool, kind: type[Validated], program: str, env: str
+    path: Path, label: str, packaged: bool, kind: type[Validated], program: str, env: str
 ) -> dict[str, Setting]:
     """Return a file's values for a program and an environment; others are checked, too."""
-    every = tables(path, shown)
-    if program not in every and not packaged:
-        raise OptionError(f"{shown} has no table [{program}]: add one with the program's settings.")
-    table = every.get(program, {})
-    found: dict[str, Setting] = {}
+    all_tables = tables(path, label)
+    if program not in all_tables and not packaged:
+        raise OptionError(f"{label} has no table [{program}]: add one with the program's settings.")
+    table = all_tables.get(program, {})
+    settings: dict[str, Setting] = {}
     general = {name: value for name, value in table.items() if not isinstance(value, dict)}
     patterns = [(name, value) for name, value in table.items() if isinstance(value, dict)]
     for pattern, values in [("", general), *patterns]:
         where = f'[{program}."{pattern}"]' if pattern else f"[{program}]"
-        source = f"{shown} {where}"
+        source = f"{label} {where}"
         checked = read_values(kind, values, source, with_role(kind, Role.CASE))
         if not pattern or _matches(env, pattern):
-            found |= {name: Setting(x, source, packaged) for name, x in checked.items()}
-    return found
+            settings |= {name: Setting(x, source, packaged) for name, x in checked.items()}
+    return settings
 
 
-def tables(path: Path, shown: str = "") -> dict[str, dict[str, Any]]:
-    """Return the tables of a file, which messages call ``shown``; `OptionError` if that fails."""
-    shown = shown or str(path)
-    missing = f"there is no settings file {shown}: give the path of one, or {REFERENCE!r}."
-    found = records.user_toml(local(path), shown, missing)
-    for name, table in found.items():
+def tables(path: Path, label: str = "") -> dict[str, dict[str, Any]]:
+    """Return the tables of a file, which messages call ``label``; `OptionError` if that fails."""
+    label = label or str(path)
+    missing = f"there is no settings file {label}: give the path of one, or {REFERENCE!r}."
+    content = records.user_toml(local(path), label, missing)
+    for name, table in content.items():
         if not isinstance(table, dict):
             raise OptionError(
-                f"{shown}: {name} is in no table: put it below that of a program, such as [mappo]."
+                f"{label}: {name} is in no table: put it below that of a program, such as [mappo]."
             )
-    return found
+    return content
 
 
 def _matches(env: str, pattern: str) -> bool:
@@ -209,4 +209,4 @@ def _matches(env: str, pattern: str) -> bool:
     The name is taken with its options, and without.
     """
     names = {env, env.partition(":")[0]}
-    return any(fnmatchcase(name, whole) for name in names for whole in (pattern, f"*/{pattern}"))
+    return any(fnmatchcase(name, glob) for name in names for glob in (pattern, f"*/{pattern}"))

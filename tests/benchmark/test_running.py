@@ -462,15 +462,20 @@ def test_a_list_of_results_names_no_file_outside_to_remove(read, tmp_path):
     kept.touch()
     (out / "cells").mkdir(parents=True)
     (out / "link").symlink_to(tmp_path)
-    (out / "old.svg").touch()
+    (out / "curves").symlink_to(tmp_path)
+    for name in ("scores.svg", "cells/own.json", "kept.svg"):
+        (out / name).touch()
+    (tmp_path / "kept.svg").touch()
     names = ["../kept.txt", str(kept), "link/kept.txt", "cells", "..", "", 3, None]
-    names.append("cells/../page.html")
-    for listed in (3, {"a": 1}, ["\0"], ["x" * 5000], [*names, "old.svg"]):
-        assert (out / "old.svg").exists()
+    names += ["cells/../page.html", "cells/own.json", "kept.svg", "curves/kept.svg"]
+    for listed in (3, {"a": 1}, ["\0"], ["x" * 5000], [*names, "scores.svg"]):
+        assert (out / "scores.svg").exists()
         (out / "written.json").write_text(json.dumps(listed))
         benchmark.write_results(found)
         assert kept.exists() and (out / "cells").is_dir() and (out / "page.html").exists()
-    assert not (out / "old.svg").exists()
+        assert (out / "cells" / "own.json").exists() and (out / "kept.svg").exists()
+        assert (tmp_path / "kept.svg").exists()
+    assert not (out / "scores.svg").exists()
 
 
 def test_a_whole_benchmark_is_compared_and_a_cell_described(offmarl, read, tmp_path):

@@ -24,6 +24,8 @@ def test_a_part_of_the_list(offmarl):
     assert "one of: 2s3z, 3m" in offmarl("envs", "jaxmarl/smax/MAP").out
     listed = offmarl("envs", "probe/", "--json").json["environments"]
     assert len(listed) == 5
+    refused = offmarl("envs", "probe/", "--seconds", "0")
+    assert refused.code == 2 and "several environments: leave out --seconds" in refused.err
 
 
 @pytest.mark.slow

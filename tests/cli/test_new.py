@@ -135,6 +135,7 @@ def test_a_baseline_from_a_file_is_trained(offmarl, random_data, monkeypatch):
     monkeypatch.setattr(registry, "_ran", {})
     refused = offmarl(*evaluate)
     assert refused.code == 1 and "--program" in refused.json["error"]["message"]
+    assert "--init and --opponents take only runs of offmarl's" in refused.json["error"]["message"]
     program = ("--program", "some where/cautious.py")
     assert offmarl(*evaluate, *program).code == 0
     compare = ("compare", run, "--html", "page.html")

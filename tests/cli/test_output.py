@@ -140,7 +140,7 @@ def test_tasks_tell_their_results_and_when_they_end(tmp_path, monkeypatch):
     tasks[2].status = Status("running", since=1_010.0)
     assert "left" not in _summary(tasks)
     for one in tasks[:2]:
-        one.result, one.ended = "episode return 3.200", 1_000.0
+        one.result, one.end = "episode return 3.200", 1_000.0
     assert _summary(tasks).endswith("1 running; 0 blocks done; about 0:00:26 left")
     console = Console(file=io.StringIO(), width=120)
     console.print(rows_of(tasks))

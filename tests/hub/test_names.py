@@ -203,7 +203,9 @@ def test_what_was_not_pulled_is_not_fetched(hub, name, message, tmp_path, monkey
 def test_another_commit_that_is_here_is_told(published, tmp_path, monkeypatch):
     commit = library.hub.pull(GOOD).commit
     published.commit(REPOSITORY, {"another": b"file"})
-    library.hub.plan(NAME)  # asks what main means now
+    library.hub.plan(NAME)  # changes nothing here
+    assert library.open(GOOD).uid == "Good"
+    library.hub.pull(f"{NAME}/Poor")  # main means another commit now
     with pytest.raises(VaultNotFoundError, match=f"Pulled before: {GOOD}@{commit[:12]}"):
         library.open(GOOD)
 

@@ -169,10 +169,19 @@ def test_a_push_that_does_not_arrive_whole_is_an_error(hub, run):
 def test_without_the_hub_the_policy_on_this_machine_is_used(hub, run, monkeypatch):
     pushed = library.push_policy(run, NAME, "MIT")
     path = library.pull_policy(NAME).path
+    hub.commit(NAME, {"another": b"file"})
+    files = hub.files
+    branches = {"dev": "main", "main": pushed.commit}
+    monkeypatch.setattr(hub, "files", lambda name, x: files(name, branches.get(x, x)))
+    on_branch = library.pull_policy(f"{NAME}@dev").path
+    assert on_branch != path
     hub.close()
+    assert library.pull_policy(f"{NAME}@dev").path == on_branch
+    with pytest.raises(HubUnreachableError):
+        library.pull_policy(f"{NAME}@other")
     assert library.pull_policy(NAME).path == path
     assert not library.pull_policy(NAME).asked
-    assert policies.run_named(NAME) == path
+    assert policies.run_named(NAME) == on_branch  # pulled last
     with pytest.raises(RunError, match=r"no run at org/other.*`offmarl pull org/other --policy`"):
         policies.run_named("org/other")
     assert policies.run_named("absent") == Path("absent")

@@ -165,6 +165,26 @@ def test_what_a_killed_process_left_is_used(hub, monkeypatch, uid, blocks, files
     assert [path.name for path in entry.arriving.iterdir()] == [".lock"]
 
 
+def test_a_pull_that_goes_on_needs_room_for_the_rest_alone(hub, monkeypatch):
+    stream, received = client.stream, count_down(5)
+
+    def dying_stream(*args):
+        for block in stream(*args):
+            yield block
+            received()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "stream", dying_stream)
+        with pytest.raises(Killed):
+            library.pull(NAME)
+    (part,) = cache.entries()[0].arriving.glob("*.part")
+    with zipfile.ZipFile(io.BytesIO(hub.archive)) as archive:
+        size = len(hub.archive) + sum(member.file_size for member in archive.infolist())
+    usage = type("Usage", (), {"free": size - part.stat().st_size})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    assert_whole(hub.archive, library.pull(NAME).paths)
+
+
 def test_pinned_revisions(hub):
     first = hub.repositories[REPOSITORY][0][0]
     other = make_archive(1000)

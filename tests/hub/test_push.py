@@ -147,6 +147,7 @@ def test_the_hub_validates_the_card(hub, vaults, monkeypatch):
     with pytest.raises(CardError, match="the hub does not accept the card of org/other"):
         library.push(vaults, "org/other", "CC-BY-4.0")
     assert not hub.repositories["org/other"]
+    assert not any("org/other/preupload" in path for _, path, _ in hub.requests)
 
 
 def test_an_interrupted_push_sends_what_is_missing(hub, vaults):

@@ -87,9 +87,9 @@ class MyEnv:
         action: Int[Array, "N"],
     ) -> tuple[State, Timestep]:
         """Take one step; the environment never resets itself."""
-        moved = jnp.clip(state.position + jnp.asarray(_MOVES)[action], 0.0, _LENGTH)
-        after = State(moved, state.time + 1)
-        distance = jnp.abs(moved - moved.mean())
+        position = jnp.clip(state.position + jnp.asarray(_MOVES)[action], 0.0, _LENGTH)
+        after = State(position, state.time + 1)
+        distance = jnp.abs(position - position.mean())
         met = (distance < _NEAR).all()
         over = ~met & (after.time >= self.time_limit)
         return after, transition(
