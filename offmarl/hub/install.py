@@ -123,7 +123,8 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 def check_room(place: Path, size: int) -> None:
     """Raise `HubError` if a disk has no room for so many bytes, less those of partial files."""
-    needed = size - sum(part.stat().st_size for part in place.rglob("*.part"))
+    # Blocks, because an archive of which some intervals have arrived has its whole size.
+    needed = size - sum(512 * part.stat().st_blocks for part in place.rglob("*.part"))
     free = shutil.disk_usage(place).free
     if needed > free:
         raise HubError(
