@@ -104,12 +104,13 @@ for inputs in light.float().split(64):
 # ## Record it
 #
 # The recorder steps the environment, and writes each episode when it has ended. If the program is
-# stopped, the vault is valid. Run it again with `resume=True` to append.
+# stopped, the vault is valid. When it runs again, `resume=True` appends the missing episodes:
+# `recorded` counts those that writers of this `run` name have written.
 
 # %%
 env = Lights()
-with offmarl.record(env, "lights.vlt", resume=True) as recorder:
-    for episode in range(100):
+with offmarl.record(env, "lights.vlt", resume=True, run="lights") as recorder:
+    for episode in range(recorder.recorded(), 100):
         observations, infos = recorder.reset(seed=episode)
         while env.agents:
             actions, log_probs = act(observations)

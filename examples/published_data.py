@@ -30,7 +30,8 @@ from offmarl.vault import Dataset
 # The path of a vault works too. This needs no network:
 #
 # ```bash
-# offmarl record mappo --env swarm/coverage-3 --tiers expert --total-steps 100000 --steps 20000
+# offmarl record mappo --env swarm/coverage-3 --tiers random,medium,expert,replay \
+#     --total-steps 160000 --steps 20000 --out vaults
 # python published_data.py vaults/swarm/coverage-3.vlt/mappo-0-expert
 # ```
 

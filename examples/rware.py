@@ -19,6 +19,7 @@ from pathlib import Path
 import offmarl
 
 FULL = "--full" in sys.argv
+OUT = "rware-full" if FULL else "rware"
 ENV = "jumanji/robot_warehouse:request_queue_size=4,shelf_rows=1"
 
 
@@ -40,7 +41,7 @@ tiers, budget = (
     if FULL
     else ("random,replay", "--total-steps 40000 --num-envs 16 --steps 8000 --eval-episodes 16")
 )
-run(f"record mappo --env {ENV} --tiers {tiers} {budget} --out rware")
+run(f"record mappo --env {ENV} --tiers {tiers} {budget} --out {OUT}")
 
 # %% [markdown]
 # ## Learn offline
@@ -48,7 +49,7 @@ run(f"record mappo --env {ENV} --tiers {tiers} {budget} --out rware")
 # The policies that recorded the data have no memory, and so have their clones.
 
 # %%
-data = Path("rware") / f"{ENV}.vlt"
+data = Path(OUT) / f"{ENV}.vlt"
 source = data / ("mappo-0-medium" if FULL else "mappo-0-replay")
 sizes = (
     "--seeds 5 --updates 5000 --batch-size 64 --hidden 128 --eval-every 1000"
@@ -56,7 +57,7 @@ sizes = (
     else "--seeds 3 --updates 60 --batch-size 8 --final-episodes 16 --eval-episodes 8"
 )
 for baseline in ("bc", "maicq"):
-    path = f"rware/runs/{baseline}"
+    path = f"{OUT}/runs/{baseline}"
     run(f"train {baseline} --vault {source} --network feedforward {sizes} --out {path}")
 
 # %% [markdown]
@@ -67,7 +68,7 @@ for baseline in ("bc", "maicq"):
 # makes 11 deliveries so, and 22 when it samples. Compare both columns before you rank methods.
 
 # %%
-run("compare rware/runs/bc rware/runs/maicq --html rware/report.html")
+run(f"compare {OUT}/runs/bc {OUT}/runs/maicq --html {OUT}/report.html")
 for path in sorted(data.iterdir()):
     recorded = offmarl.open(path).episodes
     print(path.name, "mean return:", round(recorded.mean_return or 0.0, 3))

@@ -8,6 +8,8 @@
 # needs no download, it makes one of its own.
 
 # %%
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
@@ -19,7 +21,7 @@ import offmarl
 #
 # Three robots stand on a line. Each sees how far away its goal is, and may step to the left, stay
 # or step to the right. The recorded robots go towards their goals, but one action of four is
-# random.
+# random. A second run of this page opens the vault that the first one made.
 
 # %%
 AGENTS, STEPS, EPISODES = 3, 20, 200
@@ -43,16 +45,17 @@ def towards_goals(observations, random):
     return np.where(random.random(best.shape) < 0.25, random.integers(3, size=best.shape), best)
 
 
-observations, actions, rewards = run(towards_goals, EPISODES, seed=0)
-ends = np.arange(EPISODES * STEPS) % STEPS == STEPS - 1
-dataset = offmarl.from_arrays(
-    "robots.vlt",
-    observations=observations.reshape(-1, AGENTS, 1),
-    actions=actions.reshape(-1, AGENTS),
-    rewards=rewards.reshape(-1),
-    truncations=ends,
-    num_agents=AGENTS,  # rewards and ends are those of the team
-)
+if not Path("robots.vlt/main").exists():
+    observations, actions, rewards = run(towards_goals, EPISODES, seed=0)
+    offmarl.from_arrays(
+        "robots.vlt/main",
+        observations=observations.reshape(-1, AGENTS, 1),
+        actions=actions.reshape(-1, AGENTS),
+        rewards=rewards.reshape(-1),
+        truncations=np.arange(EPISODES * STEPS) % STEPS == STEPS - 1,
+        num_agents=AGENTS,  # rewards and ends are those of the team
+    )
+dataset = offmarl.open("robots.vlt/main")
 print("mean return recorded:", round(dataset.episodes.mean_return, 1))
 
 # %% [markdown]
@@ -83,7 +86,7 @@ optimiser = torch.optim.Adam(network.parameters(), lr=0.01)
 
 
 def loss_and_agreement(batch):
-    """Return the cross-entropy of the recorded actions, and how often the best action is one."""
+    """Return the cross-entropy of the recorded actions, and the share that the best ones equal."""
     view = batch.view_tm1  # before each action; view_t is what the action led to
     logits = network(view.observation).masked_fill(~view.legal_actions, -1e9)
     counts = batch.mask[..., None] & view.alive
