@@ -13,7 +13,7 @@ from offmarl.paths import shown
 from offmarl.tracking import is_run
 
 _SHOW = {"vaults": "offmarl show {vaults[0][path]}"}
-_TRAIN = {"path": "offmarl train bc --vault {path} --updates 1000"}
+_TRAIN = {"path": "offmarl train bc --vault {path} --seeds 5 --updates 1000"}
 _CHECK = {"path": "offmarl verify {path} --deep"}
 _RECORD = {"run": "offmarl record --policy {run} --steps 50000 --out vaults"}
 _LIST = "offmarl cache ls"
