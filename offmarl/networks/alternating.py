@@ -21,12 +21,12 @@ def view_of_agent(view: View, agent: Int[Array, ""] | int) -> View:
 
     Observations of a dead agent, which have no meaning, are zeros.
     """
-    seen, legal, alive = of_agent((view.observation, view.legal_actions, view.alive), agent, 2)
+    x, legal, alive = of_agent((view.observation, view.legal_actions, view.alive), agent, 2)
 
     def of_living(leaf: Array) -> Array:
         return jnp.where(alive.reshape(*alive.shape, *(1,) * (leaf.ndim - 3)), leaf, 0)
 
-    return View(jax.tree.map(of_living, seen), central(view), legal, alive)
+    return View(jax.tree.map(of_living, x), central(view), legal, alive)
 
 
 class OwnCritic(nn.Module):

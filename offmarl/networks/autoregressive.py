@@ -58,8 +58,8 @@ class _EncoderBlock(nn.Module):
 
     def __call__(self, x: Array, memory: Array, first: Array | None) -> tuple[Array, Array]:
         """Encode a window; or one step, if ``first`` is None."""
-        read, memory = _retain(self.retention, memory, x, x, first)
-        x = self.norms[0](x + read)
+        y, memory = _retain(self.retention, memory, x, x, first)
+        x = self.norms[0](x + y)
         return self.norms[1](x + self.layer(x)), memory
 
 
@@ -78,11 +78,11 @@ class _DecoderBlock(nn.Module):
         self, x: Array, encoded: Array, memories: tuple[Array, Array], first: Array | None
     ) -> tuple[Array, tuple[Array, Array]]:
         """Decode a window; or agents of one step, if ``first`` is None."""
-        read, among = _retain(self.among_actions, memories[0], x, x, first)
-        token = self.norms[0](x + read)
-        read, of = _retain(self.of_actions, memories[1], encoded, token, first)
-        y = self.norms[1](encoded + read)
-        return self.norms[2](y + self.layer(y)), (among, of)
+        y, among = _retain(self.among_actions, memories[0], x, x, first)
+        token = self.norms[0](x + y)
+        y, of = _retain(self.of_actions, memories[1], encoded, token, first)
+        x = self.norms[1](encoded + y)
+        return self.norms[2](x + self.layer(x)), (among, of)
 
 
 def _retain(
@@ -394,7 +394,6 @@ def make_sequence_policy(
         def given(_: Distribution, action: Array) -> Array:
             return action
 
-        found = in_turn(params, memory, observation, legal_actions, given, action)
-        return found[1], found[2]
+        return in_turn(params, memory, observation, legal_actions, given, action)[1:]
 
     return Policy(network.empty, act, log_prob, draws=lambda _params: not greedy, joint=True)
