@@ -126,12 +126,12 @@ class Networks(NamedTuple):
     def own_values(
         self, actor: ArrayTree, critics: tuple[ArrayTree, ...], batch: Sequence
     ) -> tuple[Float[Array, "B T N A"], Float[Array, "B T N"]]:
-        """Return what each agent would do, and its smallest value beside the data's other actions.
+        """Return each agent's policy action, and its least value beside the others' data actions.
 
         Gradients flow through both to the policies.
         """
-        own = self.actions(actor, batch)[:, :-1]
-        return own, self.values(critics, batch.view_tm1, data_action(batch), own).min(0)
+        action = self.actions(actor, batch)[:, :-1]
+        return action, self.values(critics, batch.view_tm1, data_action(batch), action).min(0)
 
 
 def make_networks(
@@ -168,7 +168,7 @@ def data_action(batch: Sequence) -> Float[Array, "B T N A"]:
 
 
 def effective(view: View, action: Float[Array, "*b N A"]) -> Float[Array, "*b N A"]:
-    """Return actions as the critics see them: 0 where they have no effect."""
+    """Return actions as critics take them: 0 where they have no effect."""
     return jnp.where(usable(view), action, 0.0)
 
 

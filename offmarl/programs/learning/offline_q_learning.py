@@ -65,7 +65,7 @@ def make_mixed_values(spec: EnvSpec, args: MixedArgs) -> MixedValues:
 
 
 class NextValues(NamedTuple):
-    """What targets bootstrap from."""
+    """Values that targets bootstrap from."""
 
     v_t: Float[Array, "B T N"]
     """Of each agent."""

@@ -115,5 +115,5 @@ def scheduled(value: Number, progress: Float[Array, ""], schedule: ScheduleKind)
     """
     if schedule == "constant":
         return value
-    left = linear_schedule(progress, 1.0, 0.0)
-    return value * (left if schedule == "linear" else 0.5 * (1 - jnp.cos(jnp.pi * left)))
+    remaining = linear_schedule(progress, 1.0, 0.0)
+    return value * (remaining if schedule == "linear" else 0.5 * (1 - jnp.cos(jnp.pi * remaining)))

@@ -93,7 +93,7 @@ class QArgs(OffPolicyArgs):
 
 
 class Guide(NamedTuple):
-    """The policy of another run, and how it and the learner do.
+    """The policy of another run, and its returns and the learner's.
 
     It plays half of the episodes, and is evaluated and recorded, until the learner's recent ones
     return more: jump-start learning (Uchendu et al. 2023, arXiv 2204.02372) by whole episodes.
@@ -111,9 +111,9 @@ class Guide(NamedTuple):
     @property
     def is_worse(self) -> Bool[Array, ""]:
         """Whether the learner returns more on average; false before both have enough episodes."""
-        (learner, episodes), (guide, others) = self.scores
-        enough = jnp.minimum(episodes, others) > _REMEMBERED / 2
-        return enough & (learner * others > guide * episodes)
+        (returns, episodes), (guide_returns, guide_episodes) = self.scores
+        enough = jnp.minimum(episodes, guide_episodes) > _REMEMBERED / 2
+        return enough & (returns * guide_episodes > guide_returns * episodes)
 
 
 class QState(NamedTuple):
@@ -139,7 +139,7 @@ QLoss = Callable[[Any, Any, Hyperparameters, Sequence], tuple[Float[Array, ""], 
 
 
 _Learner = tuple[Any, Any, optax.OptState, Priorities | None]
-"""What the updates of a round change."""
+"""Parameters and states that the updates of a round change."""
 
 _REMEMBERED = 50
 
@@ -241,15 +241,15 @@ def q_program(
         after, transitions, next_views = rollout(
             env, acting, params, state.rollout, rollout_key, args.num_steps, number
         )
-        more = {"epsilon": epsilon}
+        extra = {"epsilon": epsilon}
         if state.guide is not None:
             guide, transitions = _judged(state.guide, transitions, state.iteration)
-            state, more = state._replace(guide=guide), more | {"guided": 1.0 - guide.is_worse}
+            state, extra = state._replace(guide=guide), extra | {"guided": 1.0 - guide.is_worse}
         capture = add(buffer, state.capture, transitions, next_views)
         state = state._replace(rollout=after, capture=capture)
         state, metrics = _learn(args, loss, state, learn_key, hyper)
         state = state._replace(iteration=state.iteration + 1, epsilon=hyper.epsilon)
-        return state, metrics | more
+        return state, metrics | extra
 
     return Program(
         init,
@@ -278,10 +278,10 @@ def _best(state: QState) -> Any:
     return jax.tree.map(partial(jnp.where, guide.is_worse), state.params.agent, guide.agent)
 
 
-def _members(own: QParams, guide: Guide, hyper: Hyperparameters) -> Any:
+def _members(learner: QParams, guide: Guide, hyper: Hyperparameters) -> Any:
     """Return the learner, and the guide unless it is worse, of which each episode draws one."""
-    both = jax.tree.map(lambda *pair: jnp.stack(pair), own, QParams(guide.agent, hyper.epsilon))
-    return Population((both,), jnp.stack([jnp.ones(()), 1.0 - guide.is_worse]))
+    agents = jax.tree.map(lambda *x: jnp.stack(x), learner, QParams(guide.agent, hyper.epsilon))
+    return Population((agents,), jnp.stack([jnp.ones(()), 1.0 - guide.is_worse]))
 
 
 def _judged(guide: Guide, steps: Transition, number: Int[Array, ""]) -> tuple[Guide, Transition]:
@@ -295,8 +295,8 @@ def _judged(guide: Guide, steps: Transition, number: Int[Array, ""]) -> tuple[Gu
     )
     ended = jax.nn.one_hot(by_guide, 2) * steps.last[..., None]
     new = jnp.stack([(ended * returns[..., None]).sum((0, 1)), ended.sum((0, 1))], axis=-1)
-    kept = jnp.array([[1 - 1 / _REMEMBERED], [1.0]])
-    scores = kept ** new[:, 1:] * guide.scores + new
+    decay = jnp.array([[1 - 1 / _REMEMBERED], [1.0]])
+    scores = decay ** new[:, 1:] * guide.scores + new
     steps = steps._replace(policy_id=jnp.where(by_guide == ~guide.is_worse, number, -1))
     return guide._replace(totals=totals, scores=scores), steps
 
