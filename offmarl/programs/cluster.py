@@ -125,20 +125,20 @@ def _find_coordinator(address: str, is_other: bool) -> None:
 def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the processes must have in common, for JSON; of a path, the name of the file."""
     program = Path(str(sys.modules[type(args).__module__].__file__)).stem
-    given = {one.name: getattr(args, one.name) for one in fields(args)} | dict(more)
-    found = {
+    arguments = {field.name: getattr(args, field.name) for field in fields(args)} | dict(more)
+    facts = {
         f"--{name.replace('_', '-')}": value
-        for name, value in given.items()
+        for name, value in arguments.items()
         if name not in with_role(type(args), Role.LOCAL)
     }
-    found |= {"--processes": jax.process_count() if args.processes is None else args.processes}
-    found |= {"the program": program, "the version of offmarl": __version__}
-    found |= {"the version of JAX": jax.__version__}
-    for name, value in found.items():
+    facts |= {"--processes": jax.process_count() if args.processes is None else args.processes}
+    facts |= {"the program": program, "the version of offmarl": __version__}
+    facts |= {"the version of JAX": jax.__version__}
+    for name, value in facts.items():
         if isinstance(value, Path) or (isinstance(value, str) and Path(value).exists()):
-            found[name] = Path(value).name
-    known: dict[str, Any] = json.loads(to_json(found))
-    return known
+            facts[name] = Path(value).name
+    plain: dict[str, Any] = json.loads(to_json(facts))
+    return plain
 
 
 def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
@@ -172,12 +172,12 @@ def _compare(args: DeviceArgs, more: Mapping[str, Any]) -> None:
     """Raise `OptionError` in all processes if one was started with other facts than process 0."""
     from orbax.checkpoint import multihost
 
-    client, own = multihost.get_jax_distributed_client(), args.process
-    own = jax.process_index() if own is None else own
-    client.key_value_set(f"offmarl/started/{own}", json.dumps(_facts(args, more)))
+    client, process = multihost.get_jax_distributed_client(), args.process
+    process = jax.process_index() if process is None else process
+    client.key_value_set(f"offmarl/started/{process}", json.dumps(_facts(args, more)))
     client.wait_at_barrier("offmarl/started", 1000 * JOIN_SECONDS)
-    found = client.key_value_dir_get("offmarl/started/")
-    started = {int(key.rpartition("/")[2]): json.loads(text) for key, text in found}
+    entries = client.key_value_dir_get("offmarl/started/")
+    started = {int(key.rpartition("/")[2]): json.loads(text) for key, text in entries}
     for number, facts in sorted(started.items()):
         for name in sorted(started[0].keys() | facts.keys()):
             theirs, first = facts.get(name), started[0].get(name)
@@ -198,9 +198,9 @@ def _keep_output_apart() -> None:
     with suppress(OSError, ValueError):  # it is no file, as in notebooks
         if sys.stdout.fileno() == 1:
             sys.stdout.flush()
-            own = os.dup(1)
+            stdout = os.dup(1)
             os.dup2(2, 1)
-            sys.stdout = os.fdopen(own, "w", buffering=1)
+            sys.stdout = os.fdopen(stdout, "w", buffering=1)
 
 
 # ---------------------------------------------------------------------------------- ending
@@ -210,8 +210,8 @@ _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
 @contextmanager
-def ends_with_others(where: Path) -> Iterator[None]:
-    """Name what a run continues from if the loss of another process ends this one.
+def ends_with_others(run: Path) -> Iterator[None]:
+    """Name the directory that a run continues from if the loss of another process ends this one.
 
     The next exchange with a lost process fails, or JAX misses its heartbeat and aborts this one.
     After an error, the process ends without the end of JAX, which would wait for the others.
@@ -220,7 +220,7 @@ def ends_with_others(where: Path) -> Iterator[None]:
         yield
         return
     advice = (
-        f"Start all processes again with the same commands: {where} continues from its last "
+        f"Start all processes again with the same commands: {run} continues from its last "
         "checkpoint."
     )
     try:
@@ -243,14 +243,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def is_first() -> bool:
-    """Whether this process reads and writes the files of the run; true for a single process."""
+    """Return whether this process, such as the only one, reads and writes the run's files."""
     return jax.process_index() == 0
 
 
 def from_first(value: T) -> T:
     """Return the value of the first process: JSON that may differ between the processes."""
-    found: T = on_first(lambda: value)
-    return found
+    result: T = on_first(lambda: value)
+    return result
 
 
 def on_first(make: Callable[[], Any]) -> Any:
@@ -264,12 +264,12 @@ def on_first(make: Callable[[], Any]) -> Any:
         except OffmarlError as error:
             raised, text = error, to_json({"error": str(error)}).encode()
     (size,) = _from_first(np.array([len(text)], np.int32))
-    found = json.loads(_from_first(np.frombuffer(text.ljust(size), np.uint8)).tobytes())
+    reply = json.loads(_from_first(np.frombuffer(text.ljust(size), np.uint8)).tobytes())
     if raised is not None:
         raise raised
-    if "error" in found:
-        raise RunError(f"process 0 ended: {found['error']}")
-    return found["value"]
+    if "error" in reply:
+        raise RunError(f"process 0 ended: {reply['error']}")
+    return reply["value"]
 
 
 _MOST_BYTES = 2**26
@@ -300,14 +300,14 @@ def _from_first(array: NDArray[Any]) -> NDArray[Any]:
 
 def load_on_first(load: Callable[[], TreeT], like: TreeT) -> TreeT:
     """Load arrays in the first process, and return them in all; ``like`` has their shapes."""
-    found: list[TreeT] = []
-    on_first(lambda: found.append(load()))
-    shared: TreeT = arrays_from_first(found[0] if found else like)
+    trees: list[TreeT] = []
+    on_first(lambda: trees.append(load()))
+    shared: TreeT = arrays_from_first(trees[0] if trees else like)
     return shared
 
 
 def any_process(flag: bool) -> bool:
-    """Whether a flag is true in any process; all must call it."""
+    """Return whether a flag is true in any process; all must call it."""
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
@@ -315,15 +315,15 @@ def any_process(flag: bool) -> bool:
 
 def agree(due: bool, signum: int | None, calls: int = 0) -> tuple[bool, int | None, int]:
     """Return whether any process wants to save, its signal, and the first process's ``calls``."""
-    own = np.array([due, signum or 0, calls], np.int32)
-    dues, signals, numbers = multihost_utils.process_allgather(own).T
+    wishes = np.array([due, signum or 0, calls], np.int32)
+    dues, signals, numbers = multihost_utils.process_allgather(wishes).T
     return bool(dues.any() or signals.any()), int(signals.max()) or None, int(numbers[0])
 
 
-def check_same(what: str, value: Any, advice: str) -> None:
+def check_same(name: str, value: Any, advice: str) -> None:
     """Raise `RunError` in all processes where a value differs from that of the first process."""
     if any_process(from_first(value) != json.loads(to_json(value))):
-        raise RunError(f"{what} differs between the processes: {advice}")
+        raise RunError(f"{name} differs between the processes: {advice}")
 
 
 # ---------------------------------------------------------------------------------- arrays
@@ -354,8 +354,8 @@ def gathered(tree: TreeT) -> TreeT:
     """
     if jax.process_count() == 1:
         return tree
-    found: TreeT = jax.tree.map(_gathered_leaf, tree)
-    return found
+    arrays: TreeT = jax.tree.map(_gathered_leaf, tree)
+    return arrays
 
 
 def _gathered_leaf(leaf: Any) -> Any:
@@ -370,5 +370,5 @@ def _gathered_leaf(leaf: Any) -> Any:
 @cache
 def _move_to(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
     """Return a compiled function that moves an array between the devices of all processes."""
-    moved: Callable[[jax.Array], jax.Array] = jax.jit(lambda array: array, out_shardings=sharding)
-    return moved
+    move: Callable[[jax.Array], jax.Array] = jax.jit(lambda array: array, out_shardings=sharding)
+    return move
