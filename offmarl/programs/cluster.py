@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import cache
@@ -59,12 +59,12 @@ AUTO = "auto"
 # ---------------------------------------------------------------------------------- joining
 
 
-def join(args: DeviceArgs, facts: Mapping[str, Any] | None = None) -> None:
+def join(args: DeviceArgs) -> None:
     """Join the other processes of a run, if the arguments name a coordinator.
 
-    Call it before JAX is used; a second call does nothing. All processes must have the arguments,
-    except for the paths of files, and ``facts`` in common. `OptionError` if they differ, or the
-    processes do not find one another.
+    Call it before JAX is used; a second call does nothing. All processes must have the arguments in
+    common, except for the paths of files. `OptionError` if they differ, or the processes do not
+    find one another.
     """
     if args.coordinator is None:
         for name in ("processes", "process"):
@@ -77,7 +77,7 @@ def join(args: DeviceArgs, facts: Mapping[str, Any] | None = None) -> None:
     if args.coordinator != AUTO and args.process is not None:
         _find_coordinator(args.coordinator, is_other=args.process > 0)
     _keep_output_apart()
-    _initialize(args, facts or {})
+    _initialize(args)
     if jax.process_index():
         os.environ["OFFMARL_QUIET"] = "1"  # process 0 shows the progress
 
@@ -122,15 +122,11 @@ def _find_coordinator(address: str, is_other: bool) -> None:
         )
 
 
-def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(args: DeviceArgs) -> dict[str, Any]:
     """Return what the processes must have in common, for JSON; of a path, the name of the file."""
     program = Path(str(sys.modules[type(args).__module__].__file__)).stem
-    arguments = {field.name: getattr(args, field.name) for field in fields(args)} | dict(more)
-    facts = {
-        f"--{name.replace('_', '-')}": value
-        for name, value in arguments.items()
-        if name not in with_role(type(args), Role.LOCAL)
-    }
+    names = [x.name for x in fields(args) if x.name not in with_role(type(args), Role.LOCAL)]
+    facts = {f"--{name.replace('_', '-')}": getattr(args, name) for name in names}
     facts |= {"--processes": jax.process_count() if args.processes is None else args.processes}
     facts |= {"the program": program, "the version of offmarl": __version__}
     facts |= {"the version of JAX": jax.__version__}
@@ -141,7 +137,7 @@ def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
+def _initialize(args: DeviceArgs) -> None:
     address = None if args.coordinator == AUTO else args.coordinator
     late = (
         f"--coordinator {args.coordinator}: the processes did not join within {JOIN_SECONDS} s: "
@@ -155,7 +151,7 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
             initialization_timeout=JOIN_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
-        _compare(args, more)
+        _compare(args)
         jax.devices()  # the processes tell one another their devices
     except ValueError as error:
         missing = "--processes N and --process I"
@@ -168,13 +164,13 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
         raise OptionError(f"{late} ({_first_line(error)})") from None
 
 
-def _compare(args: DeviceArgs, more: Mapping[str, Any]) -> None:
+def _compare(args: DeviceArgs) -> None:
     """Raise `OptionError` in all processes if one was started with other facts than process 0."""
     from orbax.checkpoint import multihost
 
     client, process = multihost.get_jax_distributed_client(), args.process
     process = jax.process_index() if process is None else process
-    client.key_value_set(f"offmarl/started/{process}", json.dumps(_facts(args, more)))
+    client.key_value_set(f"offmarl/started/{process}", json.dumps(_facts(args)))
     client.wait_at_barrier("offmarl/started", 1000 * JOIN_SECONDS)
     entries = client.key_value_dir_get("offmarl/started/")
     started = {int(key.rpartition("/")[2]): json.loads(text) for key, text in entries}
