@@ -318,10 +318,10 @@ class Responses(Work):
         come, so that one program is compiled for all iterations.
         """
         weights, size, opponents = self.strategies(seed, number), self.args.iterations, {}
-        for place, other in enumerate(self.sides):
+        for place, team in enumerate(self.sides):
             members = [self.member(seed, x if x < number else 0, place) for x in range(size)]
             padded = [*weights[place], *np.zeros(size - number)]
-            opponents[other.name] = population(self.env.spec, members, padded)
+            opponents[team.name] = population(self.env.spec, members, padded)
         del opponents[self.sides[side].name]
         return play_side(self.env, self.sides[side].name, opponents)
 

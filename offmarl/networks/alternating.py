@@ -100,8 +100,8 @@ def given_actions(
     probability of their joint action given that of ``agent``.
     """
     number = jnp.arange(action.shape[-1])
-    earlier, itself = number < number[:, None], number == number[:, None]
-    given = (earlier | (number == agent)) & ~itself
+    earlier, diagonal = number < number[:, None], number == number[:, None]
+    given = (earlier | (number == agent)) & ~diagonal
     one_hot = jax.nn.one_hot(action, num_actions) * alive[..., None]
     rows = jnp.where(given[..., None], one_hot[..., None, :, :], 0.0)
     return rows.reshape(*rows.shape[:-2], -1)

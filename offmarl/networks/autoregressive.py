@@ -31,20 +31,20 @@ class SequenceMemory(NamedTuple):
     """Memory of an `AgentSequence`: a matrix for each of K blocks and H heads."""
 
     encoder: Float[Array, "*b K H D D"]
-    """Of the observations."""
+    """Memory of the observations."""
     actions: Float[Array, "*b K H D D"]
-    """Of the actions, read by the actions themselves."""
+    """Memory of the actions, read by the actions themselves."""
     decoder: Float[Array, "*b K H D D"]
-    """Of the actions, read by the encoded observations."""
+    """Memory of the actions, read by the encoded observations."""
 
 
 class Decoded(NamedTuple):
     """The outputs of an `AgentSequence` for each agent."""
 
     policy: Float[Array, "*b N _"]
-    """What the head of the policy takes."""
+    """Inputs of the policy's head."""
     features: Float[Array, "*b N hidden"]
-    """What action values are computed from."""
+    """Inputs of the action values."""
 
 
 class _EncoderBlock(nn.Module):
@@ -233,7 +233,7 @@ class AgentSequence(nn.Module):
         return self.action_norm(nn.gelu(self.embed_action(jnp.concatenate([action, ids], -1))))
 
     def first_token(self) -> Float[Array, "hidden"]:
-        """Return what the first agent gets in place of an action."""
+        """Return the token that the first agent gets in place of an action."""
         return self.action_norm(nn.gelu(self.start))
 
     # ---------------------------------------------------------------------------------- values

@@ -26,7 +26,7 @@ _GRID_LAYERS = ((32, 3, 1), (32, 2, 2))
 """Features, kernel size and stride of the convolutions of a small grid. Strides divide sizes."""
 
 _PICTURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""The same of a picture (Mnih et al. 2015, doi 10.1038/nature14236)."""
+"""Convolutions of a picture (Mnih et al. 2015, doi 10.1038/nature14236)."""
 
 
 class Encoder(nn.Module):
@@ -254,9 +254,9 @@ def _with_channels(x: Float[Array, "..."], spec: ArraySpec) -> Float[Array, "*b 
     lead = x.shape[: x.ndim - rank]
     if rank == 2:
         return x[..., None]
-    *more, height, width, channels = spec.shape
+    *stack, height, width, channels = spec.shape
     images = x.reshape(*lead, -1, height, width, channels)
-    return jnp.moveaxis(images, -4, -2).reshape(*lead, height, width, -1) if more else x
+    return jnp.moveaxis(images, -4, -2).reshape(*lead, height, width, -1) if stack else x
 
 
 def _joined(x: Float[Array, "*b N _"]) -> Float[Array, "*b _"]:

@@ -177,8 +177,8 @@ def agent_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
             f"{spec.name or 'this dataset'} has {spec.action_size} discrete actions, and a "
             f'{config.head} head is for continuous ones: choose the head "softmax".'
         )
-    either = gaussian or config.head == "deterministic"
-    outputs = spec.action_size if either else spec.num_actions
+    continuous = gaussian or config.head == "deterministic"
+    outputs = spec.action_size if continuous else spec.num_actions
     return make_network(
         config,
         spec,

@@ -22,7 +22,7 @@ _TOKEN_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 """Weights are uniform within ±1/sqrt(n), PyTorch's default."""
 
 _SMALL_INIT = nn.initializers.normal(0.02)
-"""Of actions, times and logits: they matter as far as they are learned to."""
+"""Weights of actions, times and logits: small, so that they matter only once they are learned."""
 
 _LONGEST_PERIOD = 10_000
 """Steps of the slowest of the sines and cosines that tell the time."""

@@ -78,7 +78,7 @@ class Target(Protocol):
 
     @property
     def spec(self) -> EnvSpec:
-        """What it acts on."""
+        """Its observations and actions."""
 
 
 class Estimates(NamedTuple):
@@ -87,18 +87,18 @@ class Estimates(NamedTuple):
     values: dict[Method, dict[str, Estimate]]
     """By method and policy. Policies that a method cannot evaluate are left out."""
     resampled: dict[Method, dict[str, Float[np.ndarray, "_"]]]
-    """The same of resampled episodes, which are equal for all policies of a method."""
+    """Values on resampled episodes, which are equal for all policies of a method."""
     effective: dict[str, float]
     """Effective sample size of importance sampling, by policy."""
     data: Estimate
     """The mean return of the data's complete episodes: the value of the policies that took them."""
     check: float | None
-    """That value by fqe, from critics that learned as those of the policies do, but from complete
+    """Value of those policies by fqe, whose critics learn as the others do, but from complete
     episodes alone. None without fqe or complete episodes."""
     episodes: int
     """Number of episodes used."""
     notes: tuple[str, ...]
-    """What could not be computed, and what to be careful about."""
+    """Values that could not be computed, and cautions."""
 
     def difference(self, method: Method, one: str, other: str) -> Estimate:
         """Return how much more a policy is worth than another, with a paired interval."""

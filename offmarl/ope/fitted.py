@@ -115,7 +115,7 @@ class _Batch(NamedTuple):
     view_tm1: View
     view_t: View
     bounds: Float[Array, "2 B"]
-    """Of the value of the second view."""
+    """Bounds of the value of the second view."""
     time_tm1: Float[Array, "B"]
     time_t: Float[Array, "B"]
     action: Array
@@ -128,7 +128,7 @@ class _Batch(NamedTuple):
     """Steps whose return is known."""
     episode: Int[Array, "B"]
     next_action: Array
-    """Of each policy, ``(P, B, ...)``."""
+    """Next action of each policy, ``(P, B, ...)``."""
 
 
 @partial(jax.jit, static_argnums=0)

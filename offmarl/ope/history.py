@@ -1,4 +1,4 @@
-"""What policies would do in recorded episodes, unrolled over each episode's own history.
+"""Policies unrolled over the histories of recorded episodes.
 
 Also a clone of the policies that recorded them, where the probabilities of actions are missing.
 """
@@ -51,7 +51,7 @@ class Followed(NamedTuple):
 
     @property
     def reaches_ends(self) -> bool:
-        """Whether it draws continuous actions at an end of the interval: it clips its actions."""
+        """Whether the policy draws continuous actions at an end of the interval, by clipping."""
         return bool((np.abs(self.action) >= 1).any())
 
 

@@ -35,7 +35,7 @@ class Ratios(NamedTuple):
     weight: Float[Array, "M T"]
     """Product of the ratios of the joint actions up to and including each step."""
     before: Float[Array, "M T"]
-    """The same up to the step before; 1 at the first step. Scaled on its own."""
+    """Product up to the step before; 1 at the first step. Scaled on its own."""
 
     @classmethod
     def of(

@@ -81,7 +81,7 @@ def _discounted_sums(x: Float[np.ndarray, "M T"], gamma: float) -> Float[np.ndar
 
 
 class _Design(NamedTuple):
-    """How views become the features of a linear value."""
+    """Map of views to the features of a linear value."""
 
     centre: Float[np.ndarray, "D"]
     scale: Float[np.ndarray, "D"]

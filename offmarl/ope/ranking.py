@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
 
     @property
     def setting(self) -> str:
-        """What is chosen between: the run, and the checkpoint. Its seeds are repetitions."""
+        """The option of a choice: the run and the checkpoint. Its seeds are repetitions."""
         return str(self.run) if self.step is None else f"{self.run}, step {self.step}"
 
     @property
@@ -172,7 +172,7 @@ def compare_with_returns(
     values
         Estimates by method and policy.
     settings
-        What is chosen between, each with its policies, such as the seeds of a run.
+        Options of the choice, each with its policies, such as the seeds of a run.
     returns
         Returns of episodes of the policies for which they are known.
     """

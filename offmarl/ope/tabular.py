@@ -40,7 +40,7 @@ class Table(NamedTuple):
     """The number of the next view."""
     checksum: UInt32[Array, "S"]
     factors: UInt32[Array, "N1"]
-    """Of the checksum, for the view and each action."""
+    """Factors of the checksum, for the view and each action."""
     substitutes: Int[Array, "C S"]
     """The step that each member takes in place of each: itself in the first, and one of those with
     the same view and action in the others, at random."""
@@ -135,8 +135,8 @@ def play(
         known = (table.view[row] == number) & (table.action[row] == action).all()
         over = table.over[row]
         reward = jnp.where(live & known, table.reward[row], 0.0)
-        everyone = jnp.ones(len(action))
-        memory = remember(policy, memory, reward * everyone, over & (everyone > 0))
+        ones = jnp.ones(len(action))
+        memory = remember(policy, memory, reward * ones, over & (ones > 0))
         after = table.after[row], memory, live & known & ~over, missing | (live & ~known)
         return after, discount * reward
 

@@ -1,4 +1,4 @@
-"""What best responses of two sides gain against policies: exactly in small games, or learned."""
+"""Gains of best responses of two sides against policies: exact in small games, or learned."""
 
 import hashlib
 import json
@@ -91,7 +91,7 @@ def learn(
     out: Path,
     limits: Mapping[str, int],
 ) -> Solution:
-    """Return what learned best responses gain against the policies, which act as trained.
+    """Return the gains of learned best responses against the policies, which act as trained.
 
     ``limits`` are arguments of the recorder ``oracle``: its steps and seed.
     """

@@ -44,7 +44,7 @@ class Member(NamedTuple):
 
     name: str
     ways: Mapping[Acting, Policy]
-    """How it acts, for all agents; both alike if it draws no actions, or if its name says how."""
+    """Policy of all agents by acting; both are equal if it draws no actions or its name decides."""
     params: ArrayTree
     seats: tuple[bool, bool]
     """Whether it can act for the side, and for the rest."""
@@ -137,12 +137,12 @@ class CrossPlayWork(Work):
 
     def _meeting(self) -> Bool[np.ndarray, "M M"]:
         """Return which policy of the side meets which one of the rest; each also meets itself."""
-        itself = np.eye(len(self.members), dtype=bool)
-        meet = itself.copy()
+        diagonal = np.eye(len(self.members), dtype=bool)
+        meet = diagonal.copy()
         meet[np.ix_(self.scored, self.partners)] = True
         side, rest = np.array([member.seats for member in self.members]).T
         meet = (meet | meet.T) & side[:, None] & rest
-        if not (meet & ~itself).any():
+        if not (meet & ~diagonal).any():
             raise OptionError(
                 f"there is no pair to play among {', '.join(x.name for x in self.members)}: "
                 "give several runs, a run of several seeds, or --partners."
@@ -153,8 +153,8 @@ class CrossPlayWork(Work):
     def run(self, block: int) -> None:
         """Play one policy, for the side, with each of its partners."""
         keep_compiled_programs()
-        everyone = range(len(self.members))
-        row = {x: [self._play(block, other, x) for other in everyone] for x in self.modes}
+        members = range(len(self.members))
+        row = {x: [self._play(block, partner, x) for partner in members] for x in self.modes}
         tracking.write_json(self.row(block), row)
 
     def _play(self, member: int, partner: int, acting: Acting) -> tuple[float, float]:
@@ -222,7 +222,7 @@ def _environment(
 
 
 def _code(policy: Policy, params: ArrayTree, spec: EnvSpec) -> str:
-    """Return what a policy computes, on all machines, and what its parameters are.
+    """Return the text of a policy's computation, on all machines, and its parameters' shapes.
 
     Policies that were built apart may agree. Parameters that are not used, such as those of
     exploration by a greedy policy, leave no trace in what is computed.
@@ -260,9 +260,9 @@ def _pair(
 
         return policies[number]._replace(act=act)
 
-    either = one_of(tuple(map(member, range(len(policies)))))
-    everyone = tuple(range(spec.num_agents))
-    return compose(spec, [Seat(side, either, everyone), Seat(rest, either, everyone)])
+    member_policy = one_of(tuple(map(member, range(len(policies)))))
+    agents = tuple(range(spec.num_agents))
+    return compose(spec, [Seat(side, member_policy, agents), Seat(rest, member_policy, agents)])
 
 
 # ---------------------------------------------------------------------------------- scores
@@ -286,8 +286,8 @@ def scores(
 
     def play(left_out: int | None) -> Float[np.ndarray, "3"]:
         rows, columns = ([x for x in numbers if x != left_out] for numbers in (scored, partners))
-        itself, crossed = pair[rows, rows], np.array([_mean(apart[x, columns]) for x in rows])
-        return np.array([_mean(itself), _mean(crossed), _mean(itself - crossed)])
+        self_play, cross_play = pair[rows, rows], np.array([_mean(apart[x, columns]) for x in rows])
+        return np.array([_mean(self_play), _mean(cross_play), _mean(self_play - cross_play)])
 
     def row(number: int) -> dict[str, Any]:
         columns = [x for x in partners if np.isfinite(apart[number, x])]

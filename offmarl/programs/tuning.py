@@ -117,7 +117,7 @@ class Choices(NamedTuple):
 
     @property
     def options(self) -> tuple[Any, ...]:
-        """What Optuna stores: numbers, texts and truth values; of others their text."""
+        """Values as Optuna stores them: numbers, texts and truth values; others as their text."""
         plain = all(isinstance(value, bool | int | float | str) for value in self.values)
         return self.values if plain else tuple(map(str, self.values))
 
@@ -128,11 +128,11 @@ class Choices(NamedTuple):
 
 
 Space = dict[str, Range | Choices]
-"""What is searched, by argument."""
+"""Ranges to search, by argument."""
 
 
 def drawn(entry: Range | Choices, name: str, value: Any) -> dict[str, Any]:
-    """Return what is drawn where a value is proposed; nothing for one outside the range."""
+    """Return Optuna's parameters for a value; empty if it is outside the range."""
     if isinstance(entry, Choices):
         return {name: entry.options[entry.values.index(value)]} if value in entry.values else {}
     if not isinstance(value, int | float) or not entry.low <= value <= entry.high:
@@ -324,7 +324,7 @@ class TrialsWork(Work):
         return block not in self.missing()
 
     def check(self) -> None:
-        """Record in the journal what scores are made from, or compare it."""
+        """Record the source of scores in the journal, or compare it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         study = self._open()
         identity = study.user_attrs.get("identity")
@@ -602,7 +602,7 @@ def _require_file(file: Path) -> None:
 
 @pinned()
 def _made_from(program: ModuleType, args: Validated) -> dict[str, Any]:
-    """Return what scores are made from; raise what every trial would, such as that of no data.
+    """Return the source of scores; raise the errors that every trial would, such as a lack of data.
 
     A search compares scores, so the version of offmarl may not differ, as it may in a run.
     """
@@ -629,7 +629,7 @@ def _made_from(program: ModuleType, args: Validated) -> dict[str, Any]:
 
 
 def _require_fresh(args: Validated, space: Space) -> None:
-    """Refuse what a recorder starts from, because its trials start from nothing."""
+    """Refuse the runs and data that a recorder starts from: trials start without them."""
     if not isinstance(args, OnlineArgs):
         return
     for name in ("init", "prefill"):

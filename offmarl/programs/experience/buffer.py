@@ -56,7 +56,7 @@ class Capture(NamedTuple):
     """
 
     buffer: TrajectoryBufferState
-    """Of `Step`, ``(E, capacity, ...)``; `offmarl.programs.draw_windows` draws from it."""
+    """Buffer of `Step`, ``(E, capacity, ...)``; `offmarl.programs.draw_windows` draws from it."""
     next_views: View
     """If a program samples the buffer, the final views of each row's last F episodes, that of
     episode i at ``i % F``, and then the view after the newest step: ``(E, F + 1, ...)``. Otherwise

@@ -153,9 +153,9 @@ def _replace(tree: ArrayTree, function: Callable[[Capture], Capture]) -> dict[st
 
 
 def _without_steps(capture: Capture) -> Capture:
-    nothing: Any = ()
-    buffer = capture.buffer.replace(experience=nothing)
-    return capture._replace(buffer=buffer, next_views=nothing, prior=None)
+    empty: Any = ()
+    buffer = capture.buffer.replace(experience=empty)
+    return capture._replace(buffer=buffer, next_views=empty, prior=None)
 
 
 def _blank(like: Capture, capture: Capture) -> Capture:

@@ -105,9 +105,9 @@ def learn(
         learner, actor_metrics = update_actor(learner)
     else:
         absent = jax.eval_shape(update_actor, learner)[1]
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), absent)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), absent)
         learner, actor_metrics = jax.lax.cond(
-            step % delay == 0, update_actor, lambda learner: (learner, nothing), learner
+            step % delay == 0, update_actor, lambda learner: (learner, zeros), learner
         )
         actor_metrics = jax.tree.map(lambda x: x * delay, actor_metrics)
     return learner, metrics | actor_metrics

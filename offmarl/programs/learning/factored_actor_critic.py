@@ -1,4 +1,4 @@
-"""Policies learned offline beside linear sums of values: what omiga and comadice share.
+"""Policies learned offline beside linear sums of values, for omiga and comadice.
 
 The team's values are weighted sums of the agents' values,
 

@@ -1,6 +1,6 @@
 """Deterministic policies learned offline from action-value critics, for continuous actions.
 
-What matd3_bc, maddpg_cql and omar share: arguments, networks, the loss of the critics, with its
+matd3_bc, maddpg_cql and omar share the arguments, the networks, the loss of the critics, with its
 conservative penalty, and the rest of the program. Each of them defines the loss of its policies.
 """
 
@@ -158,7 +158,7 @@ def make_networks(
 
 
 def usable(view: View) -> Bool[Array, "*b N A"]:
-    """Return the entries of actions that have an effect: those that live agents have."""
+    """Return the entries of actions that have an effect: the legal ones of live agents."""
     return view.legal_actions & view.alive[..., None]
 
 
@@ -199,7 +199,7 @@ class Samples(NamedTuple):
 
     action: Float[Array, "S B T N A"]
     log_density: Float[Array, "S B T N"]
-    """Of each agent's own action."""
+    """Log-density of each agent's own action."""
     valid: Bool[Array, "S B T N"]
 
 

@@ -102,7 +102,7 @@ def linear_schedule(
 
 
 def scheduled(value: Number, progress: Float[Array, ""], schedule: ScheduleKind) -> Number:
-    """Return what a schedule leaves of a number, such as a step size.
+    """Return a number, such as a step size, at some progress of a schedule.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Q-learning from the buffer that is recorded: all of qmix, vdn and iql except what they learn.
+"""Q-learning from the buffer that is recorded: all of qmix, vdn and iql except their losses.
 
 Agents act ε-greedily on the values of their networks, or of one that they share. After a round of
 steps comes a round of updates on windows of the buffer. A program gives its networks and its loss
@@ -104,9 +104,9 @@ class Guide(NamedTuple):
     totals: Float[Array, "E"]
     """Rewards of the running episodes so far, the mean over agents."""
     scores: Float[Array, "2 2"]
-    """Of the learner and of the guide: the sum of their episodes' returns, and their number. Of the
-    learner, which changes, about the last `_REMEMBERED` episodes count; of the guide all do, since
-    it would lose to its equal by a streak of bad luck, and then play no more."""
+    """For the learner and the guide: the sum of their episodes' returns, and their number. For the
+    learner, which changes, about the last `_REMEMBERED` episodes count; for the guide all do, as
+    otherwise a streak of low returns would end its episodes for good."""
 
     @property
     def is_worse(self) -> Bool[Array, ""]:
@@ -129,7 +129,7 @@ class QState(NamedTuple):
     capture: Capture
     iteration: Int[Array, ""]
     priorities: Priorities | None = None
-    """Of the buffer's windows; None if they are drawn without regard to errors."""
+    """Priorities of the buffer's windows; None if they are drawn without regard to errors."""
     guide: Guide | None = None
     """None if training starts from nothing."""
 
@@ -210,7 +210,7 @@ def q_program(
     """Build a program of a loss, and networks as `q_config` describes."""
     config = q_config(args)
     env, policy = envs.autoreset(env), make_policy(config, spec)
-    either = population(spec, [TeamPolicy(policy, (), tuple(range(spec.num_agents)))] * 2).policy
+    mixture = population(spec, [TeamPolicy(policy, (), tuple(range(spec.num_agents)))] * 2).policy
     buffer = make_buffer(args.num_envs, args.replay_steps)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> QState:
@@ -237,7 +237,7 @@ def q_program(
         epsilon = linear_schedule(progress, 1.0, hyper.epsilon, hyper.exploration)
         acting, params, number = policy, QParams(state.params.agent, epsilon), state.iteration
         if state.guide is not None:
-            acting, params, number = either, _members(params, state.guide, hyper), jnp.int32(0)
+            acting, params, number = mixture, _members(params, state.guide, hyper), jnp.int32(0)
         after, transitions, next_views = rollout(
             env, acting, params, state.rollout, rollout_key, args.num_steps, number
         )
@@ -258,21 +258,21 @@ def q_program(
         policy_params=lambda state: QParams(_best(state), state.epsilon),
         greedy=False,
         num_steps=args.num_steps,
-        guided=partial(_guided, spec, either),
+        guided=partial(_guided, spec, mixture),
     )
 
 
-def _guided(spec: EnvSpec, either: Policy, state: QState, params: QParams) -> QState:
+def _guided(spec: EnvSpec, mixture: Policy, state: QState, params: QParams) -> QState:
     """Return a fresh state in which either the learner or a policy with ``params`` acts."""
     require_one_team(spec, "--init", "recorder")
     alive = state.rollout.view.alive
-    carry = jax.vmap(lambda _alive: either.initial_carry())(alive)
+    carry = jax.vmap(lambda _alive: mixture.initial_carry())(alive)
     guide = Guide(params.network, jnp.zeros(len(alive)), jnp.zeros((2, 2)))
     return state._replace(rollout=state.rollout._replace(carry=carry), guide=guide)
 
 
 def _best(state: QState) -> Any:
-    """Return the parameters of the network that acts best, the learner's or the guide's."""
+    """Return the parameters of the better network, the learner's or the guide's."""
     if (guide := state.guide) is None:
         return state.params.agent
     return jax.tree.map(partial(jnp.where, guide.is_worse), state.params.agent, guide.agent)
