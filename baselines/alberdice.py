@@ -1,7 +1,7 @@
 """AlberDICE: agents that correct the stationary distribution of the data in turns, discrete.
 
 One agent after the other improves its policy π_i while the others keep theirs. The data's steps
-are weighted so that the others act by their policies of today, and a model of the data's joint
+are weighted so that the others act by their current policies, and a model of the data's joint
 actions says how far that is from the data:
 
     weights    ρ_i = Π_{j≠i} π_j(a_j | o_j) / π^D_j(a_j | s, a_i, a_<j), at most 100,
@@ -135,7 +135,7 @@ class Part(NamedTuple):
 
 
 class Agents(NamedTuple):
-    """What each agent has of its own; the leaves have an axis of agents in front."""
+    """The parts of each agent; the leaves have an axis of agents in front."""
 
     policy: Part
     value: Part
@@ -143,7 +143,7 @@ class Agents(NamedTuple):
 
 
 class State(NamedTuple):
-    """What learns."""
+    """Parameters and states that an update changes."""
 
     agents: Agents
     clone: Part
@@ -167,7 +167,7 @@ class Networks(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What an agent learns from in its turn."""
+    """The data, reward and weights that an agent learns from in its turn."""
 
     batch: Sequence
     agent: Int[Array, ""]
@@ -194,8 +194,8 @@ def joint_loss(
 ) -> tuple[Float[Array, ""], Float[Array, "B T N A"]]:
     """Return the cross-entropy of the other agents' actions, and the log-probabilities."""
     view = batch.view_tm1
-    given = given_actions(batch.action, view.alive, agent, view.legal_actions.shape[-1])
-    logits = model.apply(params, view, given)
+    context = given_actions(batch.action, view.alive, agent, view.legal_actions.shape[-1])
+    logits = model.apply(params, view, context)
     loss = cloning_loss(logits, batch, others(batch, agent))
     return loss, log_probs_of(logits, view.legal_actions)
 
@@ -264,8 +264,8 @@ def policy_loss(
 ) -> tuple[Float[Array, ""], None]:
     """Return the loss of π_i."""
     log_probs = own_log_probs(params, policies, turn.batch, turn.agent)
-    best = jax.lax.stop_gradient(jax.nn.softmax(turn.cloned + e / turn.alpha))
-    losses = -(best * log_probs).sum(-1)
+    pi_star = jax.lax.stop_gradient(jax.nn.softmax(turn.cloned + e / turn.alpha))
+    losses = -(pi_star * log_probs).sum(-1)
     acts = turn.batch.mask & of_agent(turn.batch.view_tm1.alive, turn.agent, 2)[..., 0]
     return weighted_mean(losses, turn.ratio * acts), None
 
@@ -275,8 +275,8 @@ def own_log_probs(
 ) -> Float[Array, "B T A"]:
     """Return log π_i of all actions."""
     view = batch.view_tm1
-    seen, legal = of_agent((view.observation, view.legal_actions), agent, 2)
-    outputs = unroll_batch(policies.torso, params, seen, batch.first[:, :-1])
+    observation, legal = of_agent((view.observation, view.legal_actions), agent, 2)
+    outputs = unroll_batch(policies.torso, params, observation, batch.first[:, :-1])
     return log_probs_of(outputs, legal)[..., 0, :]
 
 
@@ -302,10 +302,10 @@ def turn_of(
     alpha: Float[Array, ""],
     ratio_max: Float[Array, ""],
 ) -> Turn:
-    """Return what an agent learns from, by the policies and the models of the data of today."""
+    """Return an agent's turn, by the current policies and models of the data."""
     mask, action = others(batch, agent), batch.action
-    taken, likely = select(log_probs, action), select(predicted, action)
-    ratio = probability_ratios(taken, likely, mask, ratio_max)
+    log_pi, log_data = select(log_probs, action), select(predicted, action)
+    ratio = probability_ratios(log_pi, log_data, mask, ratio_max)
     if batch.weight is not None:
         ratio *= batch.weight.reshape(*batch.weight.shape, *(1,) * (2 - batch.weight.ndim))
     penalty = jnp.where(mask, divergence(log_probs, predicted), 0.0).sum(-1)
@@ -335,7 +335,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         keys, optimiser = jax.random.split(key, 5), make_optimiser(args, hyper)
         view = jax.tree.map(lambda leaf: leaf[None, None], blank_view(spec))
-        given = jnp.zeros((1, 1, agents, agents * spec.num_actions))
+        context = jnp.zeros((1, 1, agents, agents * spec.num_actions))
 
         def of_each(critic: OwnCritic, key: PRNGKeyArray) -> Part:
             draw = partial(_init, critic, view_of_agent(view, 0))
@@ -353,7 +353,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
                 of_each(nets.advantage, keys[2]),
             ),
             of_all(init_policy(cloning, spec, keys[3])),
-            of_all(nets.joint.init(keys[4], view, given)),
+            of_all(nets.joint.init(keys[4], view, context)),
             jnp.zeros((), jnp.int32),
         )
 
@@ -366,40 +366,39 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         clone, cloned, of_clone = learn(clone_loss, state.clone, nets.clone, batch)
 
         def take_turn(
-            carry: tuple[Agents, Part, Array], drawn: tuple[Array, PRNGKeyArray]
-        ) -> tuple[tuple[Agents, Part, Array], tuple[dict[str, _Found], Array]]:
-            (everyone, joint, log_probs), (agent, key) = carry, drawn
-            own: Agents = jax.tree.map(lambda leaf: leaf[agent], everyone)
+            carry: tuple[Agents, Part, Array], x: tuple[Array, PRNGKeyArray]
+        ) -> tuple[tuple[Agents, Part, Array], tuple[dict[str, _Loss], Array]]:
+            (all_agents, joint, log_probs), (agent, key) = carry, x
+            agent_i: Agents = jax.tree.map(lambda leaf: leaf[agent], all_agents)
             joint, predicted, of_joint = learn(joint_loss, joint, nets.joint, batch, agent)
-            known = log_probs, predicted, cloned, alpha, hyper.ratio_max
-            turn = turn_of(agent, batch, *known)
-            value, delta, of_value = learn(value_loss, own.value, nets.value, turn, key, hyper)
+            turn = turn_of(agent, batch, log_probs, predicted, cloned, alpha, hyper.ratio_max)
+            value, delta, of_value = learn(value_loss, agent_i.value, nets.value, turn, key, hyper)
             advantage, e, of_advantage = learn(
-                advantage_loss, own.advantage, nets.advantage, turn, delta, hyper
+                advantage_loss, agent_i.advantage, nets.advantage, turn, delta, hyper
             )
-            policy, _, of_policy = learn(policy_loss, own.policy, policies, turn, e)
-            own = Agents(policy, value, advantage)
-            everyone = jax.tree.map(lambda leaf, part: leaf.at[agent].set(part), everyone, own)
-            now = own_log_probs(policy.params, policies, batch, agent)
-            found = {
+            policy, _, of_policy = learn(policy_loss, agent_i.policy, policies, turn, e)
+            agent_i = Agents(policy, value, advantage)
+            all_agents = jax.tree.map(lambda x, own: x.at[agent].set(own), all_agents, agent_i)
+            log_pi = own_log_probs(policy.params, policies, batch, agent)
+            results = {
                 "joint": of_joint,
                 "value": of_value,
                 "advantage": of_advantage,
                 "policy": of_policy,
             }
             ratio = masked_mean(turn.ratio, batch.mask)
-            return (everyone, joint, log_probs.at[:, :, agent].set(now)), (found, ratio)
+            return (all_agents, joint, log_probs.at[:, :, agent].set(log_pi)), (results, ratio)
 
         view = batch.view_tm1
         outputs = unroll_batch(
             policies, state.agents.policy.params, view.observation, batch.first[:, :-1]
         )
-        begun = state.agents, state.joint, log_probs_of(outputs, view.legal_actions)
+        initial = state.agents, state.joint, log_probs_of(outputs, view.legal_actions)
         turns = jnp.arange(agents), jax.random.split(key, agents)
-        (everyone, joint, _), (found, ratio) = jax.lax.scan(take_turn, begun, turns)
-        metrics = _summary(found | {"clone": of_clone})
+        (all_agents, joint, _), (results, ratio) = jax.lax.scan(take_turn, initial, turns)
+        metrics = _summary(results | {"clone": of_clone})
         metrics |= {"alpha": alpha, "ratio": ratio.mean()}
-        return State(everyone, clone, joint, state.updates + 1), metrics
+        return State(all_agents, clone, joint, state.updates + 1), metrics
 
     return Program(
         init,
@@ -409,7 +408,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     )
 
 
-class _Found(NamedTuple):
+class _Loss(NamedTuple):
     """The loss of a part, and the squared norm of its gradient."""
 
     loss: Float[Array, "*agents"]
@@ -422,19 +421,19 @@ def _init(critic: OwnCritic, view: ArrayTree, key: PRNGKeyArray) -> ArrayTree:
 
 def _learn(
     optimiser: optax.GradientTransformation, loss: Any, part: Part, *args: Any
-) -> tuple[Part, Any, _Found]:
-    """Update a part; the second result is that of the loss before the update."""
-    (error, found), gradient = jax.value_and_grad(loss, has_aux=True)(part.params, *args)
+) -> tuple[Part, Any, _Loss]:
+    """Return a part after an update, and the auxiliary result and value of its loss before."""
+    (error, aux), gradient = jax.value_and_grad(loss, has_aux=True)(part.params, *args)
     step, moments = optimiser.update(gradient, part.moments)
-    found = jax.lax.stop_gradient(found)
+    aux = jax.lax.stop_gradient(aux)
     square = programs.grad_norm(gradient) ** 2
-    return Part(optax.apply_updates(part.params, step), moments), found, _Found(error, square)
+    return Part(optax.apply_updates(part.params, step), moments), aux, _Loss(error, square)
 
 
-def _summary(found: dict[str, _Found]) -> dict[str, Array]:
+def _summary(parts: dict[str, _Loss]) -> dict[str, Array]:
     """Return the mean loss of each part, and the norm of all gradients."""
-    losses = {f"{name}_loss": part.loss.mean() for name, part in found.items()}
-    squares = jnp.stack([part.square.sum() for part in found.values()])
+    losses = {f"{name}_loss": part.loss.mean() for name, part in parts.items()}
+    squares = jnp.stack([part.square.sum() for part in parts.values()])
     return losses | {"grad_norm": jnp.sqrt(squares.sum())}
 
 

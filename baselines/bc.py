@@ -63,7 +63,7 @@ class Args(programs.LearnerArgs):
 
 
 class State(NamedTuple):
-    """What learns."""
+    """Parameters and states that an update changes."""
 
     params: ArrayTree
     optimiser: ArrayTree

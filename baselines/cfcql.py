@@ -100,7 +100,7 @@ class Args(MixedArgs, ConservativeQArgs):
 
 
 class State(NamedTuple):
-    """What learns."""
+    """Parameters and states that an update changes."""
 
     params: MixedParams
     target: MixedParams
@@ -183,14 +183,14 @@ def targets(
     known = batch.mask & next_known
     # The next slot holds the next step of the episode, whose own target is known.
     goes_on = jnp.pad(known[:, 1:], ((0, 0), (0, 1)))
-    found = jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))(
+    y = jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))(
         batch.reward.mean(-1),
         discount_t,
         mix(weights_t, v_t * batch.view_t.alive),
         goes_on,
         hyper.td_lambda,
     )
-    return found, known
+    return y, known
 
 
 def loss(
@@ -268,8 +268,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         gradient, metrics = jax.grad(partial(loss, networks, args), has_aux=True)(
             state.params, state.target, state.behaviour, batch, hyper
         )
-        left, done = max(updates - cloning, 1), state.updates - cloning
-        adam = programs.make_optimiser(args, hyper, done, updates=left)
+        remaining, done = max(updates - cloning, 1), state.updates - cloning
+        adam = programs.make_optimiser(args, hyper, done, updates=remaining)
         step, optimiser = adam.update(gradient, state.optimiser)
         params = optax.apply_updates(state.params, step)
         target = optax.periodic_update(params, state.target, done + 1, args.target_every)

@@ -114,8 +114,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Int[Array, "B T N"]
     ) -> Float[Array, "B T N"]:
         # A dead agent is trained as if it took action 0.
-        taken = jnp.where(view.alive, action, 0)
-        return select(unroll_batch(network, params, view.observation, first), taken)
+        action = jnp.where(view.alive, action, 0)
+        return select(unroll_batch(network, params, view.observation, first), action)
 
     return Program(
         init,

@@ -1,7 +1,7 @@
 """MAC-Flow: a flow of joint actions, distilled into one-step policies that maximise a value.
 
 A velocity field v learns the data's joint actions by flow matching. Each agent's policy μ_i, which
-sees its own observation and noise only, imitates what the flow makes of the same noise, and
+sees its own observation and noise only, imitates the flow's action for the same noise, and
 maximises a value that is the mean of values of single agents:
 
     flow    L = E |v(o, x_t, t) - (a - z)|²,   x_t = (1 - t) z + t a,  z ~ N(0, I),  t ~ U(0, 1);
@@ -11,8 +11,8 @@ maximises a value that is the mean of values of single agents:
             Q_tot = mean over agents of Q_i(o_i, a_i), for each of two critics.
 
 The flow represents any correlation between the agents, but the policies draw their noise
-independently: what they keep of it is the mean over the noise of the others, and the value chooses
-among the modes. Discrete actions are one-hot vectors for the flow, which ends at the largest legal
+independently: they keep its mean over the noise of the others, and the value chooses among the
+modes. Discrete actions are one-hot vectors for the flow, which ends at the largest legal
 entry; policies return logits, the distance is the cross-entropy, and the value is the mean of Q_i
 over the softmax.
 
@@ -102,7 +102,7 @@ class Args(programs.ValueArgs):
 
 
 class Params(NamedTuple):
-    """What the losses change."""
+    """Parameters of all networks."""
 
     flow: ArrayTree
     policy: ArrayTree
@@ -143,18 +143,18 @@ def team_value(
 def flow_loss(
     model: Model, params: ArrayTree, batch: Sequence, key: PRNGKeyArray
 ) -> Float[Array, ""]:
-    """Return the loss of flow matching, from the noise's to the data's joint actions."""
+    """Return the loss of flow matching, from noise to the data's joint actions."""
     view, action = batch.view_tm1, as_vectors(model.spec, batch.action)
     noise_key, time_key = jax.random.split(key)
-    noise = jax.random.normal(noise_key, action.shape)
+    z = jax.random.normal(noise_key, action.shape)
     time = jax.random.uniform(time_key, batch.mask.shape)
-    at = time[..., None, None]
-    way = (1 - at) * noise + at * action
+    t = time[..., None, None]
+    x_t = (1 - t) * z + t * action
     entries = _entries(model, view)
     velocity = model.flow.apply(
-        params, view.observation, view.alive, jnp.where(entries, way, 0.0), time
+        params, view.observation, view.alive, jnp.where(entries, x_t, 0.0), time
     )
-    error = (velocity - (action - noise)) ** 2
+    error = (velocity - (action - z)) ** 2
     return masked_mean(error, batch.mask[..., None, None] & entries, batch.weight)
 
 
@@ -177,16 +177,16 @@ def policy_losses(
 ) -> tuple[Float[Array, ""], Float[Array, "B T"]]:
     """Return the distance of the policies' outputs from the flow, and their value Q_tot."""
     view = batch.view_tm1
-    imitated = jax.lax.stop_gradient(flow_actions(model, params.flow, view, noise))
+    flow_action = jax.lax.stop_gradient(flow_actions(model, params.flow, view, noise))
     acts = batch.mask[..., None] & view.alive
     if model.continuous:
         action = chosen_action(model.spec, outputs, view.legal_actions)
-        error = (outputs - imitated) ** 2
+        error = (outputs - flow_action) ** 2
         distance = masked_mean(error, acts[..., None] & view.legal_actions, batch.weight)
     else:
         distribution = categorical(outputs, view.legal_actions)
         action = jax.nn.softmax(distribution.logits)
-        distance = masked_mean(-distribution.log_prob(imitated), acts, batch.weight)
+        distance = masked_mean(-distribution.log_prob(flow_action), acts, batch.weight)
     critics = jax.lax.stop_gradient(params.critics)
     return distance, team_value(model, critics, view, action).mean(0)
 
@@ -201,14 +201,14 @@ def critic_loss(
 ) -> tuple[Float[Array, ""], Float[Array, "B T"]]:
     """Return the critics' loss and their largest errors; ``outputs_t`` are of the next views."""
     view, view_t = batch.view_tm1, batch.view_t
-    chosen = chosen_action(model.spec, outputs_t, view_t.legal_actions)
-    value_t = team_value(model, target, view_t, as_vectors(model.spec, chosen)).mean(0)
+    action_t = chosen_action(model.spec, outputs_t, view_t.legal_actions)
+    value_t = team_value(model, target, view_t, as_vectors(model.spec, action_t)).mean(0)
     terminated = batch.terminated.all(-1)
     targets = td_targets(batch.reward.mean(-1), hyper.gamma * (1 - terminated), value_t)
     q = team_value(model, params.critics, view, as_vectors(model.spec, batch.action))
     known = batch.mask & (batch.next_known | terminated)
     error = jnp.where(known, q - targets, 0.0)
-    of_critics = jax.vmap(lambda each: masked_mean(each**2, known, batch.weight))(error)
+    of_critics = jax.vmap(lambda error: masked_mean(error**2, known, batch.weight))(error)
     return of_critics.mean(), jnp.abs(error).max(0)
 
 

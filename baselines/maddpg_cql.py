@@ -62,10 +62,10 @@ def actor_loss(
     _key: PRNGKeyArray,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return -min Q(s, π) + w π²."""
-    own, q = networks.own_values(actor, critics, batch)
+    pi, q = networks.own_values(actor, critics, batch)
     view = batch.view_tm1
     mask = batch.mask[..., None] & view.alive
-    squares = masked_mean(own**2, mask[..., None] & usable(view), batch.weight)
+    squares = masked_mean(pi**2, mask[..., None] & usable(view), batch.weight)
     loss = hyper.regularise * squares - masked_mean(q, mask, batch.weight)
     return loss, {"policy_loss": loss}
 

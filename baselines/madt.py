@@ -8,7 +8,7 @@ shared by all agents, is fitted to the data's actions:
 over agents and steps of complete episodes: of others, what would have followed is unknown. It sees
 at most K steps, those of the window (``--burn-in`` and ``--length``), and none of another episode;
 with ``--network feedforward``, K is 1. To act, it is given a return to aim for, by default that of
-the data's best episode, and each reward is subtracted from what is left. The policy remembers the
+the data's best episode, and each reward is subtracted from it. The policy remembers the
 last K steps.
 
 Returns-to-go are divided by the data's scale of returns. A step's time is that in its episode.
@@ -81,7 +81,7 @@ class Args(LearnerArgs):
 
 
 class Actor(NamedTuple):
-    """What the policy acts with."""
+    """Parameters of the policy."""
 
     network: ArrayTree
     target_return: Float[Array, ""]
@@ -89,7 +89,7 @@ class Actor(NamedTuple):
 
 
 class State(NamedTuple):
-    """What learns."""
+    """Parameters and states that an update changes."""
 
     network: ArrayTree
     target_return: Float[Array, ""]
@@ -101,12 +101,12 @@ class State(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What the policy remembers of its last K steps."""
+    """Memory of the policy: its last K steps."""
 
     seen: Trajectory
     """Oldest first; the episode is -1 for steps before its beginning."""
     to_go: Float[Array, "N"]
-    """What is left to earn after the last reward."""
+    """Return-to-go after the last reward."""
 
 
 def empty_memory(spec: EnvSpec, steps: int) -> Memory:
@@ -129,12 +129,12 @@ def remember(memory: Memory, target_return: Float[Array, ""], observation: Array
     time = memory.seen.time[-1] + 1
     to_go = jnp.where(time == 0, target_return, memory.to_go)
     step = Trajectory(to_go, observation, jnp.zeros_like(memory.seen.action[0]), time, 0 * time)
-    seen = jax.tree.map(
-        lambda kept, new: jnp.concatenate([kept[1:], new[None].astype(kept.dtype)]),
+    trajectory = jax.tree.map(
+        lambda leaf, new: jnp.concatenate([leaf[1:], new[None].astype(leaf.dtype)]),
         memory.seen,
         step,
     )
-    return Memory(seen, to_go)
+    return Memory(trajectory, to_go)
 
 
 def make_policy(
@@ -143,8 +143,8 @@ def make_policy(
     """Build the policy; arguments are those of the program, and K steps."""
 
     def distribution(actor: Actor, memory: Memory, legal: Bool[Array, "N A"]) -> Any:
-        seen = memory.seen._replace(return_to_go=memory.seen.return_to_go / scale)
-        return categorical(network.apply(actor.network, seen)[-1], legal)
+        trajectory = memory.seen._replace(return_to_go=memory.seen.return_to_go / scale)
+        return categorical(network.apply(actor.network, trajectory)[-1], legal)
 
     def acted(memory: Memory, action: Int[Array, "N"]) -> Memory:
         actions = memory.seen.action.at[-1].set(action)
@@ -173,8 +173,7 @@ def make_policy(
         action: Int[Array, "N"],
     ) -> tuple[Float[Array, "N"], Memory]:
         memory = remember(memory, actor.target_return, observation)
-        found = distribution(actor, memory, legal_actions).log_prob(action)
-        return found, acted(memory, action)
+        return distribution(actor, memory, legal_actions).log_prob(action), acted(memory, action)
 
     def after_step(memory: Memory, reward: Float[Array, "N"], _done: Bool[Array, "N"]) -> Memory:
         return memory._replace(to_go=memory.to_go - reward)
@@ -207,8 +206,8 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
     steps = args.burn_in + args.length if remembers else 1
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
-        seen = empty_memory(spec, steps).seen
-        params = network.init(key, seen)
+        trajectory = empty_memory(spec, steps).seen
+        params = network.init(key, trajectory)
         optimiser = programs.make_optimiser(args, hyper).init(params)
         return State(params, jnp.float32(best), optimiser, jnp.zeros((), jnp.int32))
 

@@ -76,7 +76,7 @@ class Args(MixedArgs):
 
 
 class State(NamedTuple):
-    """What learns."""
+    """Parameters and states that an update changes."""
 
     actor: ArrayTree
     critic: MixedParams

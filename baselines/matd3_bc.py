@@ -75,13 +75,13 @@ def actor_loss(
     _key: PRNGKeyArray,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return -λ min Q(s, π) + (π - a)²."""
-    own, q = networks.own_values(actor, critics, batch)
+    pi, q = networks.own_values(actor, critics, batch)
     view = batch.view_tm1
     mask = batch.mask[..., None] & view.alive
     size = jax.lax.stop_gradient(masked_mean(jnp.abs(q), mask))
     value = masked_mean(q, mask, batch.weight) / jnp.maximum(size, 1e-6)
     entries = mask[..., None] & usable(view)
-    imitation = masked_mean((own - data_action(batch)) ** 2, entries, batch.weight)
+    imitation = masked_mean((pi - data_action(batch)) ** 2, entries, batch.weight)
     loss = imitation - hyper.alpha * value
     return loss, {"policy_loss": loss, "imitation_loss": imitation}
 

@@ -107,13 +107,13 @@ def search(
     mean, spread = jnp.zeros(entries.shape), jnp.broadcast_to(std, entries.shape)
     for round_key in jax.random.split(key, rounds):
         noise = jax.random.normal(round_key, (samples, *entries.shape))
-        drawn = jnp.where(entries, jnp.clip(mean + spread * noise, -1.0, 1.0), 0.0)
-        q = values(drawn)
+        actions = jnp.where(entries, jnp.clip(mean + spread * noise, -1.0, 1.0), 0.0)
+        q = values(actions)
         weights = jax.nn.softmax(q, axis=0)[..., None]
-        mean = (weights * drawn).sum(0)
-        spread = jnp.sqrt(((drawn - mean) ** 2).mean(0))
+        mean = (weights * actions).sum(0)
+        spread = jnp.sqrt(((actions - mean) ** 2).mean(0))
     best = q.argmax(0)[None, ..., None]
-    return jnp.take_along_axis(drawn, best, axis=0)[0], q.max(0)
+    return jnp.take_along_axis(actions, best, axis=0)[0], q.max(0)
 
 
 def actor_loss(
@@ -127,21 +127,21 @@ def actor_loss(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return c (π - â)² - (1 - c) min Q(o, π) + w π²."""
     view, action = batch.view_tm1, data_action(batch)
-    own, q = networks.own_values(actor, critics, batch)
+    pi, q = networks.own_values(actor, critics, batch)
 
-    def values(drawn: Float[Array, "K B T N A"]) -> Float[Array, "K B T N"]:
-        return networks.values(critics, view, action, drawn).min(0)
+    def values(actions: Float[Array, "K B T N A"]) -> Float[Array, "K B T N"]:
+        return networks.values(critics, view, action, actions).min(0)
 
     sizes = args.search_rounds, args.search_samples
-    found, q_found = search(key, values, usable(view), *sizes, hyper.search_std)
-    better = jax.lax.stop_gradient(jnp.where((q_found > q)[..., None], found, own))
+    best, q_best = search(key, values, usable(view), *sizes, hyper.search_std)
+    a_hat = jax.lax.stop_gradient(jnp.where((q_best > q)[..., None], best, pi))
     mask = batch.mask[..., None] & view.alive
     entries = mask[..., None] & usable(view)
-    imitation = masked_mean((own - better) ** 2, entries, batch.weight)
+    imitation = masked_mean((pi - a_hat) ** 2, entries, batch.weight)
     weight = hyper.search_weight
     loss = weight * imitation - (1 - weight) * masked_mean(q, mask, batch.weight)
-    loss = loss + hyper.regularise * masked_mean(own**2, entries, batch.weight)
-    return loss, {"policy_loss": loss, "found_better": masked_mean(1.0 * (q_found > q), mask)}
+    loss = loss + hyper.regularise * masked_mean(pi**2, entries, batch.weight)
+    return loss, {"policy_loss": loss, "found_better": masked_mean(1.0 * (q_best > q), mask)}
 
 
 # ---------------------------------------------------------------------------------- program

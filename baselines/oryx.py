@@ -124,7 +124,7 @@ class Args(programs.ValueArgs):
 
 
 class Model(NamedTuple):
-    """The network, and what its losses need of the arguments."""
+    """The network, and the arguments of its losses."""
 
     spec: EnvSpec
     network: AgentSequence
@@ -290,7 +290,7 @@ def make_model(spec: EnvSpec, args: Args) -> Model:
     if args.hidden % args.heads:
         raise OptionError(f"--hidden {args.hidden} must be a multiple of --heads {args.heads}.")
     defaults = (1e4, 1.0, 0.5) if isinstance(spec.action, Continuous) else (1e3, 0.1, 1.0)
-    given = args.value_temperature, args.policy_temperature, args.critic_weight
+    options = args.value_temperature, args.policy_temperature, args.critic_weight
     network = make_agent_sequence(
         spec,
         hidden=args.hidden,
@@ -301,8 +301,8 @@ def make_model(spec: EnvSpec, args: Args) -> Model:
     )
     head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
     head = agent_head(PolicyConfig(args.network, head_name))
-    chosen = [default if x is None else x for x, default in zip(given, defaults, strict=True)]
-    return Model(spec, network, head, args.baseline_samples, args.normalise_values, *chosen)
+    values = [default if x is None else x for x, default in zip(options, defaults, strict=True)]
+    return Model(spec, network, head, args.baseline_samples, args.normalise_values, *values)
 
 
 # ---------------------------------------------------------------------------------- main

@@ -71,7 +71,7 @@ class Args(MixedArgs):
 
 
 class State(NamedTuple):
-    """What learns."""
+    """Parameters and states that an update changes."""
 
     params: MixedParams
     target: MixedParams

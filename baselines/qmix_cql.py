@@ -93,10 +93,10 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         error, known = team_errors(batch, q_tot_tm1, q_tot_t, hyper.gamma)
         td_loss = masked_mean(0.5 * error**2, known, batch.weight)
 
-        others = sample_legal_actions(key, view_tm1.legal_actions, args.cql_samples)
-        q_others = select_each(q_tm1, others) * view_tm1.alive[..., None]
-        q_tot_others = mix_each(weights_tm1, q_others)
-        gap = masked_mean(conservative_gap(q_tot_others, q_tot_tm1), batch.mask, batch.weight)
+        samples = sample_legal_actions(key, view_tm1.legal_actions, args.cql_samples)
+        q_samples = select_each(q_tm1, samples) * view_tm1.alive[..., None]
+        q_tot_samples = mix_each(weights_tm1, q_samples)
+        gap = masked_mean(conservative_gap(q_tot_samples, q_tot_tm1), batch.mask, batch.weight)
         metrics = {
             "td_loss": td_loss,
             "cql_loss": gap,

@@ -64,8 +64,8 @@ def loss(
     q = unroll_batch(network, params.agent, observation, first)
     q_target = unroll_batch(network, target.agent, observation, first)
     v_t = next_values(q[:, 1:], q_target[:, 1:], batch, of_dead=True)
-    ended = reward_ends(batch.terminated, shared_reward)
-    y = bootstrap(args, hyper, batch, batch.reward, ended, v_t)
+    terminated = reward_ends(batch.terminated, shared_reward)
+    y = bootstrap(args, hyper, batch, batch.reward, terminated, v_t)
 
     q_tm1 = select(q[:, :-1], batch.action)
     has_values = has_value(batch.view_tm1.alive, batch.terminated, shared_reward)

@@ -142,7 +142,7 @@ def critic_loss(
     batch: Sequence,
     key: PRNGKeyArray,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return the `td_loss` of what the target policies do, by the smallest target critic."""
+    """Return the `td_loss` of target policies' actions, valued by the smallest target critic."""
     spec, view_t = networks.spec, batch.view_t
     act_key, noise_key = jax.random.split(key)
     temperature = hyper.gumbel_temperature
@@ -164,14 +164,14 @@ def actor_loss(
     batch: Sequence,
     key: PRNGKeyArray,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return -Q_i of what each live agent would do, beside the others' actions in the data.
+    """Return -Q_i of each live agent's policy action, beside the others' actions in the data.
 
     Only the first critic is used.
     """
     view = batch.view_tm1
-    own, outputs = networks.act(actor, batch, slice(None, -1), key, hyper.gumbel_temperature)
+    pi, outputs = networks.act(actor, batch, slice(None, -1), key, hyper.gumbel_temperature)
     action = as_vectors(networks.spec, batch.action)
-    q = networks.critics.values(critics[:1], view, action, own).squeeze((0, -1))
+    q = networks.critics.values(critics[:1], view, action, pi).squeeze((0, -1))
     mask = batch.mask[..., None] & view.alive
     saturation = jnp.where(view.legal_actions, outputs**2, 0.0).mean(-1)
     loss = masked_mean(hyper.regularise * saturation - q, mask)

@@ -91,11 +91,11 @@ class Options(Networks):
         outputs, _ = self.actor.apply(
             params.actor, view.observation, first, carry.actor, method="unroll"
         )
-        seen, _ = self.critic.apply(
+        critic_outputs, _ = self.critic.apply(
             params.critic, self.critic_input(view), first, carry.critic, method="unroll"
         )
         options, actions = split(outputs, view.legal_actions)
-        hindsight = jax.nn.log_softmax(seen[..., : options.shape[-1]])
+        hindsight = jax.nn.log_softmax(critic_outputs[..., : options.shape[-1]])
         policy = mix(hindsight, actions)
         return policy.log_prob(steps.action), policy.entropy(), divergence(hindsight, options)
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from shlex import quote
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 from rich.console import Console, Group
 
-from offmarl import cli, envs, tracking
+from offmarl import cli, envs, settings, tracking
 from offmarl._compiling import pinned, quickly
 from offmarl.checkpoint import Checkpoints
 from offmarl.cli import tasks
@@ -89,6 +90,9 @@ POPULATION_FILE = "population.json"
 RESPOND, PLAY = range(2)
 """Purposes of random keys."""
 
+_SHARED = [field.name for field in fields(OnlineArgs)]
+"""Arguments of all recorders, which are no options of the oracle's own."""
+
 # ---------------------------------------------------------------------------------- arguments
 
 
@@ -105,7 +109,8 @@ class Args(Validated):
     oracle: str = "ippo"
     """The recorder that learns responses, such as ippo, mappo, iql or qmix."""
     oracle_option: tuple[str, ...] = ()
-    """Options of the oracle's own as KEY=VALUE, such as learning_rate=3e-4 network=recurrent."""
+    """Options of the oracle's own as KEY=VALUE, such as learning_rate=3e-4 network=recurrent; by
+    default those of offmarl's settings for the environment, which the run records."""
     response_steps: PositiveInt = 61_440
     """Environment steps in which a response learns."""
     meta: Meta = "nash"
@@ -129,15 +134,32 @@ class Args(Validated):
 
 def oracle_of(args: Args) -> tuple[Callable[..., Program], OnlineArgs]:
     """Return the oracle's ``make``, and its arguments."""
-    module = load_origin("recorder", Origin(args.oracle, None, None), Path())
-    require_learner(module, args.oracle)
-    given, shared = dict(map(_option, args.oracle_option)), [one.name for one in fields(OnlineArgs)]
-    given = read_values(module.Args, given, "--oracle-option", refused=shared)
+    module, options = _module(args), dict(map(_option, args.oracle_option))
+    options = read_values(module.Args, options, "--oracle-option", refused=_SHARED)
     sizes = {"total_steps": args.response_steps, "num_envs": args.num_envs, "evaluations": 1}
-    oracle = module.Args(env=args.env, **sizes, **given)
+    oracle = module.Args(env=args.env, **sizes, **options)
     if getattr(oracle, "capacity", 0) is None:
         oracle = changed(oracle, capacity=oracle.default_capacity)
     return module.make, oracle
+
+
+def with_settings(args: Args) -> Args:
+    """Return arguments whose options of the oracle include those of offmarl's settings files.
+
+    A run records them, so its members are loaded as they learned, even if the files change.
+    """
+    given = {*_SHARED, *(_option(pair)[0] for pair in args.oracle_option)}
+    packaged = settings.used(_module(args).Args.for_env(args.env)).settings
+    added = {name: x.value for name, x in packaged.items() if name not in given}
+    options = [f"{name}={json.dumps(value)}" for name, value in tracking.plain(added).items()]
+    return replace(args, oracle_option=(*args.oracle_option, *options))
+
+
+def _module(args: Args) -> ModuleType:
+    """Import the oracle; `OptionError` if it does not learn."""
+    module = load_origin("recorder", Origin(args.oracle, None, None), Path())
+    require_learner(module, args.oracle)
+    return module
 
 
 def _option(pair: str) -> tuple[str, Any]:
@@ -153,9 +175,9 @@ def _option(pair: str) -> tuple[str, Any]:
 def sides_of(spec: EnvSpec, side: str) -> tuple[Team, ...]:
     """Return the sides that oppose one another; `OptionError` if there is only one."""
     if side:
-        own = find_side(spec, side)
-        rest = rest_of(spec, own)
-        return own, Team(name_of_side(spec, rest), rest)
+        team = find_side(spec, side)
+        rest = rest_of(spec, team)
+        return team, Team(name_of_side(spec, rest), rest)
     if len(teams := teams_of(spec)) == 1:
         raise OptionError(
             f"{spec.name} has one team, and members respond to those of other sides: give --side "
@@ -168,7 +190,7 @@ def sides_of(spec: EnvSpec, side: str) -> tuple[Team, ...]:
 
 
 def oracles(spec: EnvSpec, args: Args) -> list[Built]:
-    """Return what the oracle builds for each side."""
+    """Return the oracle's built program for each side."""
     about = {"kind": "recorder", "program": args.oracle, "file": None, "sha256": None}
     about |= {"args": tracking.plain(recorded(oracle_of(args)[1]))}
     build_for = builder_of(about, Path(args.oracle))
@@ -180,11 +202,13 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:  # noqa: 
     built, hyper = oracles(spec, args), hyperparameters(oracle_of(args)[1])
 
     def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> tuple[ArrayTree, ...]:
-        return tuple(one.program.policy_params(one.program.init(key, hyper)) for one in built)
+        return tuple(x.program.policy_params(x.program.init(key, hyper)) for x in built)
 
     def policy(greedy: bool) -> Policy:
-        each = zip((side.agents for side in sides_of(spec, args.side)), built, strict=True)
-        return compose(spec, [Seat(own, x.program.policy(greedy), own) for own, x in each])
+        pairs = zip(sides_of(spec, args.side), built, strict=True)
+        return compose(
+            spec, [Seat(side.agents, x.program.policy(greedy), side.agents) for side, x in pairs]
+        )
 
     return Program(init, (), policy, lambda state: state, greedy=built[0].program.greedy)
 
@@ -197,9 +221,9 @@ class Block(NamedTuple):
 
     phase: int
     seed: int
-    what: Literal["response", "payoffs", "matches"]
-    which: tuple[int, ...] = ()
-    """The number and side of a response; the members, one of each side, that the payoffs are of."""
+    kind: Literal["response", "payoffs", "matches"]
+    indices: tuple[int, ...] = ()
+    """Number and side of a response; or for payoffs the number of the member of each side."""
 
 
 def blocks_of(args: Args, num_sides: int) -> Iterator[Block]:
@@ -226,6 +250,7 @@ class Responses(Work):
     """The members of each side, the table of their payoffs, and their matches."""
 
     def __init__(self, args: Args):
+        args = with_settings(args)
         self._make, self._oracle = oracle_of(args)
         env, name = envs.make(args.env), envs.short_name(args.env)
         require_time_limit(env.spec)
@@ -234,7 +259,7 @@ class Responses(Work):
         if args.meta == "nash" and (len(self.sides) != 2 or env.spec.reward == "team"):
             shared = np.array([[0.0, 1.0]] * len(self.sides))  # returns that all sides share
             require_constant_sum(shared, env.spec.name)
-        self._policies = [one.program.policy(one.program.greedy) for one in self.built]
+        self._policies = [oracle.program.policy(oracle.program.greedy) for oracle in self.built]
         self.seeds = [*range(args.seed, args.seed + args.seeds)]
         self.parts = [*blocks_of(args, len(self.sides))]
         self._members = dict[tuple[int, int, int], TeamPolicy]()
@@ -248,8 +273,8 @@ class Responses(Work):
 
     def label(self, block: int) -> str:
         """Return the name of a block in messages."""
-        _, seed, what, which = self.parts[block]
-        return f"{what} {'-'.join(map(str, which))} of seed {seed}"
+        _, seed, kind, indices = self.parts[block]
+        return f"{kind} {'-'.join(map(str, indices))} of seed {seed}"
 
     def needs(self, block: int) -> list[int]:
         """Return the blocks of the same seed in earlier phases."""
@@ -261,10 +286,10 @@ class Responses(Work):
     def run(self, block: int) -> None:
         """Learn a response, play an entry of the table, or record the matches."""
         keep_compiled_programs()
-        _, seed, what, which = self.parts[block]
+        _, seed, kind, indices = self.parts[block]
         ways: dict[str, Callable[..., None]]
         ways = {"response": self._respond, "payoffs": self._play, "matches": self._record}
-        ways[what](seed, *which)
+        ways[kind](seed, *indices)
 
     def _respond(self, seed: int, number: int, side: int) -> None:
         """Learn a member, and keep it; that of number 0 has not learned."""
@@ -292,13 +317,13 @@ class Responses(Work):
         Their populations have the size of the last iteration, with weights of 0 for members to
         come, so that one program is compiled for all iterations.
         """
-        weights, size, others = self.strategies(seed, number), self.args.iterations, {}
-        for place, other in enumerate(self.sides):
+        weights, size, opponents = self.strategies(seed, number), self.args.iterations, {}
+        for place, team in enumerate(self.sides):
             members = [self.member(seed, x if x < number else 0, place) for x in range(size)]
             padded = [*weights[place], *np.zeros(size - number)]
-            others[other.name] = population(self.env.spec, members, padded)
-        del others[self.sides[side].name]
-        return play_side(self.env, self.sides[side].name, others)
+            opponents[team.name] = population(self.env.spec, members, padded)
+        del opponents[self.sides[side].name]
+        return play_side(self.env, self.sides[side].name, opponents)
 
     def member(self, seed: int, number: int, side: int) -> TeamPolicy:
         """Return a member of a side."""
@@ -312,8 +337,8 @@ class Responses(Work):
             about: dict[str, Any] = {"policy": "psro", "run": run}
             about |= {"seed": seed, "step": str(number), "parameters": fingerprint(params)}
             agents, name = self.sides[side].agents, f"{run}@{seed}/{number}"
-            found = TeamPolicy(self._policies[side], params, agents, name, about)
-            self._members[seed, number, side] = found
+            member = TeamPolicy(self._policies[side], params, agents, name, about)
+            self._members[seed, number, side] = member
         return self._members[seed, number, side]
 
     def _play(self, seed: int, *profile: int) -> None:
@@ -323,12 +348,12 @@ class Responses(Work):
         teams = tuple(side_of[agent] for agent in range(spec.num_agents))
         env = _Sided(self.env, replace(spec, teams=teams, team_names=None))
         numbered = zip(self.sides, profile, strict=True)
-        players = {own.name: self.member(seed, x, n) for n, (own, x) in enumerate(numbered)}
+        players = {team.name: self.member(seed, x, n) for n, (team, x) in enumerate(numbered)}
         policy, params = joint_policy(self.env, players)
-        found = play_policy(
+        outcome = play_policy(
             env, policy, args.episodes, None, params, fold_key(seed, PLAY, *profile)
         )
-        returns = returns_by_team(env.spec, found).astype(float)
+        returns = returns_by_team(env.spec, outcome).astype(float)
         if args.meta == "nash":
             require_constant_sum(returns.T, spec.name)
         file = self._entry(seed, profile)
@@ -337,12 +362,12 @@ class Responses(Work):
         tracking.write_json(file, tracking.plain(entry))
 
     def table(
-        self, seed: int, size: int, what: str = "returns"
+        self, seed: int, size: int, key: str = "returns"
     ) -> Float[np.ndarray, "sides *members"]:
         """Return the mean returns of the sides' first members, or their ``standard_errors``."""
         shape = (size,) * len(self.sides)
         files = (self._entry(seed, profile) for profile in np.ndindex(*shape))
-        entries = np.array([json.loads(file.read_text())[what] for file in files], float)
+        entries = np.array([json.loads(file.read_text())[key] for file in files], float)
         return np.moveaxis(np.reshape(entries, (*shape, len(self.sides))), -1, 0)
 
     def strategies(self, seed: int, size: int) -> list[Float[np.ndarray, "size"]]:
@@ -353,8 +378,8 @@ class Responses(Work):
         """Record matches of all members with one another."""
         numbers, args = range(self.args.iterations + 1), self.args
         players = {
-            own.name: population(self.env.spec, [self.member(seed, x, side) for x in numbers])
-            for side, own in enumerate(self.sides)
+            team.name: population(self.env.spec, [self.member(seed, x, side) for x in numbers])
+            for side, team in enumerate(self.sides)
         }
         about = {"program": "psro", "tier": "matches", "run": self.path.name} | self._about
         about |= {"policies": described(players, 0)}
@@ -363,15 +388,15 @@ class Responses(Work):
         record_policy(self.env, policy, params, *place, about)
 
     def is_complete(self) -> bool:
-        """Whether the run and the matches exist; `RunError` if they have other arguments."""
+        """Return whether the run and the matches exist; `RunError` if they have other arguments."""
         return self._is_learned() and all(map(self._is_recorded, self.seeds))
 
     def is_done(self, block: int) -> bool:
-        """Whether a block is complete; of a run, all but matches that are missing."""
-        _, seed, what, _ = self.parts[block]
+        """Return whether a block is complete; of a run, all but matches that are missing."""
+        _, seed, kind, _ = self.parts[block]
         if not self._is_learned():
             return super().is_done(block)
-        return what != "matches" or self._is_recorded(seed)
+        return kind != "matches" or self._is_recorded(seed)
 
     def _is_learned(self) -> bool:
         if not self._learned and (self.path / tracking.RUN_FILE).exists():
@@ -381,21 +406,21 @@ class Responses(Work):
     def _is_recorded(self, seed: int) -> bool:
         size = [*chunks_of(self.args.steps, self.args.num_envs)]
         recipe = {"env": self.env.spec.name, "num_envs": self.args.num_envs, "chunks": size}
-        found = check_recipe(
+        record = check_recipe(
             self.vaults[seed], recipe, partly=True, hints={"chunks": "--steps decides it"}
         )
-        return bool(found.get("complete"))
+        return bool(record.get("complete"))
 
     def join(self) -> None:
         """Write the run: its members, payoffs and meta-strategies."""
         shutil.rmtree(self.path, ignore_errors=True)
         size, sides = self.args.iterations + 1, range(len(self.sides))
         for number in range(size):
-            each = [[self.member(x, number, side).params for side in sides] for x in self.seeds]
-            policy = {"policy": stacked([*map(tuple, each)])}
+            params = [[self.member(x, number, side).params for side in sides] for x in self.seeds]
+            policy = {"policy": stacked([*map(tuple, params)])}
             Checkpoints(self.path / tracking.POLICIES).save(number, policy, {})
         Checkpoints(self.path / tracking.CHECKPOINTS).save(size - 1, policy, {})
-        found = {
+        by_seed = {
             str(seed): {
                 "returns": self.table(seed, size),
                 "standard_errors": self.table(seed, size, "standard_errors"),
@@ -404,7 +429,7 @@ class Responses(Work):
             for seed in self.seeds
         }
         about = {"sides": [side.name for side in self.sides], "episodes": self.args.episodes}
-        tracking.write_json(self.path / POPULATION_FILE, tracking.plain(about | {"seeds": found}))
+        tracking.write_json(self.path / POPULATION_FILE, tracking.plain(about | {"seeds": by_seed}))
         tracking.write_json(self.path / tracking.RUN_FILE, self._run_record() | {"complete": True})
 
     def _run_record(self) -> dict[str, Any]:
@@ -429,19 +454,19 @@ def work(args: Args) -> Responses:
 
 def final_mixtures(run: Path) -> dict[int, dict[str, str]]:
     """Return the last meta-strategy of each side, as options name it, by seed."""
-    found = tracking.read_json(run, POPULATION_FILE)
+    record = tracking.read_json(run, POPULATION_FILE)
 
     def named(seed: str, weights: Sequence[float]) -> str:
-        kept = [(number, x) for number, x in enumerate(weights) if x >= 1e-6]
-        return "+".join(f"{run}@{seed}/{number}:{x:.6f}" for number, x in kept)
+        support = [(number, x) for number, x in enumerate(weights) if x >= 1e-6]
+        return "+".join(f"{run}@{seed}/{number}:{x:.6f}" for number, x in support)
 
     try:
         return {
             int(seed): {
                 side: named(seed, weights)
-                for side, weights in zip(found["sides"], own["strategies"][-1], strict=True)
+                for side, weights in zip(record["sides"], entry["strategies"][-1], strict=True)
             }
-            for seed, own in found["seeds"].items()
+            for seed, entry in record["seeds"].items()
         }
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise RunError(
@@ -451,16 +476,16 @@ def final_mixtures(run: Path) -> dict[int, dict[str, str]]:
 
 def main(args: Args) -> Recorded:
     """Learn the populations, and record their matches."""
-    own, outcome = work(args), "complete already, nothing was changed"
-    if not own.is_complete():
-        tasks.run_task(own, Share(0, 1))
-        join_work(own)
+    job, outcome = work(args), "complete already, nothing was changed"
+    if not job.is_complete():
+        tasks.run_task(job, Share(0, 1))
+        join_work(job)
         outcome = "recorded"
-    rows = [{"seed": seed, **describe(own.vaults[seed], "matches")} for seed in own.seeds]
-    data, view = summarise(own.path, rows, outcome)
-    mixtures = final_mixtures(own.path)
-    lines = [quote(f"{side}={x}") for one in mixtures.values() for side, x in one.items()]
-    if len(own.sides) == 2 and not args.side:
+    rows = [{"seed": seed, **describe(job.vaults[seed], "matches")} for seed in job.seeds]
+    data, view = summarise(job.path, rows, outcome)
+    mixtures = final_mixtures(job.path)
+    lines = [quote(f"{side}={x}") for mixture in mixtures.values() for side, x in mixture.items()]
+    if len(job.sides) == 2 and not args.side:
         lines.append(f"\nNext: offmarl exploitability {' '.join(lines[:2])}")
     return Recorded(
         data | {"mixtures": mixtures}, Group(view, "\nFinal mixtures:", *map(as_is, lines))

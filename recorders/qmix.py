@@ -71,8 +71,8 @@ def loss(
     (q_tm1, weights_tm1), (q_t, _) = networks.of_all_actions(params, batch)
     _, (q_target_t, weights_t) = networks.of_all_actions(target, batch)
     q_tot_t = mix(weights_t, next_values(q_t, q_target_t, batch))
-    ended = batch.terminated.all(-1)
-    y = bootstrap(args, hyper, batch, batch.reward.mean(-1), ended, q_tot_t)
+    terminated = batch.terminated.all(-1)
+    y = bootstrap(args, hyper, batch, batch.reward.mean(-1), terminated, q_tot_t)
 
     q_tot_tm1 = mix(weights_tm1, select(q_tm1, batch.action) * batch.view_tm1.alive)
     error = q_tot_tm1 - y

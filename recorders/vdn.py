@@ -54,8 +54,8 @@ def loss(
     q = unroll_batch(network, params.agent, observation, first)
     q_target = unroll_batch(network, target.agent, observation, first)
     q_tot_t = next_values(q[:, 1:], q_target[:, 1:], batch).sum(-1)
-    ended = batch.terminated.all(-1)
-    y = bootstrap(args, hyper, batch, batch.reward.mean(-1), ended, q_tot_t)
+    terminated = batch.terminated.all(-1)
+    y = bootstrap(args, hyper, batch, batch.reward.mean(-1), terminated, q_tot_t)
 
     q_tot_tm1 = (select(q[:, :-1], batch.action) * batch.view_tm1.alive).sum(-1)
     error = q_tot_tm1 - y

@@ -85,18 +85,18 @@ class ActionValue(nn.Module):
             Indices of the R agents; all of them, unless there is no agent id.
         """
         wide = orthogonal(2**0.5)
-        seen = view.observation if self.observation is None else self.observation(view.observation)
-        seen = seen[..., agents, :]
+        x = view.observation if self.observation is None else self.observation(view.observation)
+        x = x[..., agents, :]
         if self.sees != "joint" and self.outputs == 1:
-            lead = jnp.broadcast_shapes(seen.shape[:-1], own.shape[:-1])
-            seen = jnp.concatenate(
-                [jnp.broadcast_to(part, (*lead, part.shape[-1])) for part in (seen, own)], -1
+            lead = jnp.broadcast_shapes(x.shape[:-1], own.shape[:-1])
+            x = jnp.concatenate(
+                [jnp.broadcast_to(part, (*lead, part.shape[-1])) for part in (x, own)], -1
             )
         if self.sees == "observation":
-            x = InputLayer(self.hidden, self.agent_id)(seen)
+            x = InputLayer(self.hidden, self.agent_id)(x)
         else:
             state = central(view) if self.state is None else self.state(central(view))
-            x = InputLayer(self.hidden, self.agent_id)(Inputs(state, seen))
+            x = InputLayer(self.hidden, self.agent_id)(Inputs(state, x))
         if self.sees == "joint":
             num_agents, num_actions = action.shape[-2:]
             kernel = self.param("actions", wide, (num_agents * num_actions, self.hidden))
@@ -172,7 +172,7 @@ class Critics:
             default no action is replaced.
         """
         own = action if own is None else own
-        return jnp.stack([self._values(each, view, action, own) for each in params])
+        return jnp.stack([self._values(critic, view, action, own) for critic in params])
 
     def _values(self, params: ArrayTree, view: View, action: Array, own: Array) -> Array:
         agents = jnp.arange(self.num_agents)

@@ -21,12 +21,12 @@ def view_of_agent(view: View, agent: Int[Array, ""] | int) -> View:
 
     Observations of a dead agent, which have no meaning, are zeros.
     """
-    seen, legal, alive = of_agent((view.observation, view.legal_actions, view.alive), agent, 2)
+    x, legal, alive = of_agent((view.observation, view.legal_actions, view.alive), agent, 2)
 
     def of_living(leaf: Array) -> Array:
         return jnp.where(alive.reshape(*alive.shape, *(1,) * (leaf.ndim - 3)), leaf, 0)
 
-    return View(jax.tree.map(of_living, seen), central(view), legal, alive)
+    return View(jax.tree.map(of_living, x), central(view), legal, alive)
 
 
 class OwnCritic(nn.Module):
@@ -100,8 +100,8 @@ def given_actions(
     probability of their joint action given that of ``agent``.
     """
     number = jnp.arange(action.shape[-1])
-    earlier, itself = number < number[:, None], number == number[:, None]
-    given = (earlier | (number == agent)) & ~itself
+    earlier, diagonal = number < number[:, None], number == number[:, None]
+    given = (earlier | (number == agent)) & ~diagonal
     one_hot = jax.nn.one_hot(action, num_actions) * alive[..., None]
     rows = jnp.where(given[..., None], one_hot[..., None, :, :], 0.0)
     return rows.reshape(*rows.shape[:-2], -1)

@@ -31,20 +31,20 @@ class SequenceMemory(NamedTuple):
     """Memory of an `AgentSequence`: a matrix for each of K blocks and H heads."""
 
     encoder: Float[Array, "*b K H D D"]
-    """Of the observations."""
+    """Memory of the observations."""
     actions: Float[Array, "*b K H D D"]
-    """Of the actions, read by the actions themselves."""
+    """Memory of the actions, read by the actions themselves."""
     decoder: Float[Array, "*b K H D D"]
-    """Of the actions, read by the encoded observations."""
+    """Memory of the actions, read by the encoded observations."""
 
 
 class Decoded(NamedTuple):
     """The outputs of an `AgentSequence` for each agent."""
 
     policy: Float[Array, "*b N _"]
-    """What the head of the policy takes."""
+    """Inputs of the policy's head."""
     features: Float[Array, "*b N hidden"]
-    """What action values are computed from."""
+    """Inputs of the action values."""
 
 
 class _EncoderBlock(nn.Module):
@@ -58,8 +58,8 @@ class _EncoderBlock(nn.Module):
 
     def __call__(self, x: Array, memory: Array, first: Array | None) -> tuple[Array, Array]:
         """Encode a window; or one step, if ``first`` is None."""
-        read, memory = _retain(self.retention, memory, x, x, first)
-        x = self.norms[0](x + read)
+        y, memory = _retain(self.retention, memory, x, x, first)
+        x = self.norms[0](x + y)
         return self.norms[1](x + self.layer(x)), memory
 
 
@@ -78,11 +78,11 @@ class _DecoderBlock(nn.Module):
         self, x: Array, encoded: Array, memories: tuple[Array, Array], first: Array | None
     ) -> tuple[Array, tuple[Array, Array]]:
         """Decode a window; or agents of one step, if ``first`` is None."""
-        read, among = _retain(self.among_actions, memories[0], x, x, first)
-        token = self.norms[0](x + read)
-        read, of = _retain(self.of_actions, memories[1], encoded, token, first)
-        y = self.norms[1](encoded + read)
-        return self.norms[2](y + self.layer(y)), (among, of)
+        y, among = _retain(self.among_actions, memories[0], x, x, first)
+        token = self.norms[0](x + y)
+        y, of = _retain(self.of_actions, memories[1], encoded, token, first)
+        x = self.norms[1](encoded + y)
+        return self.norms[2](x + self.layer(x)), (among, of)
 
 
 def _retain(
@@ -233,7 +233,7 @@ class AgentSequence(nn.Module):
         return self.action_norm(nn.gelu(self.embed_action(jnp.concatenate([action, ids], -1))))
 
     def first_token(self) -> Float[Array, "hidden"]:
-        """Return what the first agent gets in place of an action."""
+        """Return the token that the first agent gets in place of an action."""
         return self.action_norm(nn.gelu(self.start))
 
     # ---------------------------------------------------------------------------------- values
@@ -394,7 +394,6 @@ def make_sequence_policy(
         def given(_: Distribution, action: Array) -> Array:
             return action
 
-        found = in_turn(params, memory, observation, legal_actions, given, action)
-        return found[1], found[2]
+        return in_turn(params, memory, observation, legal_actions, given, action)[1:]
 
     return Policy(network.empty, act, log_prob, draws=lambda _params: not greedy, joint=True)

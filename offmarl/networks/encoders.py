@@ -26,7 +26,7 @@ _GRID_LAYERS = ((32, 3, 1), (32, 2, 2))
 """Features, kernel size and stride of the convolutions of a small grid. Strides divide sizes."""
 
 _PICTURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""The same of a picture (Mnih et al. 2015, doi 10.1038/nature14236)."""
+"""Convolutions of a picture (Mnih et al. 2015, doi 10.1038/nature14236)."""
 
 
 class Encoder(nn.Module):
@@ -117,16 +117,16 @@ def by_convolution(
     padding = [_padding(size, len(kernel), stride) for size in x.shape[-3:-1]]
     flat = x.reshape(-1, *x.shape[-3:])
     dimensions = ("NHWC", "HWIO", "NHWC")
-    found = jax.lax.conv_general_dilated(
+    outputs = jax.lax.conv_general_dilated(
         flat, kernel, (stride, stride), padding, dimension_numbers=dimensions
     )
-    return found.reshape(*x.shape[:-3], *found.shape[1:])
+    return outputs.reshape(*x.shape[:-3], *outputs.shape[1:])
 
 
 def by_patches(
     x: Float[Array, "*b H W C"], kernel: Float[Array, "k k C F"], stride: int
 ) -> Float[Array, "*b h w F"]:
-    """Do the same by a matrix product over the patches of all positions.
+    """Convolve as `by_convolution`, by a matrix product over the patches of all positions.
 
     Blocks of as many pixels as the stride become the channels of a smaller image; a patch is a few
     of its neighbouring cells.
@@ -174,12 +174,12 @@ class ViewEncoder(nn.Module):
 
     def __call__(self, view: View) -> Inputs:
         """Encode a batch of any number of leading axes: the state is the shared part."""
-        own = view.observation if self.observation is None else self.observation(view.observation)
+        x = view.observation if self.observation is None else self.observation(view.observation)
         if not has_state(view):
-            state = _joined(own)
+            state = _joined(x)
         else:
             state = view.state if self.state is None else self.state(view.state)
-        return Inputs(state, own)
+        return Inputs(state, x)
 
 
 def observation_encoder(spec: EnvSpec, hidden: int = 64) -> Encoder | None:
@@ -192,8 +192,8 @@ def observation_encoder(spec: EnvSpec, hidden: int = 64) -> Encoder | None:
 def state_encoder(spec: EnvSpec, hidden: int = 64) -> Encoder | JointEncoder | None:
     """Return an encoder of what `central` returns; None if that is a float32 vector."""
     if not spec.state_size:
-        every = tuple(spec.observation_leaves.items())
-        return JointEncoder(Encoder(every, hidden, spec.num_agents))
+        leaves = tuple(spec.observation_leaves.items())
+        return JointEncoder(Encoder(leaves, hidden, spec.num_agents))
     return None if spec.global_state is None else Encoder(tuple(spec.state_leaves.items()), hidden)
 
 
@@ -217,7 +217,7 @@ def blank_view(spec: EnvSpec) -> View:
 
 
 def has_state(view: View) -> bool:
-    """Whether a view has a state of its own, apart from the observations."""
+    """Return whether a view has a state of its own, apart from the observations."""
     return any(leaf.shape[-1:] != (0,) for leaf in jax.tree.leaves(view.state))
 
 
@@ -227,7 +227,7 @@ def central(view: View) -> ArrayTree:
 
 
 def is_image(spec: ArraySpec) -> bool:
-    """Whether a leaf is encoded by convolutions: it has channels, or is a grid of integers."""
+    """Return whether convolutions encode a leaf: it has channels, or is a grid of integers."""
     rank = len(spec.shape)
     return rank > 2 or (rank == 2 and "float" not in spec.dtype)
 
@@ -254,9 +254,9 @@ def _with_channels(x: Float[Array, "..."], spec: ArraySpec) -> Float[Array, "*b 
     lead = x.shape[: x.ndim - rank]
     if rank == 2:
         return x[..., None]
-    *more, height, width, channels = spec.shape
+    *stack, height, width, channels = spec.shape
     images = x.reshape(*lead, -1, height, width, channels)
-    return jnp.moveaxis(images, -4, -2).reshape(*lead, height, width, -1) if more else x
+    return jnp.moveaxis(images, -4, -2).reshape(*lead, height, width, -1) if stack else x
 
 
 def _joined(x: Float[Array, "*b N _"]) -> Float[Array, "*b _"]:
@@ -329,8 +329,8 @@ class PooledEncoder(nn.Module):
     @nn.compact
     def __call__(self, view: View) -> Inputs:
         """Encode a batch of any number of leading axes."""
-        own = view.observation if self.observation is None else self.observation(view.observation)
-        return Inputs(AttentionPool(self.hidden)(own, view.alive), own)
+        x = view.observation if self.observation is None else self.observation(view.observation)
+        return Inputs(AttentionPool(self.hidden)(x, view.alive), x)
 
 
 def critic_encoder(

@@ -49,15 +49,15 @@ def gru_step(
 
 
 def _step(
-    weights: GRUWeights, carry: Array, seen: Array, sigmoid_of_sum: Callable[..., Array]
+    weights: GRUWeights, carry: Array, projected: Array, sigmoid_of_sum: Callable[..., Array]
 ) -> _Step:
     size = carry.shape[-1]
     recalled = carry @ weights.kernel
     bias, bias_new = weights.input_bias[: 2 * size], weights.input_bias[2 * size :]
-    gates = sigmoid_of_sum(seen[..., : 2 * size], recalled[..., : 2 * size], bias)
+    gates = sigmoid_of_sum(projected[..., : 2 * size], recalled[..., : 2 * size], bias)
     reset, update = jnp.split(gates, 2, axis=-1)
     recurrent = recalled[..., 2 * size :] + weights.bias
-    new = jnp.tanh(seen[..., 2 * size :] + bias_new + reset * recurrent)
+    new = jnp.tanh(projected[..., 2 * size :] + bias_new + reset * recurrent)
     return _Step((1 - update) * new + update * carry, gates, new, recurrent)
 
 
@@ -74,7 +74,7 @@ def _apart(index: Array) -> Callable[..., Array]:
     """
 
     def on_cpu(*terms: Array) -> Array:
-        return jax.lax.cond(index >= 0, _sigmoid_of_sum, lambda seen, *_: seen, *terms)
+        return jax.lax.cond(index >= 0, _sigmoid_of_sum, lambda term, *_: term, *terms)
 
     return partial(jax.lax.platform_dependent, cpu=on_cpu, default=_sigmoid_of_sum)
 
@@ -96,18 +96,18 @@ def unroll_gru(
 
 def _unroll(weights: GRUWeights, carry: Array, x: Array, first: Array) -> _Step:
     def step(carry: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, _Step]:
-        index, seen, is_first = inputs
-        found = _step(weights, _emptied(carry, is_first), seen, _apart(index))
-        return found.memory, found
+        index, projected, is_first = inputs
+        after = _step(weights, _emptied(carry, is_first), projected, _apart(index))
+        return after.memory, after
 
     inputs = jnp.arange(len(x)), product(x, weights.input_kernel), first
-    found: _Step = jax.lax.scan(step, carry, inputs)[1]
-    return found
+    steps: _Step = jax.lax.scan(step, carry, inputs)[1]
+    return steps
 
 
 def _forward(weights: GRUWeights, carry: Array, x: Array, first: Array) -> tuple[Array, _Residuals]:
-    found = _unroll(weights, carry, x, first)
-    return found.memory, (weights, carry, x, first, found)
+    steps = _unroll(weights, carry, x, first)
+    return steps.memory, (weights, carry, x, first, steps)
 
 
 def _backward(
@@ -117,10 +117,10 @@ def _backward(
 
     The first two gates are kept apart from the third, so that no array of all gates is copied.
     """
-    weights, carry, x, first, found = residuals
+    weights, carry, x, first, steps = residuals
     size = len(weights.kernel)
     kernel, kernel_new = weights.kernel[:, : 2 * size], weights.kernel[:, 2 * size :]
-    before = _emptied(jnp.concatenate([carry[None], found.memory[:-1]]), first)
+    before = _emptied(jnp.concatenate([carry[None], steps.memory[:-1]]), first)
 
     def step(
         d_carry: Array, inputs: tuple[Array, Array, Array, _Step]
@@ -135,12 +135,12 @@ def _backward(
         d_before = d * update + d_gates @ kernel.T + d_recurrent @ kernel_new.T
         return _emptied(d_before, is_first), (d_gates, d_recurrent, d_new)
 
-    inputs = d_memory, first, before, found
+    inputs = d_memory, first, before, steps
     d_carry, parts = jax.lax.scan(step, jnp.zeros_like(carry), inputs, reverse=True)
     d_gates, d_recurrent, d_new = (_flat(part) for part in parts)
-    seen, before = _flat(x).T, _flat(before).T
+    flat_x, before = _flat(x).T, _flat(before).T
     d_weights = GRUWeights(
-        input_kernel=jnp.concatenate([seen @ d_gates, seen @ d_new], -1),
+        input_kernel=jnp.concatenate([flat_x @ d_gates, flat_x @ d_new], -1),
         input_bias=jnp.concatenate([d_gates.sum(0), d_new.sum(0)]),
         kernel=jnp.concatenate([before @ d_gates, before @ d_recurrent], -1),
         bias=d_recurrent.sum(0),

@@ -55,10 +55,10 @@ def _drawing(
     """
     draw = nn.initializers.orthogonal(scale)
     one_by_one: Any = jax.custom_batching.sequential_vmap
-    drawn: Callable[[PRNGKeyArray], Array] = jax.jit(
+    compiled: Callable[[PRNGKeyArray], Array] = jax.jit(
         one_by_one(lambda key: draw(key, shape, dtype))
     )
-    return drawn
+    return compiled
 
 
 class Dense(nn.Module):

@@ -299,9 +299,9 @@ def mix_counterfactuals(
     -------
     Q_tot(s, a_i, a_-i) for each agent i and each of its actions a_i.
     """
-    taken = jnp.einsum("...n,...ne->...e", q_taken, weights.w1) + weights.b1
+    preactivation = jnp.einsum("...n,...ne->...e", q_taken, weights.w1) + weights.b1
     change = (q - q_taken[..., None])[..., None] * weights.w1[..., None, :]
-    hidden = nn.elu(taken[..., None, None, :] + change)
+    hidden = nn.elu(preactivation[..., None, None, :] + change)
     return jnp.einsum("...nae,...e->...na", hidden, weights.w2) + weights.b2[..., None, None]
 
 

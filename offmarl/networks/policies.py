@@ -177,8 +177,8 @@ def agent_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
             f"{spec.name or 'this dataset'} has {spec.action_size} discrete actions, and a "
             f'{config.head} head is for continuous ones: choose the head "softmax".'
         )
-    either = gaussian or config.head == "deterministic"
-    outputs = spec.action_size if either else spec.num_actions
+    continuous = gaussian or config.head == "deterministic"
+    outputs = spec.action_size if continuous else spec.num_actions
     return make_network(
         config,
         spec,
@@ -426,7 +426,7 @@ def _explore(
     noise_key, uniform_key = jax.random.split(key)
     has_noise, is_uniform = params.noise > 0, params.uniform > 0
     std = jnp.broadcast_to(jnp.where(has_noise, params.noise, 1.0), action.shape)
-    drawn, log_prob = ClippedGaussian(action, std, legal_actions).sample_and_log_prob(noise_key)
-    drawn, log_prob = jnp.where(has_noise, drawn, action), jnp.where(has_noise, log_prob, 0.0)
+    noisy, log_prob = ClippedGaussian(action, std, legal_actions).sample_and_log_prob(noise_key)
+    noisy, log_prob = jnp.where(has_noise, noisy, action), jnp.where(has_noise, log_prob, 0.0)
     anywhere, of_anywhere = uniform_action(uniform_key, legal_actions)
-    return jnp.where(is_uniform, anywhere, drawn), jnp.where(is_uniform, of_anywhere, log_prob)
+    return jnp.where(is_uniform, anywhere, noisy), jnp.where(is_uniform, of_anywhere, log_prob)

@@ -57,10 +57,10 @@ class Retention(nn.Module):
         first: Bool[Array, "*b T"],
     ) -> tuple[Float[Array, "*b T N hidden"], Float[Array, "*b H D D"]]:
         """Apply the layer to all steps of a window; return outputs and the memory after it."""
-        read, memory = retain(
+        y, memory = retain(
             memory, *self._projections(query, token), first, self._decays, self.causal
         )
-        return self._outputs(read, token), memory
+        return self._outputs(y, token), memory
 
     def step(
         self,
@@ -90,8 +90,8 @@ class Retention(nn.Module):
 
         return by_head(self.query(query)), by_head(self.key(token)), by_head(self.value(token))
 
-    def _outputs(self, read: Float[Array, "*b N H D"], token: Array) -> Float[Array, "*b N hidden"]:
-        normed = self.norm(read).reshape(token.shape)
+    def _outputs(self, y: Float[Array, "*b N H D"], token: Array) -> Float[Array, "*b N hidden"]:
+        normed = self.norm(y).reshape(token.shape)
         outputs: Array = self.output(nn.swish(self.gate(token)) * normed)
         return outputs
 
@@ -119,12 +119,12 @@ def retain(
 
     def chunk(memory: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, first = x
-        read, memory = _retain_chunk(memory, q, k, v, first, decay, causal)
-        return memory, read
+        y, memory = _retain_chunk(memory, q, k, v, first, decay, causal)
+        return memory, y
 
     xs = (*(split(x, -4) for x in (q, k, v)), split(first, -1))
-    memory, read = jax.lax.scan(chunk, memory, xs)
-    return jnp.moveaxis(read, 0, -5).reshape(q.shape), memory
+    memory, y = jax.lax.scan(chunk, memory, xs)
+    return jnp.moveaxis(y, 0, -5).reshape(q.shape), memory
 
 
 def _retain_chunk(
@@ -140,19 +140,19 @@ def _retain_chunk(
     age = np.arange(steps)[:, None] - np.arange(steps)
     episode = jnp.cumsum(first, axis=-1)[..., None, :]  # an axis for heads
     same = episode[..., :, None] == episode[..., None, :]
-    # What is left of each step's tokens in each step, and of the memory before the window.
-    left = jnp.where(same & (age >= 0), decay[:, None, None] ** age.clip(0), 0.0)
-    begun = jnp.where(episode == 0, decay[:, None] ** np.arange(1, steps + 1), 0.0)
+    # Decay of each step's tokens until each step, and of the memory before the window.
+    token_decay = jnp.where(same & (age >= 0), decay[:, None, None] ** age.clip(0), 0.0)
+    memory_decay = jnp.where(episode == 0, decay[:, None] ** np.arange(1, steps + 1), 0.0)
 
-    weight = left[..., :, None, :, None]
+    weight = token_decay[..., :, None, :, None]
     if causal:
         later = np.triu(np.ones((agents, agents), bool), 1)
         weight = jnp.where((age == 0)[:, None, :, None] & later[:, None, :], 0.0, weight)
     scores = jnp.einsum("...tnhd,...smhd->...htnsm", q, k) * weight
-    read = jnp.einsum("...htnsm,...smhe->...tnhe", scores, v)
-    read += jnp.einsum("...tnhd,...hde,...ht->...tnhe", q, memory, begun)
-    added = jnp.einsum("...tnhd,...tnhe,...ht->...hde", k, v, left[..., -1, :])
-    return read, memory * begun[..., -1, None, None] + added
+    y = jnp.einsum("...htnsm,...smhe->...tnhe", scores, v)
+    y += jnp.einsum("...tnhd,...hde,...ht->...tnhe", q, memory, memory_decay)
+    added = jnp.einsum("...tnhd,...tnhe,...ht->...hde", k, v, token_decay[..., -1, :])
+    return y, memory * memory_decay[..., -1, None, None] + added
 
 
 class GatedLayer(nn.Module):

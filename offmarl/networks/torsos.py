@@ -283,12 +283,12 @@ def unroll_part(
     network: Any, params: ArrayTree, batch: Sequence, slots: slice
 ) -> Float[Array, "B T N _"]:
     """Return a torso's outputs in some slots of windows; without a memory it sees no others."""
-    seen = batch.view.observation
+    observation = batch.view.observation
     if not jax.tree.leaves(network.initial_carry(1)):
-        seen = jax.tree.map(lambda leaf: leaf[:, slots], seen)
-        outputs: Array = network.apply(params, (), seen)[0]
+        observation = jax.tree.map(lambda leaf: leaf[:, slots], observation)
+        outputs: Array = network.apply(params, (), observation)[0]
         return outputs
-    return unroll_batch(network, params, seen, batch.first)[:, slots]
+    return unroll_batch(network, params, observation, batch.first)[:, slots]
 
 
 @dataclass(frozen=True)
@@ -316,12 +316,12 @@ class Unshared:
         """Return the memory of all agents at the start of an episode."""
         return self.torso.initial_carry(num_agents)
 
-    def init(self, key: PRNGKeyArray, carry: ArrayTree, seen: ArrayTree) -> ArrayTree:
+    def init(self, key: PRNGKeyArray, carry: ArrayTree, inputs: ArrayTree) -> ArrayTree:
         """Draw the parameters of each agent's network.
 
         One after the other: see `offmarl.programs.start`.
         """
-        parts = self._split(seen)
+        parts = self._split(inputs)
         carry, part = jax.tree.map(lambda leaf: leaf[0], (_split_carry(carry), parts))
         part = part if self.sees == "observation" else part._replace(state=parts.state)
         keys = jax.random.split(key, self.spec.num_agents)
@@ -330,34 +330,34 @@ class Unshared:
     def apply(self, params: ArrayTree, *args: Any, method: str = "__call__") -> ArrayTree:
         """Apply each agent's network; arguments and results are those of the torso's method."""
         if method == "__call__":
-            carry, seen = args
+            carry, inputs = args
         else:
-            seen, first, carry = (*args, None)[:3]
+            inputs, first, carry = (*args, None)[:3]
 
-        def one(params: ArrayTree, seen: ArrayTree, carry: ArrayTree) -> ArrayTree:
+        def of_agent(params: ArrayTree, inputs: ArrayTree, carry: ArrayTree) -> ArrayTree:
             if method == "__call__":
-                return self.torso.apply(params, carry, seen)
+                return self.torso.apply(params, carry, inputs)
             memory = () if method == "unroll_batch" else (carry,)
-            return self.torso.apply(params, seen, first, *memory, method=method)
+            return self.torso.apply(params, inputs, first, *memory, method=method)
 
-        parts = self._split(seen), _split_carry(carry)
-        found = jax.vmap(one, in_axes=(0, self._axes, 0))(params, *parts)
-        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf.squeeze(-2), 0, -2), found)
+        parts = self._split(inputs), _split_carry(carry)
+        outputs = jax.vmap(of_agent, in_axes=(0, self._axes, 0))(params, *parts)
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf.squeeze(-2), 0, -2), outputs)
 
     @property
     def _axes(self) -> ArrayTree:
         return 0 if self.sees == "observation" else View(0, None, 0, 0)  # type: ignore[arg-type]
 
-    def _split(self, seen: ArrayTree) -> ArrayTree:
+    def _split(self, inputs: ArrayTree) -> ArrayTree:
         """Move the axis of agents to the front, and leave an axis of size 1 in its place."""
         if self.sees == "observation":
             ranks = map_tree(lambda leaf: len(leaf.shape), self.spec.observation_spec)
-            return jax.tree.map(lambda leaf, rank: _split(leaf, -rank - 1), seen, ranks)
+            return jax.tree.map(lambda leaf, rank: _split(leaf, -rank - 1), inputs, ranks)
         return View(
-            Unshared(self.torso, self.spec)._split(seen.observation),
-            central(seen),
-            _split(seen.legal_actions, -2),
-            _split(seen.alive, -1),
+            Unshared(self.torso, self.spec)._split(inputs.observation),
+            central(inputs),
+            _split(inputs.legal_actions, -2),
+            _split(inputs.alive, -1),
         )
 
 

@@ -22,7 +22,7 @@ _TOKEN_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 """Weights are uniform within ±1/sqrt(n), PyTorch's default."""
 
 _SMALL_INIT = nn.initializers.normal(0.02)
-"""Of actions, times and logits: they matter as far as they are learned to."""
+"""Weights of actions, times and logits: small, so that they matter only once they are learned."""
 
 _LONGEST_PERIOD = 10_000
 """Steps of the slowest of the sines and cosines that tell the time."""
@@ -108,16 +108,16 @@ class DecisionTransformer(nn.Module):
         return jnp.moveaxis(logits(rows[..., 1::3, :]), -3, -2)
 
     def _tokens(self, trajectory: Trajectory) -> Float[Array, "*b T 3 N width"]:
-        seen = trajectory.observation
-        seen = seen if self.encoder is None else self.encoder(seen)
-        own = InputLayer(self.width, self.agent_id, _TOKEN_INIT, name="observation")(seen)
+        x = trajectory.observation
+        x = x if self.encoder is None else self.encoder(x)
+        observation = InputLayer(self.width, self.agent_id, _TOKEN_INIT, name="observation")(x)
         to_go = nn.Dense(
             self.width, kernel_init=_TOKEN_INIT, bias_init=_token_bias, name="return_to_go"
         )
         small = _SMALL_INIT
         action = nn.Embed(self.num_actions, self.width, embedding_init=small, name="action")
         time = nn.Dense(self.width, kernel_init=small, name="time")
-        kinds = to_go(trajectory.return_to_go[..., None]), own, action(trajectory.action)
+        kinds = to_go(trajectory.return_to_go[..., None]), observation, action(trajectory.action)
         tokens = nn.tanh(jnp.stack(kinds, axis=-3))
         return tokens + time(time_features(trajectory.time, self.width))[..., None, None, :]
 

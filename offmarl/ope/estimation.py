@@ -78,7 +78,7 @@ class Target(Protocol):
 
     @property
     def spec(self) -> EnvSpec:
-        """What it acts on."""
+        """Its observations and actions."""
 
 
 class Estimates(NamedTuple):
@@ -87,18 +87,18 @@ class Estimates(NamedTuple):
     values: dict[Method, dict[str, Estimate]]
     """By method and policy. Policies that a method cannot evaluate are left out."""
     resampled: dict[Method, dict[str, Float[np.ndarray, "_"]]]
-    """The same of resampled episodes, which are equal for all policies of a method."""
+    """Values on resampled episodes, which are equal for all policies of a method."""
     effective: dict[str, float]
     """Effective sample size of importance sampling, by policy."""
     data: Estimate
     """The mean return of the data's complete episodes: the value of the policies that took them."""
     check: float | None
-    """That value by fqe, from critics that learned as those of the policies do, but from complete
+    """Value of those policies by fqe, whose critics learn as the others do, but from complete
     episodes alone. None without fqe or complete episodes."""
     episodes: int
     """Number of episodes used."""
     notes: tuple[str, ...]
-    """What could not be computed, and what to be careful about."""
+    """Values that could not be computed, and cautions."""
 
     def difference(self, method: Method, one: str, other: str) -> Estimate:
         """Return how much more a policy is worth than another, with a paired interval."""
@@ -164,37 +164,37 @@ def estimate(
     data = _Data.read(dataset, options)
     notes = []
     if {*_BY_RATIOS} & {*(methods or METHODS)}:
-        data, cloned = _with_clone(data, progress)
-        notes += cloned
+        data, clone_notes = _with_clone(data, progress)
+        notes += clone_notes
     followed = _follow_all(policies, data, progress)
-    unlikely = {name for name, one in followed.items() if not (one.log_prob < np.inf).all()}
+    unlikely = {x for x, unrolled in followed.items() if not (unrolled.log_prob < np.inf).all()}
     far = [name for name in followed if name not in unlikely and data.is_far(followed[name])]
-    found, why = _choose(policies, data, unlikely, far, methods)
-    notes += why
+    results, reasons = _choose(policies, data, unlikely, far, methods)
+    notes += reasons
     check = None
-    if "fqe" in found:
-        *fitted, own = _fitted_values(data, [one.action for one in followed.values()], progress)
+    if "fqe" in results:
+        *fitted, of_data = _fitted_values(data, [x.action for x in followed.values()], progress)
         for name, starts in zip(followed, fitted, strict=True):
             # Each member values the starts of its own resample.
             resampled = (starts[1:] * data.resamples).mean(1)
-            found["fqe"][name] = float(starts[0].mean()), resampled
-        check = float(own[0, data.complete].mean()) if data.complete.any() else None
+            results["fqe"][name] = float(starts[0].mean()), resampled
+        check = float(of_data[0, data.complete].mean()) if data.complete.any() else None
     effective: dict[str, float] = {}
-    if {*_BY_RATIOS} & {*found}:
-        gains = data.advantages() if "local" in found else None
+    if {*_BY_RATIOS} & {*results}:
+        gains = data.advantages() if "local" in results else None
         for name in (name for name in policies if name not in unlikely):
-            effective[name], weighted = _by_ratios("wis" in found, gains, followed[name], data)
+            effective[name], weighted = _by_ratios("wis" in results, gains, followed[name], data)
             for method, value in weighted.items():
-                found[method][name] = value
+                results[method][name] = value
     values = {
-        method: {name: with_interval(*own[name]) for name in policies if name in own}
-        for method, own in found.items()
+        method: {x: with_interval(*by_policy[x]) for x in policies if x in by_policy}
+        for method, by_policy in results.items()
     }
     notes += _cautions_of_fqe(values.get("fqe", {}), check, data)
-    notes += _cautions([*found], effective, followed, data)
+    notes += _cautions([*results], effective, followed, data)
     return Estimates(
         values,
-        {method: {name: own[name][1] for name in values[method]} for method, own in found.items()},
+        {method: {x: results[method][x][1] for x in values[method]} for method in results},
         effective,
         data.behaviour,
         check,
@@ -215,42 +215,42 @@ def _choose(
     for method in methods or ():
         if method in refusals:
             raise OptionError(f"{method} cannot be used: {refusals[method]}")
-    found: dict[Method, dict[str, _Resampled]] = {
+    results: dict[Method, dict[str, _Resampled]] = {
         method: {}
         for method in METHODS
         if method in (methods or METHODS) and method not in refusals
     }
-    if methods and unlikely and {*_BY_RATIOS} & {*found}:
+    if methods and unlikely and {*_BY_RATIOS} & {*results}:
         raise OptionError(f"importance sampling cannot be used: {_no_likelihood(unlikely)}")
     if not methods:
         notes += [f"{method}: {refusals[method]}" for method in _BY_RATIOS if method in refusals]
-    if unlikely and {*_BY_RATIOS} & {*found}:
+    if unlikely and {*_BY_RATIOS} & {*results}:
         notes.append(_no_likelihood(unlikely))
-    if "tabular" in found:
-        found["tabular"] = _played(policies, data)
-        if (left := len(policies) - len(found["tabular"])) and methods:
-            notes.append(f"tabular has no value of {left} policies: they do what was not recorded.")
-    if far and "local" in found:
+    if "tabular" in results:
+        results["tabular"] = _played(policies, data)
+        if (rest := len(policies) - len(results["tabular"])) and methods:
+            notes.append(f"tabular has no value of {rest} policies: they do what was not recorded.")
+    if far and "local" in results:
         notes.append(
             f"the data hold too little of what {', '.join(far)} do: do not rely on local, which is "
             "not made unless it is asked for."
         )
     if not methods:  # the first that values all policies
-        every = {
-            "tabular": len(found.get("tabular", ())) == len(policies),
+        values_all = {
+            "tabular": len(results.get("tabular", ())) == len(policies),
             "local": not unlikely and not far,
         }
-        best = next((one for one in found if one != "wis" and every.get(one, True)), "wis")
-        found = {method: found[method] for method in found if method in (best, "wis")}
-    return found, notes
+        best = next((x for x in results if x != "wis" and values_all.get(x, True)), "wis")
+        results = {method: results[method] for method in results if method in (best, "wis")}
+    return results, notes
 
 
 def _check(policies: Mapping[str, Target], spec: EnvSpec) -> None:
     require_one_team(spec, "off-policy evaluation", "evaluation")
     if not policies:
         raise ShapeError("there are no policies to evaluate: give one or more.")
-    for name, one in policies.items():
-        if difference := spec.difference(one.spec, extras=False):
+    for name, target in policies.items():
+        if difference := spec.difference(target.spec, extras=False):
             raise ShapeError(
                 f"the data and the policy {name} differ in {difference}: give the data of the "
                 "environment that it was trained for."
@@ -268,7 +268,7 @@ def _no_likelihood(names: set[str]) -> str:
 
 
 class _Data(NamedTuple):
-    """What is known of the episodes, on the host; arrays are padded to the longest."""
+    """The episodes on the host; arrays are padded to the longest."""
 
     dataset: Dataset | Mixture
     options: Options
@@ -284,7 +284,7 @@ class _Data(NamedTuple):
     """Continuous actions that some policies take with probability 0; see `at_ends` and
     `was_certain_inside`."""
     action: NDArray[Any]
-    """What was done in each slot, as `Followed` has it; in the last one it is not known."""
+    """Actions in each slot, in the layout of `Followed`; in the last slot they are not known."""
     complete: Bool[np.ndarray, "M"]
     truncated: Bool[np.ndarray, "M"]
     """Complete episodes that the environment truncated."""
@@ -296,34 +296,34 @@ class _Data(NamedTuple):
     @classmethod
     def read(cls, dataset: Dataset | Mixture, options: Options) -> "_Data":
         table = dataset.episodes
-        whole = np.flatnonzero(are_whole(dataset))
-        if not len(whole) or not table.length.sum():
+        usable = np.flatnonzero(are_whole(dataset))
+        if not len(usable) or not table.length.sum():
             raise ShapeError(
                 f"{dataset.path} holds no episode to evaluate policies with: each needs finite "
                 "steps and legal actions."
             )
-        most = min(options.episodes or len(whole), len(whole))
-        chosen = whole[np.unique(np.linspace(0, len(whole) - 1, most).round().astype(np.int64))]
-        histories = Histories(dataset, chosen)
+        most = min(options.episodes or len(usable), len(usable))
+        indices = usable[np.unique(np.linspace(0, len(usable) - 1, most).round().astype(np.int64))]
+        histories = Histories(dataset, indices)
         blocks = [_recorded(part, episodes) for part, episodes in histories.blocks()]
-        joined = map(np.concatenate, zip(*blocks, strict=True))
+        columns = map(np.concatenate, zip(*blocks, strict=True))
         draw = np.random.default_rng(options.seed)
-        number = len(chosen)
+        number = len(indices)
         folds = draw.permutation(number) % 2
         members = options.members if options.members >= MIN_RUNS else 0
         resamples = draw.multinomial(number, np.full(number, 1 / number), members)
-        complete = table.complete[chosen]
-        of_table = complete, complete & table.truncated[chosen]
-        drawn = folds, resamples.astype(np.float32)
+        complete = table.complete[indices]
+        of_table = complete, complete & table.truncated[indices]
+        samples = folds, resamples.astype(np.float32)
         return cls._make(
-            (dataset, options, histories, histories.lengths, *joined, *of_table, *drawn)
+            (dataset, options, histories, histories.lengths, *columns, *of_table, *samples)
         )
 
     def refusals(self) -> dict[Method, str]:
         """Return the methods that the data do not allow, each with the reason."""
-        found: dict[Method, str] = {}
+        reasons: dict[Method, str] = {}
         if isinstance(self.histories.spec.action, Continuous):
-            found["tabular"] = "actions are continuous, so that no step recurs."
+            reasons["tabular"] = "actions are continuous, so that no step recurs."
         reason = ""
         if not self.weighted.any() and self.complete.any():
             reason = (
@@ -338,7 +338,7 @@ class _Data(NamedTuple):
             )
         elif not self.complete.any():
             reason = "no episode of the data is complete: use fqe."
-        return found | (dict.fromkeys(_BY_RATIOS, reason) if reason else {})
+        return reasons | (dict.fromkeys(_BY_RATIOS, reason) if reason else {})
 
     @property
     def weighted(self) -> Bool[np.ndarray, "M"]:
@@ -346,8 +346,8 @@ class _Data(NamedTuple):
 
         No policy takes an action of probability 0, so that its ratio is that of a fault.
         """
-        whole: NDArray[np.bool_] = self.complete & ~np.isinf(self.behaviour_log_prob).any((1, 2))
-        return whole
+        mask: NDArray[np.bool_] = self.complete & ~np.isinf(self.behaviour_log_prob).any((1, 2))
+        return mask
 
     def value_bounds(self) -> Float[np.ndarray, "2 slots"]:
         """Return the smallest and the largest value that the rewards allow from each time on.
@@ -357,12 +357,12 @@ class _Data(NamedTuple):
         rewards, lengths = self.reward[self.mask], self.lengths[self.complete]
         one_limit = (self.truncated | ~self.complete).all() and len(np.unique(lengths)) <= 1
         after = [] if one_limit else [0.0]
-        each = np.array([[min([rewards.min(), *after])], [max([rewards.max(), *after])]])
-        left = self.histories.longest - np.arange(self.reward.shape[1] + 1.0)
-        left = left if self.is_limited else np.full_like(left, np.inf)
+        bounds = np.array([[min([rewards.min(), *after])], [max([rewards.max(), *after])]])
+        remaining = self.histories.longest - np.arange(self.reward.shape[1] + 1.0)
+        remaining = remaining if self.is_limited else np.full_like(remaining, np.inf)
         gamma = self.options.gamma
-        steps = left if gamma == 1 else (1 - gamma**left) / (1 - gamma)
-        return np.multiply(each, steps, where=each != 0, out=np.zeros((2, len(steps))))
+        steps = remaining if gamma == 1 else (1 - gamma**remaining) / (1 - gamma)
+        return np.multiply(bounds, steps, where=bounds != 0, out=np.zeros((2, len(steps))))
 
     @property
     def is_limited(self) -> bool:
@@ -387,14 +387,14 @@ class _Data(NamedTuple):
 
     def advantages(self) -> Float[np.ndarray, "M T"]:
         """Return the advantages of the recorded actions."""
-        given = self.reward, self.mask, self.folds, self.weighted
-        return advantages(self.histories, *given, self.options.gamma)
+        arrays = self.reward, self.mask, self.folds, self.weighted
+        return advantages(self.histories, *arrays, self.options.gamma)
 
     @property
     def discounted(self) -> Float[np.ndarray, "M"]:
         """The discounted sum of each episode's rewards."""
-        found: NDArray[Any] = self.reward @ self.options.gamma ** np.arange(self.reward.shape[1])
-        return found
+        returns: NDArray[Any] = self.reward @ self.options.gamma ** np.arange(self.reward.shape[1])
+        return returns
 
 
 def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:
@@ -417,8 +417,8 @@ def _with_clone(data: _Data, progress: Progress) -> tuple[_Data, list[str]]:
     policy, params = clone(data.dataset, data.histories.episodes, seed, progress)
     key, log_prob = jax.random.key(seed), data.behaviour_log_prob.copy()
     for part, episodes in data.histories.blocks():
-        found = np.asarray(follow(policy, True, 1, params, episodes, key).log_prob)
-        log_prob[part] = np.where(missing[part], found[: part.stop - part.start], log_prob[part])
+        cloned = np.asarray(follow(policy, True, 1, params, episodes, key).log_prob)
+        log_prob[part] = np.where(missing[part], cloned[: part.stop - part.start], log_prob[part])
     steps = missing.any(-1)
     likely = np.exp(log_prob[steps].sum(-1).mean())
     return data._replace(behaviour_log_prob=log_prob), [
@@ -432,7 +432,7 @@ def _with_clone(data: _Data, progress: Progress) -> tuple[_Data, list[str]]:
 
 
 def _without_impossible(followed: Followed, data: _Data) -> Followed:
-    """Return it with minus infinity for recorded actions that it takes with probability 0.
+    """Return log-probabilities of minus infinity for recorded actions of probability 0.
 
     Ratios compare probabilities with probabilities, and densities with densities.
     """
@@ -447,23 +447,23 @@ def _follow_all(
     policies: Mapping[str, Target], data: _Data, progress: Progress
 ) -> dict[str, Followed]:
     """Unroll all policies over the episodes; each block of these is read once."""
-    found: dict[str, list[Followed]] = {name: [] for name in policies}
-    draws = {name: one.policy.draws(one.params) for name, one in policies.items()}
+    blocks: dict[str, list[Followed]] = {name: [] for name in policies}
+    draws = {name: target.policy.draws(target.params) for name, target in policies.items()}
     with progress("unroll policies", len(data.lengths) * len(policies)) as advance:
         for part, episodes in data.histories.blocks():
             size = part.stop - part.start
             key = jax.random.fold_in(jax.random.key(data.options.seed), part.start)
-            for name, one in policies.items():
+            for name, target in policies.items():
                 count = _SAMPLES if draws[name] else 1
-                done = follow(one.policy, draws[name], count, one.params, episodes, key)
-                action = _small(np.asarray(done.action)[:size])
-                found[name].append(Followed(np.asarray(done.log_prob)[:size], action))
+                unrolled = follow(target.policy, draws[name], count, target.params, episodes, key)
+                action = _small(np.asarray(unrolled.action)[:size])
+                blocks[name].append(Followed(np.asarray(unrolled.log_prob)[:size], action))
                 advance(size)
-    joined = {
-        name: Followed(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
-        for name, blocks in found.items()
+    followed = {
+        name: Followed(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        for name, parts in blocks.items()
     }
-    return {name: _without_impossible(one, data) for name, one in joined.items()}
+    return {name: _without_impossible(unrolled, data) for name, unrolled in followed.items()}
 
 
 def _small(action: NDArray[Any]) -> NDArray[Any]:
@@ -480,25 +480,25 @@ def _played(policies: Mapping[str, Target], data: _Data) -> dict[str, _Resampled
     """Return the values of the policies that can play in the recorded steps."""
     seed, gamma = data.options.seed, data.options.gamma
     table = read_table(data.histories, len(data.resamples), seed)
-    found: dict[str, _Resampled] = {}
+    results: dict[str, _Resampled] = {}
     if table is None:
-        return found
-    for name, one in policies.items():
+        return results
+    for name, target in policies.items():
         key = jax.random.key(seed)  # the same for all policies
-        given = one.policy, data.histories.longest, one.params, table, gamma, key
-        returns, missing, goes_on = map(np.asarray, play(*given))
+        arguments = target.policy, data.histories.longest, target.params, table, gamma, key
+        returns, missing, goes_on = map(np.asarray, play(*arguments))
         if not missing.any() and (data.is_limited or not goes_on.any()):
-            found[name] = float(returns[0].mean()), returns[1:].mean(1)
-    return found
+            results[name] = float(returns[0].mean()), returns[1:].mean(1)
+    return results
 
 
 # ---------------------------------------------------------------------------------- critics
 
 
 def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
-    """Return what critics learn from, of policies that take these actions; the last were recorded.
+    """Return the transitions for critics of policies that take ``actions``, the recorded ones last.
 
-    Those are compared with the returns of complete episodes, so they are valued by these alone.
+    The recorded ones are compared with complete episodes' returns: they are valued by these alone.
     """
     options, numbers = data.options, data.histories.episodes
     slots = np.arange(data.mask.shape[1] + 1) <= data.lengths[:, None]
@@ -514,7 +514,7 @@ def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
         load(data.dataset, windows, numbers),
         jnp.asarray(index),
         jnp.asarray(np.cumsum(data.lengths + 1) - data.lengths - 1, jnp.int32),
-        jnp.asarray(np.stack(np.broadcast_arrays(*(one[slots] for one in actions)))),
+        jnp.asarray(np.stack(np.broadcast_arrays(*(action[slots] for action in actions)))),
         jnp.asarray(data.complete),
         jnp.asarray(np.stack(of_each)),
         jnp.float32(scale),
@@ -535,14 +535,14 @@ def _fitted_values(
     transitions = _transitions(data, actions)
     critic = make_critic(data.dataset.spec, data.options.hidden)
     params = fit(critic, transitions, data.options, progress)
-    found: list[list[NDArray[Any]]] = [[] for _ in actions]
+    values: list[list[NDArray[Any]]] = [[] for _ in actions]
     for part, episodes in data.histories.blocks():
         for number, action in enumerate(actions):
-            own = jax.tree.map(lambda leaf, number=number: leaf[number], params)
-            starts = start_values(critic, own, episodes, padded(action[part], len(episodes.mask)))
-            own_starts = np.asarray(transitions.scale * starts)
-            found[number].append(own_starts[:, : part.stop - part.start])
-    return [np.concatenate(parts, axis=1) for parts in found]
+            member_params = jax.tree.map(lambda leaf, number=number: leaf[number], params)
+            samples = padded(action[part], len(episodes.mask))
+            starts = transitions.scale * start_values(critic, member_params, episodes, samples)
+            values[number].append(np.asarray(starts)[:, : part.stop - part.start])
+    return [np.concatenate(parts, axis=1) for parts in values]
 
 
 # ---------------------------------------------------------------------------------- ratios
@@ -559,7 +559,7 @@ def _by_ratios(
     log_prob, behaviour = np.asarray(followed.log_prob)[kept], data.behaviour_log_prob[kept]
     joint = jnp.asarray(log_prob.sum(-1)), jnp.asarray(behaviour.sum(-1))
     ratios = Ratios.of(*joint, jnp.asarray(data.mask[kept]))
-    size, every = float(effective_sample_size(ratios)), jnp.ones(int(kept.sum()))
+    size, ones = float(effective_sample_size(ratios)), jnp.ones(int(kept.sum()))
     estimators: dict[Method, Any] = {}
     if gains is not None:
         returns = data.discounted[kept]
@@ -568,12 +568,12 @@ def _by_ratios(
     if sampled and size > 0:
         reward = jnp.asarray(data.reward[kept])
         estimators["wis"] = partial(weighted_importance_sampling, ratios, reward, options.gamma)
-    found: dict[Method, _Resampled] = {}
+    results: dict[Method, _Resampled] = {}
     for method, estimator in estimators.items():
         draw = np.random.default_rng(options.seed)  # the same for all policies
-        resampled = bootstrap(estimator, len(every), draw)
-        found[method] = float(estimator(every)), resampled
-    return size, found
+        resampled = bootstrap(estimator, len(ones), draw)
+        results[method] = float(estimator(ones)), resampled
+    return size, results
 
 
 def _cautions_of_fqe(values: Mapping[str, Estimate], check: float | None, data: _Data) -> list[str]:
@@ -592,7 +592,7 @@ def _cautions_of_fqe(values: Mapping[str, Estimate], check: float | None, data: 
             "may help."
         )
     low, high = float(returns.min()), float(returns.max())
-    beyond = [name for name, one in values.items() if not low <= one.value <= high]
+    beyond = [name for name, value in values.items() if not low <= value.value <= high]
     if beyond:
         notes.append(
             f"fqe of {', '.join(beyond)} is outside the returns of all episodes ({low:.4g} to "
@@ -603,7 +603,7 @@ def _cautions_of_fqe(values: Mapping[str, Estimate], check: float | None, data: 
 
 
 def _cautions(
-    wanted: Several[Method],
+    methods: Several[Method],
     effective: Mapping[str, float],
     followed: Mapping[str, Followed],
     data: _Data,
@@ -611,7 +611,7 @@ def _cautions(
     """Return notes on estimates by ratios, for the policies with an effective sample size."""
     notes = []
     few = [name for name, size in effective.items() if size < _FEW_EFFECTIVE]
-    if few and "wis" in wanted:
+    if few and "wis" in methods:
         notes.append(
             f"the data weigh as much as fewer than {_FEW_EFFECTIVE} episodes of {', '.join(few)}: "
             "do not rely on wis there."
@@ -629,9 +629,9 @@ def _cautions(
             f"{share:.1%} of the recorded joint actions were taken with probability 1: what other "
             "actions would earn there is unknown to local and wis."
         )
-    if effective and (left := int((data.complete & ~data.weighted).sum())):
+    if effective and (count := int((data.complete & ~data.weighted).sum())):
         notes.append(
-            f"{left:,} episodes are left out of local and wis: the recorded probability of an "
+            f"{count:,} episodes are left out of local and wis: the recorded probability of an "
             "action in them is 0 or infinite, which no policy has of what it does."
         )
     if (~data.complete).any():

@@ -73,15 +73,15 @@ def make_critic(spec: EnvSpec, hidden: int = 64) -> Critic:
     ) -> Float[Array, "*b"]:
         vectors = as_vectors(spec, action) * view.alive[..., None]
         clock = jnp.broadcast_to(time[..., None, None], (*vectors.shape[:-1], 1))
-        given = jnp.concatenate([vectors, clock], axis=-1)
-        found: Any = network.apply(params, view, given, given[..., valued, :], valued)
-        return found[..., 0, 0]
+        inputs = jnp.concatenate([vectors, clock], axis=-1)
+        outputs: Any = network.apply(params, view, inputs, inputs[..., valued, :], valued)
+        return outputs[..., 0, 0]
 
     return Critic(init, values)
 
 
 class Transitions(NamedTuple):
-    """What critics learn from; a pytree."""
+    """Steps that critics learn from; a pytree."""
 
     replay: Replay
     """Batches of single steps."""
@@ -115,7 +115,7 @@ class _Batch(NamedTuple):
     view_tm1: View
     view_t: View
     bounds: Float[Array, "2 B"]
-    """Of the value of the second view."""
+    """Bounds of the value of the second view."""
     time_tm1: Float[Array, "B"]
     time_t: Float[Array, "B"]
     action: Array
@@ -128,7 +128,7 @@ class _Batch(NamedTuple):
     """Steps whose return is known."""
     episode: Int[Array, "B"]
     next_action: Array
-    """Of each policy, ``(P, B, ...)``."""
+    """Next action of each policy, ``(P, B, ...)``."""
 
 
 @partial(jax.jit, static_argnums=0)
@@ -140,10 +140,10 @@ def start_values(
     ``params`` are those of C members.
     """
     view, first = jax.tree.map(lambda leaf: leaf[:, 0], (episodes.view, action))
-    drawn, time = jnp.moveaxis(first, 1, 0), jnp.zeros(len(episodes.mask))
+    actions, time = jnp.moveaxis(first, 1, 0), jnp.zeros(len(episodes.mask))
 
     def of_member(params: ArrayTree) -> Float[Array, "M"]:
-        return jax.lax.map(lambda one: critic.values(params, view, time, one), drawn).mean(0)
+        return jax.lax.map(lambda x: critic.values(params, view, time, x), actions).mean(0)
 
     return jax.lax.map(of_member, params)
 
@@ -177,8 +177,8 @@ def fit(
 def _begin(critic: Critic, members: int, key: PRNGKeyArray) -> _Learner:
     """Draw the parameters of each member, ``(1, C, ...)``: they are the same for all policies."""
     # One after another: vmapped orthogonal initialisation can deadlock on a CPU with few cores.
-    drawn = jax.jit(partial(jax.lax.map, critic.init))(jax.random.split(key, members))
-    params = jax.tree.map(lambda leaf: leaf[None], drawn)
+    initial = jax.jit(partial(jax.lax.map, critic.init))(jax.random.split(key, members))
+    params = jax.tree.map(lambda leaf: leaf[None], initial)
     return _Learner(params, params, jax.vmap(jax.vmap(optax.adam(0.0).init))(params))
 
 
@@ -209,8 +209,8 @@ def _learn(
             return _Learner(params, target, optimiser)
 
         of_policy = jax.vmap(of_member, in_axes=(0, 0, None))
-        each = data.weights[..., batch.episode], batch.next_action
-        weights, next_action = (leaf[:1] if pretraining else leaf for leaf in each)
+        by_policy = data.weights[..., batch.episode], batch.next_action
+        weights, next_action = (leaf[:1] if pretraining else leaf for leaf in by_policy)
         return jax.vmap(of_policy)(learner, weights, next_action)
 
     return jax.lax.fori_loop(first, first + count, update, learner)
@@ -244,7 +244,7 @@ def _draw(data: Transitions, options: Options, key: PRNGKeyArray) -> _Batch:
     episode = data.place[windows.episode[:, 0]]
     ended = (windows.terminated | windows.truncated)[:, 0].all(-1) & data.complete[episode]
     over = windows.terminated[:, 0].all(-1) | ended
-    drawn = jax.random.randint(action_key, episode.shape, 0, data.actions.shape[2])
+    sample = jax.random.randint(action_key, episode.shape, 0, data.actions.shape[2])
     slot = data.first[episode] + windows.time[:, 1]
     mask = windows.mask[:, 0]
     first, second = (jax.tree.map(lambda leaf, i=i: leaf[:, i], windows.view) for i in (0, 1))
@@ -261,5 +261,5 @@ def _draw(data: Transitions, options: Options, key: PRNGKeyArray) -> _Batch:
         mask & (windows.next_known[:, 0] | over),
         mask & data.complete[episode],
         episode,
-        data.actions[:, slot, drawn],
+        data.actions[:, slot, sample],
     )

@@ -1,4 +1,4 @@
-"""What policies would do in recorded episodes, unrolled over each episode's own history.
+"""Policies unrolled over the histories of recorded episodes.
 
 Also a clone of the policies that recorded them, where the probabilities of actions are missing.
 """
@@ -40,7 +40,7 @@ _CLONING = 1000
 
 
 class Followed(NamedTuple):
-    """What a policy would do in M episodes of at most T steps."""
+    """A policy's actions in M episodes of at most T steps, and their probabilities."""
 
     log_prob: Float[Array | np.ndarray, "M T N"]
     """Log-probability (density) of each live agent's recorded action, given the episode up to then;
@@ -51,7 +51,7 @@ class Followed(NamedTuple):
 
     @property
     def reaches_ends(self) -> bool:
-        """Whether it draws continuous actions at an end of the interval: it clips its actions."""
+        """Whether the policy draws continuous actions at an end of the interval, by clipping."""
         return bool((np.abs(self.action) >= 1).any())
 
 
@@ -71,15 +71,15 @@ class Histories:
         return int(np.clip(fit, 1, len(self.episodes)))
 
     def blocks(self) -> Iterator[tuple[slice, Sequence]]:
-        """Yield the episodes, ``(size, longest, ...)``, and which of all they are.
+        """Yield blocks of episodes, ``(size, longest, ...)``, each with its part of all episodes.
 
         The arrays of empty episodes are zero, and so are their masks.
         """
         for start in range(0, len(self.episodes), self.size):
-            chosen = slice(start, min(start + self.size, len(self.episodes)))
+            part = slice(start, min(start + self.size, len(self.episodes)))
             windows = Windows(1, self.longest, extras=())
-            found = WindowSource(self._source, windows, self.episodes[chosen]).beginnings()
-            yield chosen, jax.tree.map(partial(padded, size=self.size), found)
+            sequence = WindowSource(self._source, windows, self.episodes[part]).beginnings()
+            yield part, jax.tree.map(partial(padded, size=self.size), sequence)
 
 
 def padded(leaf: Array | NDArray[Any], size: int) -> Array:
@@ -105,27 +105,27 @@ def follow(
 
     def step(carry: ArrayTree, x: tuple[Any, Key[Array, "K"]]) -> tuple[ArrayTree, Any]:
         (view, action, reward, done), keys = x
-        seen = view.observation, view.legal_actions
-        drawn, _, after = jax.vmap(lambda key: policy.act(params, carry, *seen, key))(keys)
+        inputs = view.observation, view.legal_actions
+        actions, _, after = jax.vmap(lambda key: policy.act(params, carry, *inputs, key))(keys)
         log_prob = jnp.full(view.alive.shape, jnp.nan)
         after = jax.tree.map(lambda leaf: leaf[0], after)
         if policy.log_prob is not None:  # the carry follows the recorded action
-            log_prob, after = policy.log_prob(params, carry, *seen, action)
+            log_prob, after = policy.log_prob(params, carry, *inputs, action)
         if not stochastic:
-            equal = jnp.where(drawn[0] == action, 0.0, -jnp.inf)
+            equal = jnp.where(actions[0] == action, 0.0, -jnp.inf)
             log_prob = equal if discrete else jnp.full(view.alive.shape, jnp.nan)
         log_prob = jnp.where(view.alive, log_prob, 0.0)
-        return remember(policy, after, reward, done), (log_prob, drawn)
+        return remember(policy, after, reward, done), (log_prob, actions)
 
     def of_episode(episode: Sequence, key: PRNGKeyArray) -> Followed:
         slots = len(episode.mask) + 1
         done = episode.terminated | episode.truncated
-        taken = jax.tree.map(with_last_slot, (episode.action, episode.reward, done))
+        steps = jax.tree.map(with_last_slot, (episode.action, episode.reward, done))
         keys = jax.random.split(key, (slots, samples))
-        _, (log_prob, drawn) = jax.lax.scan(
-            step, policy.initial_carry(), ((episode.view, *taken), keys)
+        _, (log_prob, actions) = jax.lax.scan(
+            step, policy.initial_carry(), ((episode.view, *steps), keys)
         )
-        return Followed(jnp.where(episode.mask[:, None], log_prob[:-1], 0.0), drawn)
+        return Followed(jnp.where(episode.mask[:, None], log_prob[:-1], 0.0), actions)
 
     return jax.vmap(of_episode)(episodes, jax.random.split(key, len(episodes.mask)))
 
@@ -142,7 +142,7 @@ def recorded_log_prob(episodes: Sequence) -> Float[Array, "M T N"]:
 
 
 def at_ends(episodes: Sequence) -> Bool[Array, "M T N"]:
-    """Whether a live agent's action was at an end of the interval, for continuous actions.
+    """Return whether a live agent's action was at an end of the interval, for continuous actions.
 
     A policy that clips its actions takes an end with a probability. Others, such as a squashed
     Gaussian, have only a density there, and take it with probability 0.
@@ -155,7 +155,7 @@ def at_ends(episodes: Sequence) -> Bool[Array, "M T N"]:
 
 
 def was_certain_inside(episodes: Sequence) -> Bool[Array, "M T N"]:
-    """Whether a live agent took a continuous action between the ends with probability 1.
+    """Return whether a live agent took a continuous action between the ends with probability 1.
 
     A policy that draws its actions from a density takes it with probability 0.
     """

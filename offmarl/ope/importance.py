@@ -35,7 +35,7 @@ class Ratios(NamedTuple):
     weight: Float[Array, "M T"]
     """Product of the ratios of the joint actions up to and including each step."""
     before: Float[Array, "M T"]
-    """The same up to the step before; 1 at the first step. Scaled on its own."""
+    """Product up to the step before; 1 at the first step. Scaled on its own."""
 
     @classmethod
     def of(
@@ -70,9 +70,9 @@ def effective_sample_size(ratios: Ratios) -> Float[Array, ""]:
     (Σ w)² / Σ w² of the ratios of whole episodes (Kong 1992): M if all are alike, 1 if one episode
     has all of the weight, 0 if the policy would have played none of them.
     """
-    whole = ratios.weight[:, -1]
-    squares = (whole**2).sum()
-    return jnp.where(squares > 0, whole.sum() ** 2 / jnp.where(squares > 0, squares, 1.0), 0.0)
+    weights = ratios.weight[:, -1]
+    squares = (weights**2).sum()
+    return jnp.where(squares > 0, weights.sum() ** 2 / jnp.where(squares > 0, squares, 1.0), 0.0)
 
 
 @jax.jit
@@ -115,8 +115,8 @@ def _mean(
     Where a resample holds no episode with weight, the mean over all episodes takes its place.
     """
     total, mean = counts @ weight, counts @ (weight * x)
-    whole = (weight * x).sum(0) / weight.sum(0)
-    return jnp.where(total > 0, mean / jnp.where(total > 0, total, 1.0), whole)
+    overall = (weight * x).sum(0) / weight.sum(0)
+    return jnp.where(total > 0, mean / jnp.where(total > 0, total, 1.0), overall)
 
 
 def bootstrap(
@@ -141,15 +141,15 @@ def bootstrap(
     resamples
         Number of resamples.
     """
-    found = [np.zeros(0)]
+    estimates = [np.zeros(0)]
     block = max(min(_RESAMPLED // episodes, resamples), 1)
     for start in range(0, resamples if episodes >= MIN_RUNS else 0, block):
         count = min(block, resamples - start)
         places = draw.integers(episodes, size=(count, episodes))
         places += episodes * np.arange(count)[:, None]
         counts = np.bincount(places.ravel(), minlength=count * episodes).reshape(count, episodes)
-        found.append(np.asarray(estimator(jnp.asarray(counts, jnp.float32))))
-    return np.concatenate(found)
+        estimates.append(np.asarray(estimator(jnp.asarray(counts, jnp.float32))))
+    return np.concatenate(estimates)
 
 
 def with_interval(value: float, resampled: Float[np.ndarray, "resamples"]) -> Estimate:

@@ -62,9 +62,9 @@ def advantages(
         value[part, :-1] = np.einsum("mtf,mf->mt", x, weights[folds[part]]) + usual
     value[:, :-1] *= mask
     error = np.where(mask, reward + gamma * value[:, 1:] - value[:, :-1], 0)
-    found = _discounted_sums(error, gamma * _LAMBDA)
+    sums = _discounted_sums(error, gamma * _LAMBDA)
     # The data's policies gain nothing over themselves.
-    return np.where(mask, found - _mean_of_time(found, kept), 0)
+    return np.where(mask, sums - _mean_of_time(sums, kept), 0)
 
 
 def _mean_of_time(x: Float[np.ndarray, "M T"], kept: Bool[np.ndarray, "M T"]) -> Any:
@@ -74,14 +74,14 @@ def _mean_of_time(x: Float[np.ndarray, "M T"], kept: Bool[np.ndarray, "M T"]) ->
 
 def _discounted_sums(x: Float[np.ndarray, "M T"], gamma: float) -> Float[np.ndarray, "M T"]:
     """Return the sum of each step's entry and of those after it, discounted."""
-    found = np.array(x, float)
+    sums = np.array(x, float)
     for t in reversed(range(x.shape[1] - 1)):
-        found[:, t] += gamma * found[:, t + 1]
-    return found
+        sums[:, t] += gamma * sums[:, t + 1]
+    return sums
 
 
 class _Design(NamedTuple):
-    """How views become the features of a linear value."""
+    """Map of views to the features of a linear value."""
 
     centre: Float[np.ndarray, "D"]
     scale: Float[np.ndarray, "D"]
@@ -93,14 +93,14 @@ class _Design(NamedTuple):
         """Measure the entries of the recorded views."""
         count, total, squares = mask.sum(), np.zeros(1), np.zeros(1)
         for part, x in _vectors(histories):
-            seen = x[mask[part]]
-            total, squares = total + seen.sum(0), squares + (seen**2).sum(0)
+            rows = x[mask[part]]
+            total, squares = total + rows.sum(0), squares + (rows**2).sum(0)
         centre = total / count
         scale = np.sqrt(np.maximum(squares / count - centre**2, 0))
-        drawn = np.random.default_rng(0).normal(size=(len(centre), _FEATURES)) / _FEATURES**0.5
+        normal = np.random.default_rng(0).normal(size=(len(centre), _FEATURES)) / _FEATURES**0.5
         changes = scale > 1e-5 * (1 + np.abs(centre))
         return cls(
-            centre, np.where(changes, scale, np.inf), drawn if len(centre) > _FEATURES else None
+            centre, np.where(changes, scale, np.inf), normal if len(centre) > _FEATURES else None
         )
 
     @property
@@ -125,16 +125,16 @@ def _vectors(histories: Histories) -> Iterator[tuple[slice, Float[np.ndarray, "m
     """Yield the views before each step as vectors, in blocks of episodes."""
     for part, episodes in histories.blocks():
         leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(episodes.view_tm1)]
-        joined = [leaf.reshape(*leaf.shape[:2], -1)[: part.stop - part.start] for leaf in leaves]
-        yield part, np.concatenate(joined, -1)
+        vectors = [leaf.reshape(*leaf.shape[:2], -1)[: part.stop - part.start] for leaf in leaves]
+        yield part, np.concatenate(vectors, -1)
 
 
 def clipped_ratio(
     log_prob: Float[np.ndarray, "*b"], behaviour_log_prob: Float[np.ndarray, "*b"]
 ) -> Float[np.ndarray, "*b"]:
     """Return the ratios, which are 1 in the mean as far as the data hold what a policy does."""
-    found: NDArray[np.float64] = np.exp(np.minimum(log_prob - behaviour_log_prob, np.log(_LARGEST)))
-    return found
+    ratio: NDArray[np.float64] = np.exp(np.minimum(log_prob - behaviour_log_prob, np.log(_LARGEST)))
+    return ratio
 
 
 def local_values(
@@ -146,5 +146,5 @@ def local_values(
 ) -> Float[np.ndarray, "M"]:
     """Return each episode's part of the local approximation, whose mean is the estimate."""
     gain = (clipped_ratio(log_prob, behaviour_log_prob) - 1).sum(-1) * advantage
-    found: NDArray[np.float64] = returns + (gamma ** np.arange(gain.shape[1]) * gain).sum(1)
-    return found
+    values: NDArray[np.float64] = returns + (gamma ** np.arange(gain.shape[1]) * gain).sum(1)
+    return values

@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
 
     @property
     def setting(self) -> str:
-        """What is chosen between: the run, and the checkpoint. Its seeds are repetitions."""
+        """The option of a choice: the run and the checkpoint. Its seeds are repetitions."""
         return str(self.run) if self.step is None else f"{self.run}, step {self.step}"
 
     @property
@@ -66,27 +66,27 @@ def candidates_of(run: Path, checkpoints: str) -> list[Candidate]:
     return [Candidate(run, seed, step) for step in steps for seed in seeds]
 
 
-def _returns(one: Candidate, act: str, draws: bool) -> Float[np.ndarray, "episodes"] | None:
+def _returns(candidate: Candidate, act: str, draws: bool) -> Float[np.ndarray, "episodes"] | None:
     """Return the returns of a policy's evaluation in its run; None if there was none.
 
     They are those of the way it acts, at the step of its checkpoint. One that never draws its
     actions has the same returns if it is asked to sample them.
     """
-    own = acting_of(read_run(one.run))
-    asked = {"greedy": "greedy", "sample": "sampled" if draws else own}.get(act, own)
-    metric = RETURN if asked == own else OTHER_RETURN["greedy" if own == "sampled" else "sampled"]
-    found = [
+    usual = acting_of(read_run(candidate.run))
+    way = {"greedy": "greedy", "sample": "sampled" if draws else usual}.get(act, usual)
+    metric = RETURN if way == usual else OTHER_RETURN["greedy" if usual == "sampled" else "sampled"]
+    evaluations = [
         row[metric]
-        for row in read(one.run / METRICS_FILE)
-        if row["seed"] == one.seed
-        and one.step in (None, row["step"])
+        for row in read(candidate.run / METRICS_FILE)
+        if row["seed"] == candidate.seed
+        and candidate.step in (None, row["step"])
         and isinstance(row.get(metric), list)
     ]
-    return np.array(found[-1], float) if found else None
+    return np.array(evaluations[-1], float) if evaluations else None
 
 
 def compare_candidates(
-    found: Estimates,
+    estimates: Estimates,
     candidates: Sequence[Candidate],
     draws: Mapping[str, bool],
     act: str,
@@ -98,36 +98,36 @@ def compare_candidates(
     greedy, sample, or as-trained.
     """
     returns, settings = {}, dict[str, list[str]]()
-    for one in candidates:
-        settings.setdefault(one.setting, []).append(one.label)
-        known = played[one.label] if played else _returns(one, act, draws[one.label])
-        if known is not None:
-            returns[one.label] = known
-    compared = compare_with_returns(found.values, settings, returns)
+    for policy in candidates:
+        settings.setdefault(policy.setting, []).append(policy.label)
+        sample = played[policy.label] if played else _returns(policy, act, draws[policy.label])
+        if sample is not None:
+            returns[policy.label] = sample
+    comparison = compare_with_returns(estimates.values, settings, returns)
     return {
-        "episodes": found.episodes,
-        "data_return": as_dicts(found.data),
-        "data_return_by_fqe": found.check,
+        "episodes": estimates.episodes,
+        "data_return": as_dicts(estimates.data),
+        "data_return_by_fqe": estimates.check,
         "policies": {
-            one.label: {
-                **{name: as_dicts(own.get(one.label)) for name, own in found.values.items()},
-                "effective_sample_size": found.effective.get(one.label),
-                "true_return": float(returns[one.label].mean()) if one.label in returns else None,
+            label: {
+                **{name: as_dicts(x.get(label)) for name, x in estimates.values.items()},
+                "effective_sample_size": estimates.effective.get(label),
+                "true_return": float(returns[label].mean()) if label in returns else None,
             }
-            for one in candidates
+            for label in (policy.label for policy in candidates)
         },
-        "order": {method: _order(found, method) for method in found.values},
-        **compared,
-        "notes": (*found.notes, *notes(candidates, draws, returns), *compared["notes"]),
+        "order": {method: _order(estimates, method) for method in estimates.values},
+        **comparison,
+        "notes": (*estimates.notes, *notes(candidates, draws, returns), *comparison["notes"]),
     }
 
 
-def _order(found: Estimates, method: Method) -> dict[str, Any]:
+def _order(estimates: Estimates, method: Method) -> dict[str, Any]:
     """Return the ranks that policies may have, and the differences of the better to the worse."""
-    ranks = found.ranks(method)
-    labels = sorted(ranks, key=lambda label: -found.values[method][label].value)
+    ranks = estimates.ranks(method)
+    labels = sorted(ranks, key=lambda label: -estimates.values[method][label].value)
     differences = [
-        {"policies": pair, **as_dicts(found.difference(method, *pair))}
+        {"policies": pair, **as_dicts(estimates.difference(method, *pair))}
         for pair in combinations(labels, 2)
     ]
     return {"ranks": ranks, "differences": differences}
@@ -137,16 +137,16 @@ def notes(
     candidates: Sequence[Candidate], draws: Mapping[str, bool], returns: Mapping[str, Any]
 ) -> Iterator[str]:
     """Tell which policies sample their actions, if others do not, and which have no return."""
-    sampled = dict.fromkeys(str(one.run) for one in candidates if draws[one.label])
+    sampled = dict.fromkeys(str(x.run) for x in candidates if draws[x.label])
     if sampled and not all(draws.values()):
         yield (
             f"Policies of {', '.join(sampled)} sample their actions, and the others take the best "
             "ones: --act greedy compares like with like."
         )
-    for one in candidates:
-        if returns and one.label not in returns:
+    for candidate in candidates:
+        if returns and candidate.label not in returns:
             yield (
-                f"{one.label} is left out of the order: its run has no return "
+                f"{candidate.label} is left out of the order: its run has no return "
                 "of it, acting in this way."
             )
 
@@ -172,16 +172,16 @@ def compare_with_returns(
     values
         Estimates by method and policy.
     settings
-        What is chosen between, each with its policies, such as the seeds of a run.
+        Options of the choice, each with its policies, such as the seeds of a run.
     returns
         Returns of episodes of the policies for which they are known.
     """
-    finite = {label: own for label, own in returns.items() if np.isfinite(own).all()}
-    means = {label: float(own.mean()) for label, own in finite.items()}
-    choices = {method: _choice(own, settings, means) for method, own in values.items()}
+    finite = {label: x for label, x in returns.items() if np.isfinite(x).all()}
+    means = {label: float(x.mean()) for label, x in finite.items()}
+    choices = {method: _choice(x, settings, means) for method, x in values.items()}
     ranking = {}
     if len(means) > 1:
-        ranking = {method: _ranking(own, means) for method, own in values.items()}
+        ranking = {method: _ranking(x, means) for method, x in values.items()}
     return {
         "chosen": {method: choice for method, choice in choices.items() if choice},
         "ranking": ranking,
@@ -195,13 +195,13 @@ def _choice(
     means: Mapping[str, float],
 ) -> dict[str, Any] | None:
     """Return the setting with the best mean estimate; None if some policy has no estimate."""
-    every = {label for labels in settings.values() for label in labels}
+    all_labels = {label for labels in settings.values() for label in labels}
     finite = {
         setting: labels
         for setting, labels in settings.items()
         if all(values[label].finite for label in labels if label in values)
     }
-    if len(settings) < 2 or every - values.keys() or not finite:
+    if len(settings) < 2 or all_labels - values.keys() or not finite:
         return None
 
     def scores(of: Mapping[str, float]) -> dict[str, float]:
@@ -214,8 +214,8 @@ def _choice(
     best = max(estimates, key=lambda setting: estimates[setting])
     choice: dict[str, Any] = {"setting": best, "estimate": estimates[best]}
     if means and means.keys() >= {label for labels in finite.values() for label in labels}:
-        known = scores(means)
-        choice |= {"true_return": known[best], "best_true_return": max(known.values())}
+        truth = scores(means)
+        choice |= {"true_return": truth[best], "best_true_return": max(truth.values())}
     return choice
 
 
@@ -234,12 +234,12 @@ def _ranking(values: Mapping[str, Estimate], means: Mapping[str, float]) -> dict
 
 def _not_finite(values: Estimated, without_return: Sequence[str]) -> Iterator[str]:
     """Name the policies that rankings and choices leave out."""
-    where = {"its return": without_return}
-    for method, own in values.items():
-        where[f"its estimate by {method}"] = sorted(x for x in own if not own[x].finite)
-    for what, labels in where.items():
+    gaps = {"its return": without_return}
+    for method, policies in values.items():
+        gaps[f"its estimate by {method}"] = sorted(x for x in policies if not policies[x].finite)
+    for quantity, labels in gaps.items():
         for label in labels:
-            yield f"{label} is left out of choices and rankings: {what} is not finite."
+            yield f"{label} is left out of choices and rankings: {quantity} is not finite."
 
 
 def rank_correlation(

@@ -40,8 +40,8 @@ class Table(NamedTuple):
     """The number of the next view."""
     checksum: UInt32[Array, "S"]
     factors: UInt32[Array, "N1"]
-    """Of the checksum, for the view and each action."""
-    drawn: Int[Array, "C S"]
+    """Factors of the checksum, for the view and each action."""
+    substitutes: Int[Array, "C S"]
     """The step that each member takes in place of each: itself in the first, and one of those with
     the same view and action in the others, at random."""
     starts: Int[Array, "C E"]
@@ -80,10 +80,10 @@ def read_table(histories: Histories, members: int, seed: int) -> Table | None:
     order = np.argsort(checksum, kind="stable")
     checksum = checksum[order]
     low, high = (np.searchsorted(checksum, checksum, side) for side in ("left", "right"))
-    others = draw.integers(low, high, size=(members, len(low)))
+    alternatives = draw.integers(low, high, size=(members, len(low)))
     places = np.linspace(0, len(first) - 1, _STARTS).round().astype(int)
-    again = draw.integers(len(first), size=(members, len(first)))
-    starts = np.array(first)[np.concatenate([np.arange(len(first))[None], again])[:, places]]
+    resampled = draw.integers(len(first), size=(members, len(first)))
+    starts = np.array(first)[np.concatenate([np.arange(len(first))[None], resampled])[:, places]]
     view, joint, reward, over, after = (jnp.asarray(x[order]) for x in columns)
     return Table(
         jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *views),
@@ -94,14 +94,14 @@ def read_table(histories: Histories, members: int, seed: int) -> Table | None:
         after,
         jnp.asarray(checksum),
         jnp.asarray(factors),
-        jnp.asarray(np.concatenate([np.arange(len(low))[None], others])),
+        jnp.asarray(np.concatenate([np.arange(len(low))[None], alternatives])),
         jnp.asarray(starts),
     )
 
 
 def _checksum(view: Any, action: Any, factors: Any) -> Any:
-    joined = view.astype(np.uint32) * factors[0]
-    return joined + (action.astype(np.uint32) * factors[1:]).sum(-1, dtype=np.uint32)
+    total = view.astype(np.uint32) * factors[0]
+    return total + (action.astype(np.uint32) * factors[1:]).sum(-1, dtype=np.uint32)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -121,7 +121,7 @@ def play(
     went on.
     """
 
-    def step(drawn: Array, carry: tuple[Any, ...], x: tuple[Array, PRNGKeyArray]) -> Any:
+    def step(substitutes: Array, carry: tuple[Any, ...], x: tuple[Array, PRNGKeyArray]) -> Any:
         (number, memory, live, missing), (discount, key) = carry, x
         act_key, draw_key = jax.random.split(key)
         view: View = jax.tree.map(lambda leaf: leaf[number], table.views)
@@ -131,23 +131,23 @@ def play(
         action = jnp.where(view.alive, action, 0)
         checksum = _checksum(number, action, table.factors)
         low, high = (jnp.searchsorted(table.checksum, checksum, side) for side in ("left", "right"))
-        row = drawn[jax.random.randint(draw_key, (), low, jnp.maximum(high, low + 1))]
+        row = substitutes[jax.random.randint(draw_key, (), low, jnp.maximum(high, low + 1))]
         known = (table.view[row] == number) & (table.action[row] == action).all()
         over = table.over[row]
         reward = jnp.where(live & known, table.reward[row], 0.0)
-        everyone = jnp.ones(len(action))
-        memory = remember(policy, memory, reward * everyone, over & (everyone > 0))
+        ones = jnp.ones(len(action))
+        memory = remember(policy, memory, reward * ones, over & (ones > 0))
         after = table.after[row], memory, live & known & ~over, missing | (live & ~known)
         return after, discount * reward
 
-    def episode(drawn: Array, start: Array, key: PRNGKeyArray) -> Any:
+    def episode(substitutes: Array, start: Array, key: PRNGKeyArray) -> Any:
         begin = start, policy.initial_carry(), jnp.array(True), jnp.array(False)
-        given = gamma ** jnp.arange(steps), jax.random.split(key, steps)
-        (_, _, live, missing), rewards = jax.lax.scan(partial(step, drawn), begin, given)
+        inputs = gamma ** jnp.arange(steps), jax.random.split(key, steps)
+        (_, _, live, missing), rewards = jax.lax.scan(partial(step, substitutes), begin, inputs)
         return rewards.sum(), missing, live
 
     keys = jax.random.split(key, table.starts.shape)
     of_member = jax.vmap(episode, in_axes=(None, 0, 0))
-    members = table.drawn, table.starts, keys
-    found: tuple[Array, Array, Array] = jax.lax.map(lambda x: of_member(x[0], x[1], x[2]), members)
-    return found
+    members = table.substitutes, table.starts, keys
+    arrays: tuple[Array, Array, Array] = jax.lax.map(lambda x: of_member(*x), members)
+    return arrays

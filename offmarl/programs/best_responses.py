@@ -1,4 +1,4 @@
-"""What best responses of two sides gain against policies: exactly in small games, or learned."""
+"""Gains of best responses of two sides against policies: exact in small games, or learned."""
 
 import hashlib
 import json
@@ -46,23 +46,23 @@ def exact(env: Any, given: Given) -> dict[str, Solution]:
     If a name says how it acts, it is the only way.
     """
     runs = (run_of(name) for _, source in given for name, _ in names_in(source))
-    said = {split_acting(one[1] or "")[1] for one in runs if one}
-    named = [acting for acting in get_args(Acting) if acting in said]
+    stated = {split_acting(run[1] or "")[1] for run in runs if run}
+    actings = [acting for acting in get_args(Acting) if acting in stated]
     ways: dict[str, dict[str, bool]] = {x: {"greedy": x == "greedy"} for x in get_args(Acting)}
-    ways, tables = {"+".join(named): {}} if named else ways, {}
-    name, each = f"exploitability in {env.spec.name}", len(given)
-    with tracking.progress(name, 2 + each * len(ways), note="builds the tree") as advance:
+    ways, tables = {"+".join(actings): {}} if actings else ways, {}
+    name, num_sides = f"exploitability in {env.spec.name}", len(given)
+    with tracking.progress(name, 2 + num_sides * len(ways), note="builds the tree") as advance:
         tree = game_tree(env)
         advance(note="tabulates the policies")
         for acting, how in ways.items():
             sides = (_table(tree, env, side, source, how) for side, source in given)
             tables[acting] = np.where(tree.seats[:, None] == 0, *sides)
-            advance(each)
+            advance(num_sides)
         if len(ways) > 1 and np.array_equal(tables["greedy"], tables["sampled"]):
             del tables["sampled" if np.isin(tables["greedy"], (0, 1)).all() else "greedy"]
-        found = {acting: solve(tree, policy) for acting, policy in tables.items()}
+        solutions = {acting: solve(tree, policy) for acting, policy in tables.items()}
         advance()
-    return found
+    return solutions
 
 
 def _table(
@@ -71,8 +71,8 @@ def _table(
     """Return the policy of a side as a table, of a population the mixture of its members."""
     player = team_policy(source, env, side, **how)
     tables = [
-        tabulate(tree, compose(env.spec, [one.seat(side.agents)]), (one.params,))
-        for one in player.members or (player,)
+        tabulate(tree, compose(env.spec, [member.seat(side.agents)]), (member.params,))
+        for member in player.members or (player,)
     ]
     return mixture(tree, np.stack(tables), np.array(player.about.get("weights", [1.0])))
 
@@ -91,7 +91,7 @@ def learn(
     out: Path,
     limits: Mapping[str, int],
 ) -> Solution:
-    """Return what learned best responses gain against the policies, which act as trained.
+    """Return the gains of learned best responses against the policies, which act as trained.
 
     ``limits`` are arguments of the recorder ``oracle``: its steps and seed.
     """
@@ -99,21 +99,21 @@ def learn(
     require_learner(program, oracle)
     name, is_own = registry.program_of(program.Args)
     players = {side.name: team_policy(source, env, side) for side, source in given}
-    about = json.dumps([*(dict(one.about) for one in players.values()), limits])
+    about = json.dumps([*(dict(player.about) for player in players.values()), limits])
     place = local(out) / f"exploitability-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
     policy, params = joint_policy(env, players)
     with tracking.progress("returns of the policies", 1, note=COMPILING):
         fixed = returns_by_team(env.spec, play_policy(env, policy, episodes, None, params, key))
     gains = np.zeros((episodes, 2))  # of episodes with the same initial states
     for number, team in enumerate(teams_of(env.spec)):
-        rest = ((side, source) for side, source in given if not {*side.agents} <= {*team.agents})
-        others = tuple(f"{side.name}={source}" for side, source in rest)
-        where = {"side": team.name, "opponents": others, "out": place}
-        args = program.Args.for_env(env.spec.name, tiers="", **where, **limits)
+        rivals = (x for x in given if not {*x[0].agents} <= {*team.agents})
+        opponents = tuple(f"{side.name}={source}" for side, source in rivals)
+        options = {"side": team.name, "opponents": opponents, "out": place}
+        args = program.Args.for_env(env.spec.name, tiers="", **options, **limits)
         program.main(args)
         run, file = run_directory(args, name), None if is_own else oracle
-        best, against = load_policy(run, program=file), side_of(env, team.name, others)
+        best, against = load_policy(run, program=file), side_of(env, team.name, opponents)
         with tracking.progress(f"returns of {team.name}", 1, note=COMPILING):
-            played = play_policy(against, best.policy, episodes, None, best.params, key)
-        gains[:, number] = returns_by_team(against.spec, played)[:, 0] - fixed[:, number]
+            outcome = play_policy(against, best.policy, episodes, None, best.params, key)
+        gains[:, number] = returns_by_team(against.spec, outcome)[:, 0] - fixed[:, number]
     return Solution(fixed.mean(0), gains.mean(0), mean_interval(gains.sum(1))[1:])

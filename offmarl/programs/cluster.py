@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import cache
@@ -59,12 +59,12 @@ AUTO = "auto"
 # ---------------------------------------------------------------------------------- joining
 
 
-def join(args: DeviceArgs, facts: Mapping[str, Any] | None = None) -> None:
+def join(args: DeviceArgs) -> None:
     """Join the other processes of a run, if the arguments name a coordinator.
 
-    Call it before JAX is used; a second call does nothing. All processes must have the arguments,
-    except for the paths of files, and ``facts`` in common. `OptionError` if they differ, or the
-    processes do not find one another.
+    Call it before JAX is used; a second call does nothing. All processes must have the arguments in
+    common, except for the paths of files. `OptionError` if they differ, or the processes do not
+    find one another.
     """
     if args.coordinator is None:
         for name in ("processes", "process"):
@@ -77,7 +77,7 @@ def join(args: DeviceArgs, facts: Mapping[str, Any] | None = None) -> None:
     if args.coordinator != AUTO and args.process is not None:
         _find_coordinator(args.coordinator, is_other=args.process > 0)
     _keep_output_apart()
-    _initialize(args, facts or {})
+    _initialize(args)
     if jax.process_index():
         os.environ["OFFMARL_QUIET"] = "1"  # process 0 shows the progress
 
@@ -122,26 +122,22 @@ def _find_coordinator(address: str, is_other: bool) -> None:
         )
 
 
-def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(args: DeviceArgs) -> dict[str, Any]:
     """Return what the processes must have in common, for JSON; of a path, the name of the file."""
     program = Path(str(sys.modules[type(args).__module__].__file__)).stem
-    given = {one.name: getattr(args, one.name) for one in fields(args)} | dict(more)
-    found = {
-        f"--{name.replace('_', '-')}": value
-        for name, value in given.items()
-        if name not in with_role(type(args), Role.LOCAL)
-    }
-    found |= {"--processes": jax.process_count() if args.processes is None else args.processes}
-    found |= {"the program": program, "the version of offmarl": __version__}
-    found |= {"the version of JAX": jax.__version__}
-    for name, value in found.items():
+    names = [x.name for x in fields(args) if x.name not in with_role(type(args), Role.LOCAL)]
+    facts = {f"--{name.replace('_', '-')}": getattr(args, name) for name in names}
+    facts |= {"--processes": jax.process_count() if args.processes is None else args.processes}
+    facts |= {"the program": program, "the version of offmarl": __version__}
+    facts |= {"the version of JAX": jax.__version__}
+    for name, value in facts.items():
         if isinstance(value, Path) or (isinstance(value, str) and Path(value).exists()):
-            found[name] = Path(value).name
-    known: dict[str, Any] = json.loads(to_json(found))
-    return known
+            facts[name] = Path(value).name
+    plain: dict[str, Any] = json.loads(to_json(facts))
+    return plain
 
 
-def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
+def _initialize(args: DeviceArgs) -> None:
     address = None if args.coordinator == AUTO else args.coordinator
     late = (
         f"--coordinator {args.coordinator}: the processes did not join within {JOIN_SECONDS} s: "
@@ -155,7 +151,7 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
             initialization_timeout=JOIN_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
-        _compare(args, more)
+        _compare(args)
         jax.devices()  # the processes tell one another their devices
     except ValueError as error:
         missing = "--processes N and --process I"
@@ -168,16 +164,16 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
         raise OptionError(f"{late} ({_first_line(error)})") from None
 
 
-def _compare(args: DeviceArgs, more: Mapping[str, Any]) -> None:
+def _compare(args: DeviceArgs) -> None:
     """Raise `OptionError` in all processes if one was started with other facts than process 0."""
     from orbax.checkpoint import multihost
 
-    client, own = multihost.get_jax_distributed_client(), args.process
-    own = jax.process_index() if own is None else own
-    client.key_value_set(f"offmarl/started/{own}", json.dumps(_facts(args, more)))
+    client, process = multihost.get_jax_distributed_client(), args.process
+    process = jax.process_index() if process is None else process
+    client.key_value_set(f"offmarl/started/{process}", json.dumps(_facts(args)))
     client.wait_at_barrier("offmarl/started", 1000 * JOIN_SECONDS)
-    found = client.key_value_dir_get("offmarl/started/")
-    started = {int(key.rpartition("/")[2]): json.loads(text) for key, text in found}
+    entries = client.key_value_dir_get("offmarl/started/")
+    started = {int(key.rpartition("/")[2]): json.loads(text) for key, text in entries}
     for number, facts in sorted(started.items()):
         for name in sorted(started[0].keys() | facts.keys()):
             theirs, first = facts.get(name), started[0].get(name)
@@ -198,9 +194,9 @@ def _keep_output_apart() -> None:
     with suppress(OSError, ValueError):  # it is no file, as in notebooks
         if sys.stdout.fileno() == 1:
             sys.stdout.flush()
-            own = os.dup(1)
+            stdout = os.dup(1)
             os.dup2(2, 1)
-            sys.stdout = os.fdopen(own, "w", buffering=1)
+            sys.stdout = os.fdopen(stdout, "w", buffering=1)
 
 
 # ---------------------------------------------------------------------------------- ending
@@ -210,8 +206,8 @@ _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
 @contextmanager
-def ends_with_others(where: Path) -> Iterator[None]:
-    """Name what a run continues from if the loss of another process ends this one.
+def ends_with_others(run: Path) -> Iterator[None]:
+    """Name the directory that a run continues from if the loss of another process ends this one.
 
     The next exchange with a lost process fails, or JAX misses its heartbeat and aborts this one.
     After an error, the process ends without the end of JAX, which would wait for the others.
@@ -220,7 +216,7 @@ def ends_with_others(where: Path) -> Iterator[None]:
         yield
         return
     advice = (
-        f"Start all processes again with the same commands: {where} continues from its last "
+        f"Start all processes again with the same commands: {run} continues from its last "
         "checkpoint."
     )
     try:
@@ -243,14 +239,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def is_first() -> bool:
-    """Whether this process reads and writes the files of the run; true for a single process."""
+    """Return whether this process, such as the only one, reads and writes the run's files."""
     return jax.process_index() == 0
 
 
 def from_first(value: T) -> T:
     """Return the value of the first process: JSON that may differ between the processes."""
-    found: T = on_first(lambda: value)
-    return found
+    result: T = on_first(lambda: value)
+    return result
 
 
 def on_first(make: Callable[[], Any]) -> Any:
@@ -264,12 +260,12 @@ def on_first(make: Callable[[], Any]) -> Any:
         except OffmarlError as error:
             raised, text = error, to_json({"error": str(error)}).encode()
     (size,) = _from_first(np.array([len(text)], np.int32))
-    found = json.loads(_from_first(np.frombuffer(text.ljust(size), np.uint8)).tobytes())
+    reply = json.loads(_from_first(np.frombuffer(text.ljust(size), np.uint8)).tobytes())
     if raised is not None:
         raise raised
-    if "error" in found:
-        raise RunError(f"process 0 ended: {found['error']}")
-    return found["value"]
+    if "error" in reply:
+        raise RunError(f"process 0 ended: {reply['error']}")
+    return reply["value"]
 
 
 _MOST_BYTES = 2**26
@@ -300,14 +296,14 @@ def _from_first(array: NDArray[Any]) -> NDArray[Any]:
 
 def load_on_first(load: Callable[[], TreeT], like: TreeT) -> TreeT:
     """Load arrays in the first process, and return them in all; ``like`` has their shapes."""
-    found: list[TreeT] = []
-    on_first(lambda: found.append(load()))
-    shared: TreeT = arrays_from_first(found[0] if found else like)
+    trees: list[TreeT] = []
+    on_first(lambda: trees.append(load()))
+    shared: TreeT = arrays_from_first(trees[0] if trees else like)
     return shared
 
 
 def any_process(flag: bool) -> bool:
-    """Whether a flag is true in any process; all must call it."""
+    """Return whether a flag is true in any process; all must call it."""
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
@@ -315,15 +311,15 @@ def any_process(flag: bool) -> bool:
 
 def agree(due: bool, signum: int | None, calls: int = 0) -> tuple[bool, int | None, int]:
     """Return whether any process wants to save, its signal, and the first process's ``calls``."""
-    own = np.array([due, signum or 0, calls], np.int32)
-    dues, signals, numbers = multihost_utils.process_allgather(own).T
+    wishes = np.array([due, signum or 0, calls], np.int32)
+    dues, signals, numbers = multihost_utils.process_allgather(wishes).T
     return bool(dues.any() or signals.any()), int(signals.max()) or None, int(numbers[0])
 
 
-def check_same(what: str, value: Any, advice: str) -> None:
+def check_same(name: str, value: Any, advice: str) -> None:
     """Raise `RunError` in all processes where a value differs from that of the first process."""
     if any_process(from_first(value) != json.loads(to_json(value))):
-        raise RunError(f"{what} differs between the processes: {advice}")
+        raise RunError(f"{name} differs between the processes: {advice}")
 
 
 # ---------------------------------------------------------------------------------- arrays
@@ -354,8 +350,8 @@ def gathered(tree: TreeT) -> TreeT:
     """
     if jax.process_count() == 1:
         return tree
-    found: TreeT = jax.tree.map(_gathered_leaf, tree)
-    return found
+    arrays: TreeT = jax.tree.map(_gathered_leaf, tree)
+    return arrays
 
 
 def _gathered_leaf(leaf: Any) -> Any:
@@ -370,5 +366,5 @@ def _gathered_leaf(leaf: Any) -> Any:
 @cache
 def _move_to(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
     """Return a compiled function that moves an array between the devices of all processes."""
-    moved: Callable[[jax.Array], jax.Array] = jax.jit(lambda array: array, out_shardings=sharding)
-    return moved
+    move: Callable[[jax.Array], jax.Array] = jax.jit(lambda array: array, out_shardings=sharding)
+    return move

@@ -44,7 +44,7 @@ class Member(NamedTuple):
 
     name: str
     ways: Mapping[Acting, Policy]
-    """How it acts, for all agents; both alike if it draws no actions, or if its name says how."""
+    """Policy of all agents by acting; both are equal if it draws no actions or its name decides."""
     params: ArrayTree
     seats: tuple[bool, bool]
     """Whether it can act for the side, and for the rest."""
@@ -79,11 +79,11 @@ class CrossPlayWork(Work):
         self.members = [*self._pool.values()]
         self._policies = (*dict.fromkeys(self._alike.values()),)
         self._meet = self._meeting()
-        draws = any(len({*one.ways.values()}) > 1 for one in self.members)
+        draws = any(len({*member.ways.values()}) > 1 for member in self.members)
         self.modes: tuple[Acting, ...] = ("greedy", "sampled") if draws else ("greedy",)
         name = self.env.spec.name
         about: dict[str, Any] = {"environment": name, **environment_source(name)}
-        about |= {"policies": [[one.name, x] for x, one in self._pool.items()]}
+        about |= {"policies": [[member.name, x] for x, member in self._pool.items()]}
         about |= {"scored": self.scored, "partners": self.partners, "side": self.side.name}
         code = [text for text in self._alike if isinstance(text, str)]
         about |= {"episodes": episodes, "seed": seed, "code": _sha256(code)}
@@ -93,58 +93,58 @@ class CrossPlayWork(Work):
 
     def _numbers(self, sources: Sequence[str]) -> list[int]:
         """Load the policies of some names; return their numbers, the same for the same policy."""
-        found = []
-        for source, (name, weight) in ((x, one) for x in sources for one in names_in(x)):
+        numbers = []
+        for source, (name, weight) in ((x, entry) for x in sources for entry in names_in(x)):
             if weight != 1:
                 raise OptionError(f"{source} has a weight, but pairs count alike: leave it out.")
             run = run_of(name)
-            learned = tracking.read_run(local(run[0]))["args"].get("side") if run else None
-            seat = self.rest if learned == self.rest.name else self.side
-            asked = f"{name}@*" if run and run[1] is None else name
+            trained = tracking.read_run(local(run[0]))["args"].get("side") if run else None
+            seat = self.rest if trained == self.rest.name else self.side
+            full_name = f"{name}@*" if run and run[1] is None else name
             file = file_of_run(local(run[0]), self._programs) if run else None
-            best, drawn = (
-                members_of(asked, self.env, seat, greedy=way, program=file) for way in (True, False)
+            best, samplers = (
+                members_of(full_name, self.env, seat, greedy=x, program=file) for x in (True, False)
             )
-            for one, other in zip(best, drawn, strict=True):
-                full = f"{run[0]}{one.name.removeprefix(local(run[0]).name)}" if run else name
-                about = (one.about.get(x, "") for x in ("policy", "parameters", "acting"))
+            for greedy, sampled in zip(best, samplers, strict=True):
+                full = f"{run[0]}{greedy.name.removeprefix(local(run[0]).name)}" if run else name
+                about = (greedy.about.get(x, "") for x in ("policy", "parameters", "acting"))
                 content = " ".join(about)
                 if content not in self._pool:
-                    both = one.policy, other.policy
-                    self._pool[content] = self._member(full, both, one.params, one.agents)
-                found.append([*self._pool].index(content))
-        return [*dict.fromkeys(found)]
+                    both = greedy.policy, sampled.policy
+                    self._pool[content] = self._member(full, both, greedy.params, greedy.agents)
+                numbers.append([*self._pool].index(content))
+        return [*dict.fromkeys(numbers)]
 
     def _member(
-        self, name: str, both: Sequence[Policy], params: ArrayTree, agents: tuple[int, ...]
+        self, name: str, pair: Sequence[Policy], params: ArrayTree, agents: tuple[int, ...]
     ) -> Member:
         """Return a policy that acts for all agents; its functions are those of an equal one."""
         spec = self.env.spec
-        if both[0].joint:
+        if pair[0].joint:
             raise OptionError(
                 f"the agents of {name} choose after one another, so it has no seat beside a "
                 "partner: give policies whose agents act on their own."
             )
         seats = agents != self.rest.agents, agents != self.side.agents
         if not all(seats):
-            both, params = [compose(spec, [Seat(agents, x, agents)]) for x in both], (params,)
-        for one in both:
-            if one not in self._alike:
-                self._alike[one] = self._alike.setdefault(_code(one, params, spec), one)
-        greedy, sampled = (self._alike[one] for one in both)
+            pair, params = [compose(spec, [Seat(agents, x, agents)]) for x in pair], (params,)
+        for policy in pair:
+            if policy not in self._alike:
+                self._alike[policy] = self._alike.setdefault(_code(policy, params, spec), policy)
+        greedy, sampled = (self._alike[policy] for policy in pair)
         params = jax.tree.map(np.asarray, params)
         return Member(name, {"greedy": greedy, "sampled": sampled}, params, seats)
 
     def _meeting(self) -> Bool[np.ndarray, "M M"]:
         """Return which policy of the side meets which one of the rest; each also meets itself."""
-        itself = np.eye(len(self.members), dtype=bool)
-        meet = itself.copy()
+        diagonal = np.eye(len(self.members), dtype=bool)
+        meet = diagonal.copy()
         meet[np.ix_(self.scored, self.partners)] = True
-        side, rest = np.array([one.seats for one in self.members]).T
+        side, rest = np.array([member.seats for member in self.members]).T
         meet = (meet | meet.T) & side[:, None] & rest
-        if not (meet & ~itself).any():
+        if not (meet & ~diagonal).any():
             raise OptionError(
-                f"there is no pair to play among {', '.join(one.name for one in self.members)}: "
+                f"there is no pair to play among {', '.join(x.name for x in self.members)}: "
                 "give several runs, a run of several seeds, or --partners."
             )
         return meet
@@ -153,36 +153,36 @@ class CrossPlayWork(Work):
     def run(self, block: int) -> None:
         """Play one policy, for the side, with each of its partners."""
         keep_compiled_programs()
-        everyone = range(len(self.members))
-        found = {x: [self._play(block, other, x) for other in everyone] for x in self.modes}
-        tracking.write_json(self.row(block), found)
+        members = range(len(self.members))
+        row = {x: [self._play(block, partner, x) for partner in members] for x in self.modes}
+        tracking.write_json(self.row(block), row)
 
-    def _play(self, own: int, other: int, acting: Acting) -> tuple[float, float]:
+    def _play(self, member: int, partner: int, acting: Acting) -> tuple[float, float]:
         """Return the mean return of a pair, and its standard error; NaN where they are unknown."""
-        if not self._meet[own, other]:
+        if not self._meet[member, partner]:
             return np.nan, np.nan
         policy = _pair(self.env.spec, self.side.agents, self.rest.agents, self._policies)
-        given = tuple(self._given(self.members[number], acting) for number in (own, other))
+        params = tuple(self._params(self.members[number], acting) for number in (member, partner))
         # Episodes are drawn anew for each policy of the side, so that intervals hold their chance.
-        key = jax.random.fold_in(jax.random.key(self._seed), own)
-        played = play_against(*placed(self.env, policy, self.episodes, None, given, key))
-        returns = returns_by_team(self.env.spec, played)[:, 0].astype(float)
+        key = jax.random.fold_in(jax.random.key(self._seed), member)
+        outcome = play_against(*placed(self.env, policy, self.episodes, None, params, key))
+        returns = returns_by_team(self.env.spec, outcome)[:, 0].astype(float)
         return returns.mean(), float(standard_error(returns))
 
-    def _given(self, one: Member, acting: Acting) -> tuple[np.int32, tuple[ArrayTree, ...]]:
+    def _params(self, member: Member, acting: Acting) -> tuple[np.int32, tuple[ArrayTree, ...]]:
         """Return the parameters of `_pair` for a policy; those of the others are not used."""
         params = (
-            next(own.params for own in (one, *self.members) if policy in own.ways.values())
+            next(other.params for other in (member, *self.members) if policy in other.ways.values())
             for policy in self._policies
         )
-        return np.int32(self._policies.index(one.ways[acting])), tuple(params)
+        return np.int32(self._policies.index(member.ways[acting])), tuple(params)
 
     def row(self, block: int) -> Path:
         """Return the file of a row. The directory's name says what it was made from."""
         return self.path / f"row-{block}.json"
 
     def is_done(self, block: int) -> bool:
-        """Whether a row is played."""
+        """Return whether a row is played."""
         return self.row(block).exists()
 
     def tables(self) -> dict[Acting, Float[np.ndarray, "M M 2"]]:
@@ -199,7 +199,7 @@ class CrossPlayWork(Work):
             row = {acting: np.array(data[acting], float) for acting in self.modes}
         except (KeyError, TypeError, ValueError):
             row = {}
-        if any(own.shape != (len(self.members), 2) for own in row.values()) or not row:
+        if any(cells.shape != (len(self.members), 2) for cells in row.values()) or not row:
             raise RunError(f"{file} is not the row of a table of these policies: delete it.")
         return row
 
@@ -208,33 +208,33 @@ def _environment(
     sources: Sequence[str], env: str | None, side: str | None
 ) -> tuple[Environment, Team, Team]:
     """Return the environment, the side that a policy acts for, and the rest."""
-    made, runs = environment_of(sources, env)
-    if len(teams := teams_of(made.spec)) > 1:
+    environment, runs = environment_of(sources, env)
+    if len(teams := teams_of(environment.spec)) > 1:
         raise OptionError(
-            f"cross-play is that of agents of one team, and {made.spec.name} has the teams "
+            f"cross-play is that of agents of one team, and {environment.spec.name} has the teams "
             f"{', '.join(team.name for team in teams)}: record them with `offmarl record "
             "scripted`, or measure them with `offmarl exploitability`."
         )
-    learned = runs[0]["args"].get("side") if runs else None
-    own = find_side(made.spec, side or learned or name_of_side(made.spec, (0,)))
-    rest = rest_of(made.spec, own)
-    return made, own, Team(name_of_side(made.spec, rest), rest)
+    trained = runs[0]["args"].get("side") if runs else None
+    learner = find_side(environment.spec, side or trained or name_of_side(environment.spec, (0,)))
+    rest = rest_of(environment.spec, learner)
+    return environment, learner, Team(name_of_side(environment.spec, rest), rest)
 
 
 def _code(policy: Policy, params: ArrayTree, spec: EnvSpec) -> str:
-    """Return what a policy computes, on all machines, and what its parameters are.
+    """Return the text of a policy's computation, on all machines, and its parameters' shapes.
 
     Policies that were built apart may agree. Parameters that are not used, such as those of
     exploration by a greedy policy, leave no trace in what is computed.
     """
     view, none, carry = empty_view(spec), jnp.zeros(spec.num_agents), policy.initial_carry()
 
-    def step(params: ArrayTree, carry: ArrayTree, *seen: Any) -> Any:
-        action, _, carry = policy.act(params, carry, *seen)
+    def step(params: ArrayTree, carry: ArrayTree, *inputs: Any) -> Any:
+        action, _, carry = policy.act(params, carry, *inputs)
         return action, remember(policy, carry, none, none > 0)
 
-    seen = view.observation, view.legal_actions, jax.random.key(0)
-    lowered = jax.jit(step).trace(params, carry, *seen).lower(lowering_platforms=("cpu",))
+    inputs = view.observation, view.legal_actions, jax.random.key(0)
+    lowered = jax.jit(step).trace(params, carry, *inputs).lower(lowering_platforms=("cpu",))
     shapes = [
         (np.shape(leaf), str(leaf.dtype)) for leaf in map(np.asarray, jax.tree.leaves(params))
     ]
@@ -254,15 +254,15 @@ def _pair(
     Its parameters are for each of the two ``(which, params of each policy)``.
     """
 
-    def own(number: int) -> Policy:
-        def act(params: ArrayTree, *seen: Any) -> Any:
-            return policies[number].act(params[number], *seen)
+    def member(number: int) -> Policy:
+        def act(params: ArrayTree, *inputs: Any) -> Any:
+            return policies[number].act(params[number], *inputs)
 
         return policies[number]._replace(act=act)
 
-    either = one_of(tuple(map(own, range(len(policies)))))
-    everyone = tuple(range(spec.num_agents))
-    return compose(spec, [Seat(side, either, everyone), Seat(rest, either, everyone)])
+    member_policy = one_of(tuple(map(member, range(len(policies)))))
+    agents = tuple(range(spec.num_agents))
+    return compose(spec, [Seat(side, member_policy, agents), Seat(rest, member_policy, agents)])
 
 
 # ---------------------------------------------------------------------------------- scores
@@ -285,29 +285,29 @@ def scores(
     apart = np.where(np.eye(len(mean), dtype=bool), np.nan, pair)
 
     def play(left_out: int | None) -> Float[np.ndarray, "3"]:
-        own, others = ([x for x in some if x != left_out] for some in (scored, partners))
-        itself, crossed = pair[own, own], np.array([_mean(apart[x, others]) for x in own])
-        return np.array([_mean(itself), _mean(crossed), _mean(itself - crossed)])
+        rows, columns = ([x for x in numbers if x != left_out] for numbers in (scored, partners))
+        self_play, cross_play = pair[rows, rows], np.array([_mean(apart[x, columns]) for x in rows])
+        return np.array([_mean(self_play), _mean(cross_play), _mean(self_play - cross_play)])
 
-    def row(own: int) -> dict[str, Any]:
-        met = [x for x in partners if np.isfinite(apart[own, x])]
-        worst = min(met, key=lambda x: apart[own, x], default=None)
-        best = sum(np.nanmax(pair[:, x]) for x in met)
+    def row(number: int) -> dict[str, Any]:
+        columns = [x for x in partners if np.isfinite(apart[number, x])]
+        worst = min(columns, key=lambda x: apart[number, x], default=None)
+        best = sum(np.nanmax(pair[:, x]) for x in columns)
         return {
-            "policy": names[own],
-            "self_play": pair[own, own],
-            "cross_play": _mean(apart[own, met]),
-            "worst": np.nan if worst is None else apart[own, worst],
+            "policy": names[number],
+            "self_play": pair[number, number],
+            "cross_play": _mean(apart[number, columns]),
+            "worst": np.nan if worst is None else apart[number, worst],
             "worst_partner": None if worst is None else names[worst],
-            "best_response_share": apart[own, met].sum() / best if best > 0 else np.nan,
+            "best_response_share": apart[number, columns].sum() / best if best > 0 else np.nan,
         }
 
     rows = [row(own) for own in scored]
-    found = _over_policies(play, scored, [x for x in partners if x not in scored])
-    means = {x: _mean([one[x] for one in rows]) for x in ("worst", "best_response_share")}
-    estimates = zip(("self_play", "cross_play", "gap"), found, strict=True)
-    whole = {name: one._asdict() for name, one in estimates} | means | {"policies": rows}
-    plain: dict[str, Any] = tracking.plain(whole)
+    statistics = _over_policies(play, scored, [x for x in partners if x not in scored])
+    means = {x: _mean([cells[x] for cells in rows]) for x in ("worst", "best_response_share")}
+    estimates = zip(("self_play", "cross_play", "gap"), statistics, strict=True)
+    table = {name: estimate._asdict() for name, estimate in estimates} | means | {"policies": rows}
+    plain: dict[str, Any] = tracking.plain(table)
     return plain
 
 
@@ -322,14 +322,14 @@ def _over_policies(
     partners, who count as fixed if they are fewer than `MIN_RUNS`.
     """
     values = statistics(None)
-    drawn = [sample for sample in samples if min(len(sample), len(samples[0])) >= MIN_RUNS]
-    variance = sum((len(x) - 1) * np.var([statistics(one) for one in x], axis=0) for x in drawn)
-    halves = np.sqrt(variance) * stdtrit(min(map(len, drawn), default=1) - 1, 0.975)
+    large = [sample for sample in samples if min(len(sample), len(samples[0])) >= MIN_RUNS]
+    variance = sum((len(x) - 1) * np.var([*map(statistics, x)], axis=0) for x in large)
+    halves = np.sqrt(variance) * stdtrit(min(map(len, large), default=1) - 1, 0.975)
     ends = np.stack([values, values - halves, values + halves], axis=1).tolist()
-    return [Estimate(*(one if np.isfinite(one).all() else one[:1])) for one in ends]
+    return [Estimate(*(end if np.isfinite(end).all() else end[:1])) for end in ends]
 
 
 def _mean(values: Any) -> float:
-    """Return the mean of those that are known; NaN if none is."""
-    known = np.array(values)[np.isfinite(values)]
-    return float(known.mean()) if known.size else np.nan
+    """Return the mean of the finite values; NaN if there is none."""
+    finite = np.array(values)[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else np.nan

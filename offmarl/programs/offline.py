@@ -142,27 +142,27 @@ def train_ahead(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], ar
         return
     with pinned():
         training = _Training(make, args, dataset, origin, directory)
-        learned = training.begin()
+        states = training.begin()
         with closing(training.evaluator), training.batches(0) as batches:
             compiling = [
-                updates_ahead(training.learners, learned, batches),
-                training.play_ahead(training.policies(learned)),
+                updates_ahead(training.learners, states, batches),
+                training.play_ahead(training.policies(states)),
             ]
-            wait([one for one in compiling if one is not None])
+            wait([future for future in compiling if future is not None])
 
 
 def digests(dataset: Dataset | Mixture, evaluator: Evaluator) -> dict[str, str]:
-    """Return what identifies the data that is learned from, and that of the evaluation."""
-    found = {"vault_digest": dataset.known_digest()}
-    return found | ({"validation_digest": evaluator.validation} if evaluator.validation else {})
+    """Return the checksums of the data that is learned from, and of that of the evaluation."""
+    validation = {"validation_digest": evaluator.validation} if evaluator.validation else {}
+    return {"vault_digest": dataset.known_digest()} | validation
 
 
 def resolved(args: Args, spec: EnvSpec, evaluations: int = 20) -> Args:
     """Return arguments with the defaults that depend on the data."""
     small = spec.name.startswith(("classic/", "probe/"))
     updates = (3_000 if small else 100_000) if args.updates is None else args.updates
-    every = max(updates // evaluations, 1) if args.eval_every is None else args.eval_every
-    return replace(args, updates=updates, eval_every=every)
+    eval_every = max(updates // evaluations, 1) if args.eval_every is None else args.eval_every
+    return replace(args, updates=updates, eval_every=eval_every)
 
 
 def run_directory(
@@ -191,16 +191,16 @@ class _Training(Training):
         directory: Path,
     ):
         origins, self._start = settings.used(args).record(), start_of_baseline(args, dataset.spec)
-        asked, args = args, replace(args, **self._start.scale)
+        original, args = args, replace(args, **self._start.scale)
         self.data, self.evaluations = dataset, []
-        self.evaluator = found = make_evaluator(args, dataset)
-        args = resolved(args, dataset.spec, found.evaluations)
-        args = replace(args, eval_episodes=found.episodes, final_episodes=found.final_episodes)
-        unset = [name for name, value in vars(asked).items() if value is None]
-        self.args = args = replace(args, held_out=found.fraction)
+        self.evaluator = evaluator = make_evaluator(args, dataset)
+        args = resolved(args, dataset.spec, evaluator.evaluations)
+        args = replace(args, eval_episodes=evaluator.episodes, held_out=evaluator.fraction)
+        unset = [name for name, value in vars(original).items() if value is None]
+        self.args = args = replace(args, final_episodes=evaluator.final_episodes)
         self._resolved = [name for name in unset if getattr(args, name) is not None]
-        kept = data.read(directory / data.STATISTICS_FILE) or self._start.statistics
-        statistics = DatasetStatistics(dataset, kept, self.evaluator.learned_from)
+        earlier = data.read(directory / data.STATISTICS_FILE) or self._start.statistics
+        statistics = DatasetStatistics(dataset, earlier, self.evaluator.learned_from)
         self.program = build(make, dataset.spec, args, statistics, statistics.identity)
         is_scaled = getattr(args, SCALE, False)
         hyper = hyperparameters(args, {SCALE: scale_of(statistics)} if is_scaled else {})
@@ -264,22 +264,22 @@ class _Training(Training):
         return Learned(tree["state"], tree.get("priorities"))
 
     def checkpoint(self, states: Learned) -> dict[str, ArrayTree]:
-        seeds, learned = self.args.seeds, gathered(states)
-        if len(jax.tree.leaves(learned)[0]) > seeds:  # without the copies that a layout adds
-            learned = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(learned))
-        return self._parts(learned, self.policies(learned))
+        seeds, arrays = self.args.seeds, gathered(states)
+        if len(jax.tree.leaves(arrays)[0]) > seeds:  # without the copies that a layout adds
+            arrays = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(arrays))
+        return self._parts(arrays, self.policies(arrays))
 
     @staticmethod
-    def _parts(learned: Learned, policy: ArrayTree) -> dict[str, ArrayTree]:
-        found = {"state": learned.state, "policy": policy}
-        return found | ({} if learned.priorities is None else {"priorities": learned.priorities})
+    def _parts(states: Learned, policy: ArrayTree) -> dict[str, ArrayTree]:
+        parts = {"state": states.state, "policy": policy}
+        return parts | ({} if states.priorities is None else {"priorities": states.priorities})
 
     def learned(self, states: Learned) -> Iterator[tuple[slice, ArrayTree, int]]:
         yield slice(None), states.state, 1
 
     def policies(self, states: Learned) -> ArrayTree:
-        found: ArrayTree = jax.vmap(self.program.policy_params)(states.state)
-        return found
+        params: ArrayTree = jax.vmap(self.program.policy_params)(states.state)
+        return params
 
     def play_ahead(self, policies: ArrayTree) -> "Future[None] | None":
         layout, keys = self.learners.layout, self._evaluation_keys

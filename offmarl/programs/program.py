@@ -318,7 +318,7 @@ class Hyperparameters:
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> "Hyperparameters":
-        """Make one of names and values, as JAX asks for."""
+        """Make hyperparameters of names and values, as JAX asks for."""
         return cls(dict(zip(names, values, strict=True)))
 
 
@@ -392,8 +392,8 @@ class _Unusable:
     def __init__(self, name: str, why: str):
         self._name, self._why = name, why
 
-    def _refuse(self, *_: Any, what: str) -> NoReturn:
-        raise TypeError(f"make uses args.{self._name} ({what}), which is {self._why}.")
+    def _refuse(self, *_: Any, operation: str) -> NoReturn:
+        raise TypeError(f"make uses args.{self._name} ({operation}), which is {self._why}.")
 
     def __repr__(self) -> str:
         return f"<{self._name}: {self._why}>"
@@ -405,7 +405,7 @@ _OPERATORS = (
     "array eq ne lt le gt ge hash str format iter len contains getitem fspath"
 )
 for _name in _OPERATORS.split():
-    setattr(_Unusable, f"__{_name}__", partialmethod(_Unusable._refuse, what=_name))
+    setattr(_Unusable, f"__{_name}__", partialmethod(_Unusable._refuse, operation=_name))
 
 
 # ---------------------------------------------------------------------------------- program

@@ -98,8 +98,8 @@ class Range(NamedTuple):
     def suggest(self, trial: Any, name: str) -> float:
         """Draw a value."""
         if self.complement:
-            drawn: float = trial.suggest_float(f"1-{name}", 1 - self.high, 1 - self.low, log=True)
-            return 1 - drawn
+            rest: float = trial.suggest_float(f"1-{name}", 1 - self.high, 1 - self.low, log=True)
+            return 1 - rest
         is_whole = isinstance(self.low, int) and isinstance(self.high, int)
         suggest = trial.suggest_int if is_whole else trial.suggest_float
         value: float = suggest(name, self.low, self.high, log=self.log)
@@ -117,28 +117,28 @@ class Choices(NamedTuple):
 
     @property
     def options(self) -> tuple[Any, ...]:
-        """What Optuna stores: numbers, texts and truth values; of others their text."""
+        """Values as Optuna stores them: numbers, texts and truth values; others as their text."""
         plain = all(isinstance(value, bool | int | float | str) for value in self.values)
         return self.values if plain else tuple(map(str, self.values))
 
     def suggest(self, trial: Any, name: str) -> Any:
         """Draw a value."""
-        chosen = trial.suggest_categorical(name, self.options)
-        return self.values[self.options.index(chosen)]
+        option = trial.suggest_categorical(name, self.options)
+        return self.values[self.options.index(option)]
 
 
 Space = dict[str, Range | Choices]
-"""What is searched, by argument."""
+"""Ranges to search, by argument."""
 
 
-def drawn(one: Range | Choices, name: str, value: Any) -> dict[str, Any]:
-    """Return what is drawn where a value is proposed; nothing for one outside the range."""
-    if isinstance(one, Choices):
-        return {name: one.options[one.values.index(value)]} if value in one.values else {}
-    if not isinstance(value, int | float) or not one.low <= value <= one.high:
+def drawn(entry: Range | Choices, name: str, value: Any) -> dict[str, Any]:
+    """Return Optuna's parameters for a value; empty if it is outside the range."""
+    if isinstance(entry, Choices):
+        return {name: entry.options[entry.values.index(value)]} if value in entry.values else {}
+    if not isinstance(value, int | float) or not entry.low <= value <= entry.high:
         return {}
-    if isinstance(one, Range) and one.complement:
-        return {f"1-{name}": min(max(1 - value, 1 - one.high), 1 - one.low)}
+    if isinstance(entry, Range) and entry.complement:
+        return {f"1-{name}": min(max(1 - value, 1 - entry.high), 1 - entry.low)}
     return {name: value}
 
 
@@ -152,9 +152,9 @@ def derived(args: Validated) -> Space:
     """
     hints = get_type_hints(type(args), include_extras=True)
     shared = shared_names(args) - with_role(type(args), Role.SEARCHED)
-    own = [name for name in hints if name not in shared]
-    found = {name: _range(name, hints[name], getattr(args, name)) for name in own}
-    return {name: one for name, one in found.items() if one is not None}
+    names = [name for name in hints if name not in shared]
+    ranges = {name: _range(name, hints[name], getattr(args, name)) for name in names}
+    return {name: entry for name, entry in ranges.items() if entry is not None}
 
 
 def _range(name: str, hint: Any, value: Any) -> Range | Choices | None:
@@ -178,12 +178,12 @@ def read_space(path: Path, kind: type[Validated]) -> Space:
             f"{path} has no table [{settings.SEARCH}]: add one with the ranges to search."
         )
     hints = get_type_hints(kind, include_extras=True)
-    where = f"{path} [{settings.SEARCH}]"
+    section = f"{path} [{settings.SEARCH}]"
     try:
         check_names(kind, table, with_role(kind, Role.CASE))
         return {name: _entry(name, hints[name], entry) for name, entry in table.items()}
     except (OptionError, UnknownNameError) as error:
-        raise OptionError(f"{where}: {error}") from None
+        raise OptionError(f"{section}: {error}") from None
 
 
 def _entry(name: str, hint: Any, entry: Any) -> Range | Choices:
@@ -208,7 +208,7 @@ def chosen(space: Space, names: Iterable[str]) -> Space:
     for name in names:
         if name not in space:
             raise unknown_name("argument with a range", name, space)
-    return {name: one for name, one in space.items() if name in names} if names else space
+    return {name: entry for name, entry in space.items() if name in names} if names else space
 
 
 # ---------------------------------------------------------------------------------- searches
@@ -304,15 +304,15 @@ class TrialsWork(Work):
         super().__init__(f"tune {self._program_name}", self.file, self._facts(), search.trials)
 
     def _facts(self) -> dict[str, Any]:
-        """Return what a search must be continued with."""
+        """Return the facts that must be the same to continue a search."""
         args = {field.name: getattr(self.args, field.name) for field in _fields(self.args)}
         free = with_role(type(self.args), Role.FREE)
-        kept = {name: x for name, x in args.items() if name not in (*free, *self.space)}
+        fixed = {name: x for name, x in args.items() if name not in (*free, *self.space)}
         names = ("seeds", "score", "search_seed", "sampler", "pruner")
         search = {name: getattr(self._search, name) for name in names}
-        space = {name: one.words() for name, one in self.space.items()}
-        found: dict[str, Any] = tracking.plain({**self._made_from, **search, "ranges": space})
-        return found | {"arguments": json.dumps(tracking.plain(kept), sort_keys=True)}
+        space = {name: entry.words() for name, entry in self.space.items()}
+        facts: dict[str, Any] = tracking.plain({**self._made_from, **search, "ranges": space})
+        return facts | {"arguments": json.dumps(tracking.plain(fixed), sort_keys=True)}
 
     def missing(self) -> list[int]:
         """Return the trials that have not ended."""
@@ -320,20 +320,20 @@ class TrialsWork(Work):
         return [block for block in range(self.num_blocks) if block not in done]
 
     def is_done(self, block: int) -> bool:
-        """Whether a trial has ended."""
+        """Return whether a trial has ended."""
         return block not in self.missing()
 
     def check(self) -> None:
-        """Record in the journal what scores are made from, or compare it."""
+        """Record the source of scores in the journal, or compare it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         study = self._open()
-        found = study.user_attrs.get("identity")
-        if found is None:
+        identity = study.user_attrs.get("identity")
+        if identity is None:
             study.set_user_attr("tracking", uuid.uuid4().hex)
-            study.set_user_attr("identity", found := self.identity)
-        given = {**found, "arguments": json.loads(found["arguments"])}
-        wanted = {**self.identity, "arguments": json.loads(self.identity["arguments"])}
-        for path, theirs, ours in differences(given, wanted):
+            study.set_user_attr("identity", identity := self.identity)
+        stored = {**identity, "arguments": json.loads(identity["arguments"])}
+        current = {**self.identity, "arguments": json.loads(self.identity["arguments"])}
+        for path, theirs, ours in differences(stored, current):
             raise RunError(
                 f"{self.file} was started with {path.removeprefix('arguments.')} {theirs!r}, not "
                 f"{ours!r}: give the same arguments, data and code to continue, or another --out."
@@ -341,7 +341,7 @@ class TrialsWork(Work):
         self._track(study, ())
 
     def is_complete(self) -> bool:
-        """Whether all trials have ended, and their best is in the file."""
+        """Return whether all trials have ended, and their best is in the file."""
         study = None if self.missing() else self._open()
         if study is None or self._best(study) is None or not self.file.exists():
             return False
@@ -377,22 +377,22 @@ class TrialsWork(Work):
 
     def tuned(self) -> Tuned:
         """Write the settings of the best trial, and return the result."""
-        ended = self._ended(study := self._open())
+        trials = self._ended(study := self._open())
         if (best := self._best(study)) is None:
-            reasons = [one.user_attrs.get("error", "it was stopped early") for one in ended]
+            reasons = [trial.user_attrs.get("error", "it was stopped early") for trial in trials]
             raise OptionError(f"no trial was completed: {reasons[-1]}")
         tracking.replace_file(self.file, self._text(study))
         rows = [
             {
                 "trial": number,
-                "state": one.state.name.lower(),
-                "score": one.value if one.state.name == "COMPLETE" else None,
-                **one.user_attrs.get("values", {}),
+                "state": trial.state.name.lower(),
+                "score": trial.value if trial.state.name == "COMPLETE" else None,
+                **trial.user_attrs.get("values", {}),
             }
-            for number, one in enumerate(ended, 1)
+            for number, trial in enumerate(trials, 1)
         ]
-        default = next((n for n, one in enumerate(ended, 1) if not one.user_attrs["block"]), None)
-        self._track(study, ended)
+        default = next((n for n, x in enumerate(trials, 1) if not x.user_attrs["block"]), None)
+        self._track(study, trials)
         return Tuned(self.file, best.user_attrs["values"], best.value, rows, default)
 
     def _open(self) -> Any:
@@ -427,37 +427,37 @@ class TrialsWork(Work):
         from matplotlib import pyplot
 
         study, plots = self._open(), self._optuna.visualization.matplotlib
-        complete = [one.params for one in self._ended(study) if one.state.name == "COMPLETE"]
-        importance, found = self._optuna.importance, dict[str, Any]()
+        complete = [trial.params for trial in self._ended(study) if trial.state.name == "COMPLETE"]
+        importance, figures = self._optuna.importance, dict[str, Any]()
         with pyplot.rc_context(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # these plots are experimental
-            found["history"] = plots.plot_optimization_history(study)
-            found["intermediate values"] = plots.plot_intermediate_values(study)
+            figures["history"] = plots.plot_optimization_history(study)
+            figures["intermediate values"] = plots.plot_intermediate_values(study)
             if len({*map(str, complete)}) > 1 and len(complete[-1]) > 1:
                 ranked = importance.PedAnovaImportanceEvaluator()  # others need scikit-learn
                 first = [*importance.get_param_importances(study, evaluator=ranked)][:2]
-                found["importances"] = plots.plot_param_importances(study, ranked)
-                found["contour"] = plots.plot_contour(study, first)
-            for name, axes in found.items():
+                figures["importances"] = plots.plot_param_importances(study, ranked)
+                figures["contour"] = plots.plot_contour(study, first)
+            for name, axes in figures.items():
                 axes.figure.savefig(file := BytesIO(), format="svg", bbox_inches="tight")
                 pyplot.close(axes.figure)
-                found[name] = file.getvalue()
-        return found
+                figures[name] = file.getvalue()
+        return figures
 
-    def _track(self, study: Any, ended: Sequence[Any]) -> None:
+    def _track(self, study: Any, trials: Sequence[Any]) -> None:
         """Give trackers the scores of the trials that have ended, the settings and the figures."""
         if not self._search.track:
             return
         name, identity = f"{self.name}: {self.file.stem}", study.user_attrs["tracking"]
         facts = self.identity | json.loads(self.identity["arguments"])
         run = trackers.Tracked(self.file.parent, name, identity, trackers.flat(facts))
-        scores = [(x.number, {"score": x.value}) for x in ended if x.state.name == "COMPLETE"]
+        scores = [(x.number, {"score": x.value}) for x in trials if x.state.name == "COMPLETE"]
         with TemporaryDirectory() as folder:
-            files = [self.file] if ended else []
-            for name, image in self.figures().items() if ended else ():
+            files = [self.file] if trials else []
+            for name, image in self.figures().items() if trials else ():
                 files.append(Path(folder) / f"{name}.svg")
                 files[-1].write_bytes(image)
-            trackers.give(self._search.track, run, scores, files, is_required=not ended)
+            trackers.give(self._search.track, run, scores, files, is_required=not trials)
 
     # ------------------------------------------------------------------------ a trial
 
@@ -472,10 +472,10 @@ class TrialsWork(Work):
             waits = {"n_warmup_steps": 2} if pruner == "MedianPruner" else {}
             study.pruner = getattr(optuna.pruners, pruner)(**waits)
         trial, state = self._trial(study, block), optuna.trial.TrialState
-        own = {name: getattr(self.args, name) for name in self.space}
-        ranges = {x: one for x, one in self.space.items() if block or drawn(one, x, own[x])}
-        values = {name: one.suggest(trial, name) for name, one in ranges.items()}
-        values = values if block else own
+        default = {name: getattr(self.args, name) for name in self.space}
+        ranges = {x: y for x, y in self.space.items() if block or drawn(y, x, default[x])}
+        values = {name: entry.suggest(trial, name) for name, entry in ranges.items()}
+        values = values if block else default
         trial.set_user_attr("values", tracking.plain(values))
         try:
             score = self._score(trial, values, self.directory / "blocks" / f"trial-{block}")
@@ -492,17 +492,17 @@ class TrialsWork(Work):
 
     def _trial(self, study: Any, block: int) -> Any:
         """Return the trial of a block; one that was interrupted goes on with its values."""
-        of_blocks = {one.user_attrs["block"]: one for one in study.get_trials(deepcopy=False)}
-        optuna, found = self._optuna, of_blocks.get(block)
-        if found is None:
-            known = (
+        of_blocks = {trial.user_attrs["block"]: trial for trial in study.get_trials(deepcopy=False)}
+        optuna, running = self._optuna, of_blocks.get(block)
+        if running is None:
+            defaults = (
                 [] if block else [drawn(x, n, getattr(self.args, n)) for n, x in self.space.items()]
             )
-            fixed = {"fixed_params": {key: x for one in known for key, x in one.items()}}
+            fixed = {"fixed_params": {key: x for params in defaults for key, x in params.items()}}
             new = {"state": optuna.trial.TrialState.RUNNING, "user_attrs": {"block": block}}
             study.add_trial(optuna.trial.create_trial(**new, system_attrs=fixed))
             return self._trial(study, block)
-        return optuna.trial.Trial(study, found._trial_id)
+        return optuna.trial.Trial(study, running._trial_id)
 
     def best_score(self) -> str:
         """Return the best score so far in words; empty if there is none."""
@@ -544,14 +544,14 @@ class TrialsWork(Work):
     def _text(self, study: Any) -> str:
         """Return the file of settings of the best trial so far."""
         best = self._best(study)
-        found, ended = best.user_attrs["values"], self._ended(study)
-        values = self._fixed() | {name: x for name, x in found.items() if x is not None}
-        number = 1 + [one.number for one in ended].index(best.number)
+        best_values, trials = best.user_attrs["values"], self._ended(study)
+        values = self._fixed() | {name: x for name, x in best_values.items() if x is not None}
+        number = 1 + [trial.number for trial in trials].index(best.number)
         about = [
-            f"offmarl tune {self._program_name}: trial {number} of {len(ended)}, "
+            f"offmarl tune {self._program_name}: trial {number} of {len(trials)}, "
             f"score {best.value:.6g} ({self._search.score}, {self._search.seeds} seeds)",
             *(f"{key}: {value}" for key, value in self._about().items()),
-            *(f"searched: {name} in {one.words()}" for name, one in self.space.items()),
+            *(f"searched: {name} in {entry.words()}" for name, entry in self.space.items()),
         ]
         comments = "".join(f"# {line}\n" for line in about)
         return comments + tomli_w.dumps({self._program_name: values})
@@ -574,7 +574,7 @@ class TrialsWork(Work):
         Those that have their default, and neither were given nor are in a file, are left out.
         """
         used = settings.used(self.args)
-        chosen = {*used.given, *used.settings}
+        explicit = {*used.given, *used.settings}
         kind = type(self.args)
         left_out = shared_names(self.args) - with_role(kind, Role.SHAPES | Role.LEARNS)
         left_out |= {self._budget, *with_role(kind, Role.CASE)}
@@ -583,7 +583,7 @@ class TrialsWork(Work):
             for field in _fields(self.args)
             if field.name not in left_out
             and (value := getattr(self.args, field.name)) is not None
-            and (value != field.default or field.name in chosen)
+            and (value != field.default or field.name in explicit)
         }
 
 
@@ -602,7 +602,7 @@ def _require_file(file: Path) -> None:
 
 @pinned()
 def _made_from(program: ModuleType, args: Validated) -> dict[str, Any]:
-    """Return what scores are made from; raise what every trial would, such as that of no data.
+    """Return the source of scores; raise the errors that every trial would, such as a lack of data.
 
     A search compares scores, so the version of offmarl may not differ, as it may in a run.
     """
@@ -624,12 +624,12 @@ def _made_from(program: ModuleType, args: Validated) -> dict[str, Any]:
             source |= {"weight_source": code}
     if env is not None and env.spec.package:
         source |= {"package": env.spec.package}
-    found = made_from(origin_of(program.make), env, source)
-    return {name: x for name, x in found.items() if name == "offmarl" or name not in MAY_DIFFER}
+    record = made_from(origin_of(program.make), env, source)
+    return {name: x for name, x in record.items() if name == "offmarl" or name not in MAY_DIFFER}
 
 
 def _require_fresh(args: Validated, space: Space) -> None:
-    """Refuse what a recorder starts from, because its trials start from nothing."""
+    """Refuse the runs and data that a recorder starts from: trials start without them."""
     if not isinstance(args, OnlineArgs):
         return
     for name in ("init", "prefill"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import offmarl
-from offmarl import vault
+from offmarl import settings, vault
 from offmarl.cli import tasks
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.launch import launch
@@ -177,3 +177,15 @@ def test_nash_is_refused_before_anything_is_learned(tmp_path, monkeypatch):
     args = replace(SMALL, env=f"{tmp_path / 'unfair.py'}:Unfair", out=tmp_path)
     with pytest.raises(OptionError, match=r"is not a zero-sum game"):
         main(args)
+
+
+def test_the_oracle_has_the_package_s_settings_and_the_run_records_them(tmp_path, monkeypatch):
+    packaged = '[ippo]\nlearning_rate = 0.002\nschedule = "linear"\nhidden = 8\nnum_envs = 2\n'
+    (tmp_path / "classic.toml").write_text(packaged)
+    with monkeypatch.context() as patch:
+        patch.setattr(settings, "__file__", str(tmp_path / "__init__.py"))
+        args = work(replace(SMALL, out=tmp_path)).args
+    oracle = psro.oracle_of(args)[1]
+    assert (oracle.learning_rate, oracle.schedule) == (0.002, "linear")
+    assert (oracle.hidden, oracle.num_envs) == (4, 4)  # given
+    assert work(args).args == args

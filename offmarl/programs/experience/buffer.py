@@ -56,7 +56,7 @@ class Capture(NamedTuple):
     """
 
     buffer: TrajectoryBufferState
-    """Of `Step`, ``(E, capacity, ...)``; `offmarl.programs.draw_windows` draws from it."""
+    """Buffer of `Step`, ``(E, capacity, ...)``; `offmarl.programs.draw_windows` draws from it."""
     next_views: View
     """If a program samples the buffer, the final views of each row's last F episodes, that of
     episode i at ``i % F``, and then the view after the newest step: ``(E, F + 1, ...)``. Otherwise
@@ -85,7 +85,7 @@ class Capture(NamedTuple):
         return int(self.next_views.alive.shape[1]) - 1
 
     def place_of_next(self, row: Int[Array, "*#b"], index: Int[Array, "*#b"]) -> Int[Array, "*#b"]:
-        """Return where the next view is of a step that ends an episode, or is the newest."""
+        """Return the index of the next view of a step that ends an episode, or is the newest."""
         step = self.buffer.experience
         last, ends = step.transition.last[row, index], step.ends[row, index]
         return jnp.where(last, ends % self.num_finals, self.num_finals)
@@ -197,12 +197,12 @@ def _add_sampled(
 ) -> Capture:
     """Add steps ``(E, T, ...)`` with their next views ``(T, E, ...)``, of which finals are kept."""
     last, room, newest = steps.last, capture.num_finals, capture.buffer.current_index - 1
-    before = capture.buffer.experience.ends[:, newest, None]
-    before += capture.buffer.experience.transition.last[:, newest, None]
-    ended = before + jnp.cumsum(last, axis=1)
-    state = buffer.add(capture.buffer, Step(steps, ended - last))
-    kept = last & (ended > ended[:, -1:] - room)
-    place = jnp.where(kept, (ended - last) % room, room + 1)
+    ends_before = capture.buffer.experience.ends[:, newest, None]
+    ends_before += capture.buffer.experience.transition.last[:, newest, None]
+    ends_after = ends_before + jnp.cumsum(last, axis=1)
+    state = buffer.add(capture.buffer, Step(steps, ends_after - last))
+    kept = last & (ends_after > ends_after[:, -1:] - room)
+    place = jnp.where(kept, (ends_after - last) % room, room + 1)
     put = by_shards(
         jax.vmap(_put_views, in_axes=(0, 0, 1)),
         len(last),
@@ -211,7 +211,7 @@ def _add_sampled(
     )
     # Steps are held as far back as the final views of all rows are.
     age = (state.current_index - 1 - jnp.arange(capture.capacity)) % capture.capacity
-    known = (ended[:, -1:] - state.experience.ends <= room).all(0)
+    known = (ends_after[:, -1:] - state.experience.ends <= room).all(0)
     filled = jnp.sum(known & (age < capture.filled + last.shape[1]), dtype=jnp.int32)
     finals = put(capture.next_views, place, next_views)
     return capture._replace(buffer=state, next_views=finals, filled=filled)
@@ -261,9 +261,9 @@ def copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalO
     size = capture.buffer.experience.transition.last.shape[0]
     while size < len(row):  # few sizes, so that few programs are compiled
         size *= 4
-    where = np.zeros((2, size), np.int32)
-    where[:, : len(row)] = row, (start + time) % capture.capacity
-    view = gathered(_copy_views(capture, *where))
+    indices = np.zeros((2, size), np.int32)
+    indices[:, : len(row)] = row, (start + time) % capture.capacity
+    view = gathered(_copy_views(capture, *indices))
     return FinalObservations(row, time, view)
 
 
@@ -283,11 +283,11 @@ def _copy_transitions(
     copied = jax.tree.map(copy, transition)
     running = cut & ~copied.last[:, -1]
     truncated = copied.truncated[:, -1] | (running[:, None] & ~copied.terminated[:, -1])
-    ended = copied._replace(
+    cut_steps = copied._replace(
         truncated=copied.truncated.at[:, -1].set(truncated),
         last=copied.last.at[:, -1].set(copied.last[:, -1] | running),
     )
-    return ended, running
+    return cut_steps, running
 
 
 @jit_rarely_run()
@@ -425,8 +425,8 @@ class ChunkWriter:
         while self._pending and (self._pending[0].done() or len(self._pending) >= room):
             self._wait()
 
-    def _submit(self, count: int, write: Callable[..., None], *what: Any) -> None:
-        self._pending.append(self._thread.submit(write, self._next, *what))
+    def _submit(self, count: int, write: Callable[..., None], *arguments: Any) -> None:
+        self._pending.append(self._thread.submit(write, self._next, *arguments))
         self._next += count
 
     def flush(self) -> None:
@@ -505,8 +505,8 @@ def chunks_at_once(capture: Capture, num_steps: int) -> int:
     The buffer must hold them and their final views, and a quarter of the memory for chunks that
     wait, their copy.
     """
-    held = capture.num_finals if capture.is_sampled else capture.capacity
-    return max(min(held, _waiting_steps(capture) // 4) // num_steps, 1)
+    room = capture.num_finals if capture.is_sampled else capture.capacity
+    return max(min(room, _waiting_steps(capture) // 4) // num_steps, 1)
 
 
 def _waiting_steps(capture: Capture) -> int:
@@ -520,13 +520,13 @@ def _divided(chunks: Chunk, count: int) -> Iterator[Chunk]:
     transition, finals = jax.tree.map(np.asarray, (chunks.transition, chunks.finals))
     steps = transition.last.shape[1] // count
     for index in range(count):
-        own = slice(index * steps, (index + 1) * steps)
-        ends = np.flatnonzero((finals.time >= own.start) & (finals.time < own.stop))
+        span = slice(index * steps, (index + 1) * steps)
+        ends = np.flatnonzero((finals.time >= span.start) & (finals.time < span.stop))
         view = jax.tree.map(lambda leaf, ends=ends: leaf[ends], finals.view)
         last = index == count - 1
         yield Chunk(
-            jax.tree.map(lambda leaf, own=own: leaf[:, own], transition),
-            FinalObservations(finals.row[ends], finals.time[ends] - own.start, view),
+            jax.tree.map(lambda leaf, span=span: leaf[:, span], transition),
+            FinalObservations(finals.row[ends], finals.time[ends] - span.start, view),
             chunks.stop - (count - 1 - index) * steps,
             chunks.cut if last else np.zeros_like(chunks.cut),
         )

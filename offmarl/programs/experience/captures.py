@@ -59,19 +59,19 @@ class CaptureCheckpoints(Checkpoints):
         """Write the steps since the last checkpoint, then a checkpoint; see `Checkpoints.save`."""
         captures = [capture for capture in _captures(tree) if capture.is_sampled]
         before, totals = self._saved or (-1, [0] * len(captures))
-        own = [int(capture.total) for capture in captures]
+        new_totals = [int(capture.total) for capture in captures]
         added = [
             min(now - then, int(capture.filled)) if self._saved else int(capture.filled)
-            for now, then, capture in zip(own, totals, captures, strict=True)
+            for now, then, capture in zip(new_totals, totals, captures, strict=True)
         ]
-        self._saved = step, own
-        newest = [_arrays(*one) for one in zip(captures, added, strict=True)]
+        self._saved = step, new_totals
+        newest = [_arrays(*pair) for pair in zip(captures, added, strict=True)]
         small = gathered(_replace(tree, _without_steps))
         if not is_first():
             return
         for number, (count, arrays) in enumerate(zip(added, newest, strict=True)):
             files = self._files(number)
-            files.remove(lambda file: file.number > before)  # of work that was lost
+            files.remove(lambda file: file.number > before)  # of updates that were lost
             files.write(step, count, arrays)
         super().save(step, small, info)
         for number, capture in enumerate(captures):
@@ -81,15 +81,15 @@ class CaptureCheckpoints(Checkpoints):
         """Read the newest intact checkpoint of the first process; see `Checkpoints.resume`."""
         if jax.process_count() == 1:
             return super().resume(like)
-        found: list[Resumed] = []
+        checkpoints: list[Resumed] = []
 
         def read() -> list[Any]:
-            found.extend(one for one in [super(CaptureCheckpoints, self).resume(like)] if one)
-            return [[one.step, one.info] for one in found]
+            checkpoints.extend(x for x in [super(CaptureCheckpoints, self).resume(like)] if x)
+            return [[x.step, x.info] for x in checkpoints]
 
         for step, info in on_first(read):
-            tree = arrays_from_first(found[0].tree if found else dict(like))
-            totals = [int(one.total) for one in _captures(tree) if one.is_sampled]
+            tree = arrays_from_first(checkpoints[0].tree if checkpoints else dict(like))
+            totals = [int(capture.total) for capture in _captures(tree) if capture.is_sampled]
             self._saved = step, totals
             return Resumed(step, tree, info)
         return None
@@ -99,22 +99,22 @@ class CaptureCheckpoints(Checkpoints):
     ) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
         """Read a checkpoint, and fill its buffers; see `Checkpoints.restore`."""
         step = self.latest() if step is None else step
-        wanted = _captures(like)
+        templates = _captures(like)
         tree, info = super().restore(_replace(like, _without_steps), step, partly)
-        if not wanted:
+        if not templates:
             return tree, info
         assert step is not None
-        found = _captures(tree)
-        sampled = [place for place, capture in enumerate(wanted) if capture.is_sampled]
+        captures = _captures(tree)
+        sampled = [place for place, capture in enumerate(templates) if capture.is_sampled]
         files = {place: self._files(number) for number, place in enumerate(sampled)}
         if step == self._last:
             files = {}
-        filled = iter(
-            files[place].fill(step, like, capture) if place in files else _blank(like, capture)
-            for place, (like, capture) in enumerate(zip(wanted, found, strict=True))
+        replacements = iter(
+            files[place].fill(step, kind, capture) if place in files else _blank(kind, capture)
+            for place, (kind, capture) in enumerate(zip(templates, captures, strict=True))
         )
-        tree = _replace(tree, lambda _: next(filled))
-        self._saved = step, [int(found[place].total) for place in sampled]
+        tree = _replace(tree, lambda _: next(replacements))
+        self._saved = step, [int(captures[place].total) for place in sampled]
         return tree, info
 
     def _files(self, number: int) -> "_Files":
@@ -153,16 +153,16 @@ def _replace(tree: ArrayTree, function: Callable[[Capture], Capture]) -> dict[st
 
 
 def _without_steps(capture: Capture) -> Capture:
-    nothing: Any = ()
-    buffer = capture.buffer.replace(experience=nothing)
-    return capture._replace(buffer=buffer, next_views=nothing, prior=None)
+    empty: Any = ()
+    buffer = capture.buffer.replace(experience=empty)
+    return capture._replace(buffer=buffer, next_views=empty, prior=None)
 
 
-def _blank(like: Capture, found: Capture) -> Capture:
+def _blank(like: Capture, capture: Capture) -> Capture:
     """Return a buffer without steps, which the next update replaces if there is one."""
     blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-    buffer = found.buffer.replace(experience=blank.buffer.experience)
-    return found._replace(buffer=buffer, next_views=blank.next_views)
+    buffer = capture.buffer.replace(experience=blank.buffer.experience)
+    return capture._replace(buffer=buffer, next_views=blank.next_views)
 
 
 # ---------------------------------------------------------------------------------- files
@@ -186,8 +186,8 @@ class _Files:
     def __iter__(self) -> Iterator[_File]:
         """Iterate over the files, the newest first."""
         paths = self._directory.glob("*-*.npz") if self._directory.is_dir() else ()
-        found = [_File(path, *map(int, path.stem.split("-"))) for path in paths]
-        return iter(sorted(found, key=lambda file: file.number, reverse=True))
+        files = [_File(path, *map(int, path.stem.split("-"))) for path in paths]
+        return iter(sorted(files, key=lambda file: file.number, reverse=True))
 
     def write(self, step: int, count: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the newest time steps of a buffer, from `_arrays`, for a checkpoint."""
@@ -199,40 +199,40 @@ class _Files:
             np.savez(file, allow_pickle=False, **arrays)
         publish(part, self._directory / f"{step}-{count}.npz")
 
-    def remove(self, chosen: Callable[[_File], bool]) -> None:
-        """Delete the chosen files."""
+    def remove(self, predicate: Callable[[_File], bool]) -> None:
+        """Delete the files for which a predicate holds."""
         for file in self:
-            if chosen(file):
+            if predicate(file):
                 file.path.unlink()
 
     def remove_unused(self, oldest: int, capacity: int) -> None:
         """Delete the files whose steps the buffer of the oldest checkpoint no longer holds."""
-        needed = {file.path for file in self._up_to(oldest, capacity)}
-        self.remove(lambda file: file.number <= oldest and file.path not in needed)
+        paths = {file.path for file in self._up_to(oldest, capacity)}
+        self.remove(lambda file: file.number <= oldest and file.path not in paths)
 
     def _up_to(self, step: int, count: int) -> list[_File]:
         """Return the files with the last ``count`` time steps before a checkpoint, in order."""
-        found: list[_File] = []
+        files: list[_File] = []
         for file in self:
-            if file.number <= step and sum(one.size for one in found) < count:
-                found.append(file)
-        return found[::-1]
+            if file.number <= step and sum(newer.size for newer in files) < count:
+                files.append(file)
+        return files[::-1]
 
-    def fill(self, step: int, like: Capture, found: Capture) -> Capture:
+    def fill(self, step: int, like: Capture, capture: Capture) -> Capture:
         """Return the capture of a checkpoint with its steps, which are read from the files."""
-        filled = int(found.filled)
-        files = self._up_to(step, filled)
-        if sum(file.size for file in files) < filled:
+        count = int(capture.filled)
+        files = self._up_to(step, count)
+        if sum(file.size for file in files) < count:
             raise self._damaged(step, f"{self._directory} lacks a part of the buffer's steps")
-        place = (int(found.buffer.current_index) - 1 - np.arange(filled)[::-1]) % like.capacity
+        place = (int(capture.buffer.current_index) - 1 - np.arange(count)[::-1]) % like.capacity
         try:
             experience, next_views = _read([file.path for file in files], like, place)
         except _DAMAGE as error:
             raise self._damaged(
                 step, f"{self._directory}: {type(error).__name__}: {error}"
             ) from None
-        buffer = found.buffer.replace(experience=experience)
-        return found._replace(buffer=buffer, next_views=next_views)
+        buffer = capture.buffer.replace(experience=experience)
+        return capture._replace(buffer=buffer, next_views=next_views)
 
     def _damaged(self, step: int, reason: str) -> CheckpointError:
         return CheckpointError(self._checkpoints / str(step), reason)
@@ -275,29 +275,29 @@ def _slice(leaf: Array, start: Int[Array, ""] | int, size: int) -> Array:
 
 
 def _read(paths: Sequence[Path], like: Capture, place: NDArray[np.int64]) -> tuple[Any, Any]:
-    """Read the steps of a buffer, of which the last go to some places, one array after another."""
+    """Read the steps of a buffer into the indices ``place``, one array after another."""
     files = [np.load(path, allow_pickle=False) for path in paths]
 
     def ring(path: Any, spec: Any) -> Array:
-        found, end = np.zeros(spec.shape, spec.dtype), len(place)
+        array, end = np.zeros(spec.shape, spec.dtype), len(place)
         for file in reversed(files):
             steps = file[jax.tree_util.keystr(path)].view(spec.dtype)[:, -end:]
-            found[:, place[end - steps.shape[1] : end]] = steps
+            array[:, place[end - steps.shape[1] : end]] = steps
             end -= steps.shape[1]
         if end:
             raise ValueError(f"{end} steps are missing")
-        return jnp.asarray(found)
+        return jnp.asarray(array)
 
     def finals(path: Any, spec: Any) -> Array:
-        found = np.zeros(spec.shape, spec.dtype)
+        array = np.zeros(spec.shape, spec.dtype)
         for file in files:
             row, time = np.nonzero(file[_STORED])
             last, ends = file[".transition.last"], file[".ends"]
             ended, newest = last[row, time], time == last.shape[1] - 1
             row, number = row[ended], ends[row, time][ended] % like.num_finals
             views = file[_NEXT + jax.tree_util.keystr(path)].view(spec.dtype)
-            found[row, number], found[:, -1] = views[ended], views[newest]
-        return jnp.asarray(found)
+            array[row, number], array[:, -1] = views[ended], views[newest]
+        return jnp.asarray(array)
 
     try:
         return (

@@ -37,8 +37,8 @@ def admit(priorities: Priorities, capture: Capture, num_steps: int, length: int)
     slots = 2 * (row * capture.capacity + index[:, None]) + jnp.arange(2)
     fresh = exist.ravel().astype(jnp.float32)
     tree = priorities.tree.put(slots.ravel(), jnp.zeros_like(fresh), fresh)
-    held = jnp.where(capture.buffer.is_full, capture.capacity, capture.buffer.current_index)
-    tree = jax.lax.cond(capture.filled < held, partial(_without_lost, capture), lambda x: x, tree)
+    size = jnp.where(capture.buffer.is_full, capture.capacity, capture.buffer.current_index)
+    tree = jax.lax.cond(capture.filled < size, partial(_without_lost, capture), lambda x: x, tree)
     return priorities._replace(tree=tree)
 
 
@@ -80,16 +80,16 @@ def learned(
     exponent: float,
 ) -> Priorities:
     """Return the priorities after an update on some windows; ``exponent`` is α."""
-    own = slice(len(slots))  # prior data have no priorities
-    found = window_priorities(errors[own], counted[own], exponent)
+    from_buffer = slice(len(slots))  # prior data have no priorities
+    values = window_priorities(errors[from_buffer], counted[from_buffer], exponent)
     return priorities._replace(
-        tree=priorities.tree.put(slots, found, jnp.zeros_like(found)),
-        largest=jnp.maximum(priorities.largest, found.max()),
+        tree=priorities.tree.put(slots, values, jnp.zeros_like(values)),
+        largest=jnp.maximum(priorities.largest, values.max()),
     )
 
 
 def _exist(capture: Capture, index: Int[Array, "n"]) -> Bool[Array, "E n 2"]:
-    """Whether windows can start at each index of the time axis, and after it."""
+    """Return whether windows can start at each index of the time axis, and after it."""
     filled = (capture.buffer.current_index - 1 - index) % capture.capacity < capture.filled
     last = capture.buffer.experience.transition.last[:, index]
     return jnp.stack([jnp.broadcast_to(filled, last.shape), filled & last], -1)

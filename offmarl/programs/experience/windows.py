@@ -64,8 +64,8 @@ def draw_windows(
         and for those outside of the buffer. ``first`` marks the beginnings of episodes, and the
         oldest step, before which there is nothing to remember.
     """
-    own = own_windows(capture, batch_size)
-    starts = _uniform_starts(capture, key, own, length)
+    count = own_windows(capture, batch_size)
+    starts = _uniform_starts(capture, key, count, length)
     return beside_prior(windows_at(capture, starts, length, burn_in), capture, key)
 
 
@@ -79,12 +79,12 @@ def beside_prior(windows: Sequence, capture: Capture, key: PRNGKeyArray) -> Sequ
     if capture.prior is None:
         return windows
     # Numbers from 0 on give the keys into which `_uniform_starts` splits the same key.
-    drawn = capture.prior.sample(jax.random.fold_in(key, _PRIOR))
-    drawn = drawn._replace(mask=drawn.mask & drawn.next_known)
+    prior = capture.prior.sample(jax.random.fold_in(key, _PRIOR))
+    prior = prior._replace(mask=prior.mask & prior.next_known)
     if windows.weight is not None:
-        drawn = drawn._replace(weight=jnp.ones(len(drawn.mask)))
+        prior = prior._replace(weight=jnp.ones(len(prior.mask)))
     beside = {
-        name: jax.tree.map(lambda *pair: divide(jnp.concatenate(pair)), leaf, getattr(drawn, name))
+        name: jax.tree.map(lambda *pair: divide(jnp.concatenate(pair)), leaf, getattr(prior, name))
         for name, leaf in windows._asdict().items()
         if leaf is not None
     }
@@ -93,13 +93,13 @@ def beside_prior(windows: Sequence, capture: Capture, key: PRNGKeyArray) -> Sequ
 
 def windows_at(capture: Capture, start: Start, length: int, burn_in: int = 0) -> Sequence:
     """Return the windows that start at given places; see `draw_windows`."""
-    # Of the steps of the row from ``burn_in`` before the start: where they lie, and in which slot.
+    # Indices and slots of the row's steps, from ``burn_in`` steps before the start on.
     places, filled, row = jnp.arange(-burn_in, length), capture.filled, start.row[:, None]
     age = start.age[:, None] + places
     inside = (age >= 0) & (age < filled)
-    oldest, held = capture.buffer.current_index - filled, capture.buffer.experience.transition
+    experience, oldest = capture.buffer.experience, capture.buffer.current_index - filled
     index = (oldest + jnp.clip(age, 0, filled - 1)) % capture.capacity
-    steps: Transition = jax.tree.map(lambda leaf: leaf[row, index], held)
+    steps: Transition = jax.tree.map(lambda leaf: leaf[row, index], experience.transition)
     stays = steps.last | (age >= filled - 1)
     after, place = (index + 1) % capture.capacity, capture.place_of_next(row, index)
 
@@ -107,12 +107,12 @@ def windows_at(capture: Capture, start: Start, length: int, burn_in: int = 0) ->
         final = stays.reshape(stays.shape + (1,) * (views.ndim - 2))
         return jnp.where(final, finals[row, place], views[row, after])
 
-    next_views = jax.tree.map(next_view, held.view, capture.next_views)
+    next_views = jax.tree.map(next_view, experience.transition.view, capture.next_views)
     last = steps.last & inside
     ends_before = jnp.cumsum(last, axis=1) - last
     slot = places + ends_before - ends_before[:, burn_in, None] - start.after[:, None]
     slot = jnp.where(age < filled, slot, length + 1)
-    before = held.last[row, index - 1]
+    before = experience.transition.last[row, index - 1]
     slots = jnp.arange(-burn_in, length + 1)
     return divide(_in_slots(steps, next_views, slot, inside, before | (age == 0), slots))
 
@@ -129,10 +129,10 @@ def _uniform_starts(capture: Capture, key: PRNGKeyArray, batch_size: int, length
     after = jax.random.bernoulli(slot_key, 0.5, shape)
     index = (capture.buffer.current_index - capture.filled + age) % capture.capacity
     exists = ~after | (last[row, index] & (age >= 0))
-    chosen = exists.argmax(0)
-    every = jnp.arange(batch_size)
-    after = after[chosen, every] & exists.any(0)
-    return Start(row[chosen, every], age[chosen, every], after)
+    trial = exists.argmax(0)
+    windows = jnp.arange(batch_size)
+    after = after[trial, windows] & exists.any(0)
+    return Start(row[trial, windows], age[trial, windows], after)
 
 
 def _in_slots(

@@ -1,1 +1,1 @@
-"""What programs that learn alike share: arguments, optimisers, losses and updates."""
+"""Arguments, optimisers, losses and updates that programs share."""

@@ -33,7 +33,7 @@ class ActorCritics(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What an update changes."""
+    """Parameters and states that an update changes."""
 
     params: ActorCritics
     target: ActorCritics
@@ -45,18 +45,18 @@ Metrics = dict[str, Array]
 
 
 class Losses(NamedTuple):
-    """What is minimised."""
+    """Losses of the critics and of the policies."""
 
     critics: Callable[
         [tuple[ArrayTree, ...], ActorCritics, ActorCritics, Sequence, PRNGKeyArray],
         tuple[Float[Array, ""], Metrics],
     ]
-    """``critics(critics, params, target, batch, key)``; only the first argument learns from it."""
+    """``critics(critics, params, target, batch, key)``; only its first argument gets gradients."""
     actor: Callable[
         [ArrayTree, tuple[ArrayTree, ...], Sequence, PRNGKeyArray],
         tuple[Float[Array, ""], Metrics],
     ]
-    """``actor(actor, critics, batch, key)``; only the first argument learns from it."""
+    """``actor(actor, critics, batch, key)``; only its first argument gets gradients."""
 
 
 def init_learner(params: ActorCritics, optimiser: optax.GradientTransformation) -> Learner:
@@ -92,25 +92,25 @@ def learn(
 
     def update_actor(learner: Learner) -> tuple[Learner, Metrics]:
         params, target, (critic_state, actor_state) = learner
-        grads, found = jax.grad(losses.actor, has_aux=True)(
+        grads, actor_metrics = jax.grad(losses.actor, has_aux=True)(
             params.actor, params.critics, batch, actor_key
         )
         changes, actor_state = optimiser.update({"actor": grads}, actor_state)
         params = params._replace(actor=optax.apply_updates(params.actor, changes["actor"]))
         target = optax.incremental_update(params, target, tau)
-        return Learner(params, target, (critic_state, actor_state)), found
+        return Learner(params, target, (critic_state, actor_state)), actor_metrics
 
     learner = Learner(params, target, (critic_state, actor_state))
     if delay == 1:
-        learner, found = update_actor(learner)
+        learner, actor_metrics = update_actor(learner)
     else:
         absent = jax.eval_shape(update_actor, learner)[1]
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), absent)
-        learner, found = jax.lax.cond(
-            step % delay == 0, update_actor, lambda learner: (learner, nothing), learner
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), absent)
+        learner, actor_metrics = jax.lax.cond(
+            step % delay == 0, update_actor, lambda learner: (learner, zeros), learner
         )
-        found = jax.tree.map(lambda x: x * delay, found)
-    return learner, metrics | found
+        actor_metrics = jax.tree.map(lambda x: x * delay, actor_metrics)
+    return learner, metrics | actor_metrics
 
 
 def td_loss(

@@ -1,4 +1,4 @@
-"""Policies learned offline beside linear sums of values: what omiga and comadice share.
+"""Policies learned offline beside linear sums of values, for omiga and comadice.
 
 The team's values are weighted sums of the agents' values,
 
@@ -107,9 +107,9 @@ class _Concatenated(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: tuple[ArrayTree, Float[Array, "*b N A"]]) -> Float[Array, "*b N _"]:
-        seen, action = inputs
-        seen = seen if self.observation is None else self.observation(seen)
-        return jnp.concatenate([seen, action], axis=-1)
+        x, action = inputs
+        x = x if self.observation is None else self.observation(x)
+        return jnp.concatenate([x, action], axis=-1)
 
 
 class ActionValues(NamedTuple):
@@ -132,20 +132,20 @@ class ActionValues(NamedTuple):
 
     def init(self, key: PRNGKeyArray) -> ArrayTree:
         """Draw the parameters."""
-        seen = blank_view(self.spec).observation
+        inputs = blank_view(self.spec).observation
         if isinstance(self.spec.action, Continuous):
-            seen = seen, jnp.zeros((self.spec.num_agents, self.spec.action_size))
-        return self.network.init(key, self.network.initial_carry(self.spec.num_agents), seen)
+            inputs = inputs, jnp.zeros((self.spec.num_agents, self.spec.action_size))
+        return self.network.init(key, self.network.initial_carry(self.spec.num_agents), inputs)
 
     def __call__(
         self, params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Array
     ) -> Float[Array, "B T N"]:
         """Return the values of the actions taken in windows; 0 for dead agents."""
-        seen = view.observation
+        observation = view.observation
         if isinstance(self.spec.action, Continuous):
-            q = unroll_batch(self.network, params, (seen, action), first).squeeze(-1)
+            q = unroll_batch(self.network, params, (observation, action), first).squeeze(-1)
         else:
-            q = select(unroll_batch(self.network, params, seen, first), action)
+            q = select(unroll_batch(self.network, params, observation, first), action)
         return q * view.alive
 
 

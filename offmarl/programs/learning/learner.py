@@ -68,7 +68,7 @@ class ValueArgs(LearnerArgs):
 
 
 class TargetState(NamedTuple):
-    """What learns in a program with target networks."""
+    """State of a program with target networks."""
 
     params: Any
     target: Any

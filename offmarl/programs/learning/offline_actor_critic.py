@@ -1,6 +1,6 @@
 """Deterministic policies learned offline from action-value critics, for continuous actions.
 
-What matd3_bc, maddpg_cql and omar share: arguments, networks, the loss of the critics, with its
+matd3_bc, maddpg_cql and omar share the arguments, the networks, the loss of the critics, with its
 conservative penalty, and the rest of the program. Each of them defines the loss of its policies.
 """
 
@@ -126,12 +126,12 @@ class Networks(NamedTuple):
     def own_values(
         self, actor: ArrayTree, critics: tuple[ArrayTree, ...], batch: Sequence
     ) -> tuple[Float[Array, "B T N A"], Float[Array, "B T N"]]:
-        """Return what each agent would do, and its smallest value beside the data's other actions.
+        """Return each agent's policy action, and its least value beside the others' data actions.
 
         Gradients flow through both to the policies.
         """
-        own = self.actions(actor, batch)[:, :-1]
-        return own, self.values(critics, batch.view_tm1, data_action(batch), own).min(0)
+        action = self.actions(actor, batch)[:, :-1]
+        return action, self.values(critics, batch.view_tm1, data_action(batch), action).min(0)
 
 
 def make_networks(
@@ -158,7 +158,7 @@ def make_networks(
 
 
 def usable(view: View) -> Bool[Array, "*b N A"]:
-    """Return the entries of actions that have an effect: those that live agents have."""
+    """Return the entries of actions that have an effect: the legal ones of live agents."""
     return view.legal_actions & view.alive[..., None]
 
 
@@ -168,7 +168,7 @@ def data_action(batch: Sequence) -> Float[Array, "B T N A"]:
 
 
 def effective(view: View, action: Float[Array, "*b N A"]) -> Float[Array, "*b N A"]:
-    """Return actions as the critics see them: 0 where they have no effect."""
+    """Return actions as critics take them: 0 where they have no effect."""
     return jnp.where(usable(view), action, 0.0)
 
 
@@ -199,7 +199,7 @@ class Samples(NamedTuple):
 
     action: Float[Array, "S B T N A"]
     log_density: Float[Array, "S B T N"]
-    """Of each agent's own action."""
+    """Log-density of each agent's own action."""
     valid: Bool[Array, "S B T N"]
 
 

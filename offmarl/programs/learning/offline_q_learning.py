@@ -1,7 +1,7 @@
-"""What programs that learn action values offline share: arguments, networks, and errors of Q_tot.
+"""Arguments, networks and errors of Q_tot that programs share which learn action values offline.
 
-A program derives its ``Args`` from `QLearningArgs`, or from `MixedArgs` if a mixer makes a value of
-the team of the agents' values, and defines its own loss and update.
+A program derives its ``Args`` from `QLearningArgs`, or from `MixedArgs` if a mixer combines the
+agents' values to a value of the team, and defines its own loss and update.
 """
 
 from dataclasses import dataclass
@@ -65,10 +65,10 @@ def make_mixed_values(spec: EnvSpec, args: MixedArgs) -> MixedValues:
 
 
 class NextValues(NamedTuple):
-    """What targets bootstrap from."""
+    """Values that targets bootstrap from."""
 
     v_t: Float[Array, "B T N"]
-    """Of each agent."""
+    """Next value of each agent."""
     known: Bool[Array, "B T"]
     """Steps whose target is known."""
 

@@ -102,7 +102,7 @@ def linear_schedule(
 
 
 def scheduled(value: Number, progress: Float[Array, ""], schedule: ScheduleKind) -> Number:
-    """Return what a schedule leaves of a number, such as a step size.
+    """Return a number, such as a step size, at some progress of a schedule.
 
     Parameters
     ----------
@@ -115,5 +115,5 @@ def scheduled(value: Number, progress: Float[Array, ""], schedule: ScheduleKind)
     """
     if schedule == "constant":
         return value
-    left = linear_schedule(progress, 1.0, 0.0)
-    return value * (left if schedule == "linear" else 0.5 * (1 - jnp.cos(jnp.pi * left)))
+    remaining = linear_schedule(progress, 1.0, 0.0)
+    return value * (remaining if schedule == "linear" else 0.5 * (1 - jnp.cos(jnp.pi * remaining)))

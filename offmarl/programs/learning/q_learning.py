@@ -1,4 +1,4 @@
-"""Q-learning from the buffer that is recorded: all of qmix, vdn and iql except what they learn.
+"""Q-learning from the buffer that is recorded: all of qmix, vdn and iql except their losses.
 
 Agents act ε-greedily on the values of their networks, or of one that they share. After a round of
 steps comes a round of updates on windows of the buffer. A program gives its networks and its loss
@@ -93,7 +93,7 @@ class QArgs(OffPolicyArgs):
 
 
 class Guide(NamedTuple):
-    """The policy of another run, and how it and the learner do.
+    """The policy of another run, and its returns and the learner's.
 
     It plays half of the episodes, and is evaluated and recorded, until the learner's recent ones
     return more: jump-start learning (Uchendu et al. 2023, arXiv 2204.02372) by whole episodes.
@@ -104,16 +104,16 @@ class Guide(NamedTuple):
     totals: Float[Array, "E"]
     """Rewards of the running episodes so far, the mean over agents."""
     scores: Float[Array, "2 2"]
-    """Of the learner and of the guide: the sum of their episodes' returns, and their number. Of the
-    learner, which changes, about the last `_REMEMBERED` episodes count; of the guide all do, since
-    it would lose to its equal by a streak of bad luck, and then play no more."""
+    """For the learner and the guide: the sum of their episodes' returns, and their number. For the
+    learner, which changes, about the last `_REMEMBERED` episodes count; for the guide all do, as
+    otherwise a streak of low returns would end its episodes for good."""
 
     @property
     def is_worse(self) -> Bool[Array, ""]:
         """Whether the learner returns more on average; false before both have enough episodes."""
-        (learner, episodes), (guide, others) = self.scores
-        enough = jnp.minimum(episodes, others) > _REMEMBERED / 2
-        return enough & (learner * others > guide * episodes)
+        (returns, episodes), (guide_returns, guide_episodes) = self.scores
+        enough = jnp.minimum(episodes, guide_episodes) > _REMEMBERED / 2
+        return enough & (returns * guide_episodes > guide_returns * episodes)
 
 
 class QState(NamedTuple):
@@ -129,7 +129,7 @@ class QState(NamedTuple):
     capture: Capture
     iteration: Int[Array, ""]
     priorities: Priorities | None = None
-    """Of the buffer's windows; None if they are drawn without regard to errors."""
+    """Priorities of the buffer's windows; None if they are drawn without regard to errors."""
     guide: Guide | None = None
     """None if training starts from nothing."""
 
@@ -139,7 +139,7 @@ QLoss = Callable[[Any, Any, Hyperparameters, Sequence], tuple[Float[Array, ""], 
 
 
 _Learner = tuple[Any, Any, optax.OptState, Priorities | None]
-"""What the updates of a round change."""
+"""Parameters and states that the updates of a round change."""
 
 _REMEMBERED = 50
 
@@ -210,7 +210,7 @@ def q_program(
     """Build a program of a loss, and networks as `q_config` describes."""
     config = q_config(args)
     env, policy = envs.autoreset(env), make_policy(config, spec)
-    either = population(spec, [TeamPolicy(policy, (), tuple(range(spec.num_agents)))] * 2).policy
+    mixture = population(spec, [TeamPolicy(policy, (), tuple(range(spec.num_agents)))] * 2).policy
     buffer = make_buffer(args.num_envs, args.replay_steps)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> QState:
@@ -237,19 +237,19 @@ def q_program(
         epsilon = linear_schedule(progress, 1.0, hyper.epsilon, hyper.exploration)
         acting, params, number = policy, QParams(state.params.agent, epsilon), state.iteration
         if state.guide is not None:
-            acting, params, number = either, _members(params, state.guide, hyper), jnp.int32(0)
+            acting, params, number = mixture, _members(params, state.guide, hyper), jnp.int32(0)
         after, transitions, next_views = rollout(
             env, acting, params, state.rollout, rollout_key, args.num_steps, number
         )
-        more = {"epsilon": epsilon}
+        extra = {"epsilon": epsilon}
         if state.guide is not None:
             guide, transitions = _judged(state.guide, transitions, state.iteration)
-            state, more = state._replace(guide=guide), more | {"guided": 1.0 - guide.is_worse}
+            state, extra = state._replace(guide=guide), extra | {"guided": 1.0 - guide.is_worse}
         capture = add(buffer, state.capture, transitions, next_views)
         state = state._replace(rollout=after, capture=capture)
         state, metrics = _learn(args, loss, state, learn_key, hyper)
         state = state._replace(iteration=state.iteration + 1, epsilon=hyper.epsilon)
-        return state, metrics | more
+        return state, metrics | extra
 
     return Program(
         init,
@@ -258,30 +258,30 @@ def q_program(
         policy_params=lambda state: QParams(_best(state), state.epsilon),
         greedy=False,
         num_steps=args.num_steps,
-        guided=partial(_guided, spec, either),
+        guided=partial(_guided, spec, mixture),
     )
 
 
-def _guided(spec: EnvSpec, either: Policy, state: QState, params: QParams) -> QState:
+def _guided(spec: EnvSpec, mixture: Policy, state: QState, params: QParams) -> QState:
     """Return a fresh state in which either the learner or a policy with ``params`` acts."""
     require_one_team(spec, "--init", "recorder")
     alive = state.rollout.view.alive
-    carry = jax.vmap(lambda _alive: either.initial_carry())(alive)
+    carry = jax.vmap(lambda _alive: mixture.initial_carry())(alive)
     guide = Guide(params.network, jnp.zeros(len(alive)), jnp.zeros((2, 2)))
     return state._replace(rollout=state.rollout._replace(carry=carry), guide=guide)
 
 
 def _best(state: QState) -> Any:
-    """Return the parameters of the network that acts best, the learner's or the guide's."""
+    """Return the parameters of the better network, the learner's or the guide's."""
     if (guide := state.guide) is None:
         return state.params.agent
     return jax.tree.map(partial(jnp.where, guide.is_worse), state.params.agent, guide.agent)
 
 
-def _members(own: QParams, guide: Guide, hyper: Hyperparameters) -> Any:
+def _members(learner: QParams, guide: Guide, hyper: Hyperparameters) -> Any:
     """Return the learner, and the guide unless it is worse, of which each episode draws one."""
-    both = jax.tree.map(lambda *pair: jnp.stack(pair), own, QParams(guide.agent, hyper.epsilon))
-    return Population((both,), jnp.stack([jnp.ones(()), 1.0 - guide.is_worse]))
+    agents = jax.tree.map(lambda *x: jnp.stack(x), learner, QParams(guide.agent, hyper.epsilon))
+    return Population((agents,), jnp.stack([jnp.ones(()), 1.0 - guide.is_worse]))
 
 
 def _judged(guide: Guide, steps: Transition, number: Int[Array, ""]) -> tuple[Guide, Transition]:
@@ -295,8 +295,8 @@ def _judged(guide: Guide, steps: Transition, number: Int[Array, ""]) -> tuple[Gu
     )
     ended = jax.nn.one_hot(by_guide, 2) * steps.last[..., None]
     new = jnp.stack([(ended * returns[..., None]).sum((0, 1)), ended.sum((0, 1))], axis=-1)
-    kept = jnp.array([[1 - 1 / _REMEMBERED], [1.0]])
-    scores = kept ** new[:, 1:] * guide.scores + new
+    decay = jnp.array([[1 - 1 / _REMEMBERED], [1.0]])
+    scores = decay ** new[:, 1:] * guide.scores + new
     steps = steps._replace(policy_id=jnp.where(by_guide == ~guide.is_worse, number, -1))
     return guide._replace(totals=totals, scores=scores), steps
 

@@ -85,7 +85,7 @@ class Target(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What the updates of a round change."""
+    """Parameters and states that the updates of a round change."""
 
     params: Params
     target: Target
@@ -146,8 +146,8 @@ class Networks(NamedTuple):
             log_probs = jax.nn.log_softmax(policy.logits)
             return soft_values(q, log_probs, temperature), policy.entropy()
         # The log-probability of the clipped action has gradients that run away at saturation.
-        own, log_prob = policy.sample_and_density(key)
-        q = self.critics.values(critics, view, others, own).squeeze(-1).min(0)
+        action, log_prob = policy.sample_and_density(key)
+        q = self.critics.values(critics, view, others, action).squeeze(-1).min(0)
         return q - temperature * log_prob, -log_prob
 
 

@@ -30,7 +30,7 @@ from offmarl.types import ArrayTree, EnvSpec, Transition, View
 
 
 class ActorCritic(NamedTuple):
-    """Of the parameters of both networks, or of their memory."""
+    """Parameters of both networks, or their memory."""
 
     actor: ArrayTree
     critic: ArrayTree
@@ -81,7 +81,7 @@ class Networks(NamedTuple):
 
     @property
     def members(self) -> Bool[Array, "G N"]:
-        """Who is in each team."""
+        """The agents of each team, as a mask."""
         return jnp.arange(max(self.teams) + 1)[:, None] == jnp.array(self.teams)
 
     def evaluate(
@@ -101,9 +101,9 @@ class Networks(NamedTuple):
         self, params: ActorCritic, carry: ActorCritic, view: View, first: Bool[Array, "T *b"]
     ) -> tuple[Float[Array, "T *b N"], ArrayTree]:
         """Return the normalised values of the steps of windows, and the memory after each step."""
-        seen = self.critic_input(view)
+        inputs = self.critic_input(view)
         outputs, carries = self.critic.apply(
-            params.critic, seen, first, carry.critic, method="unroll"
+            params.critic, inputs, first, carry.critic, method="unroll"
         )
         return self.team_values(outputs), carries
 
@@ -166,7 +166,7 @@ def normalise(
     """Shift and scale each team's values to mean 0 and standard deviation 1 over the mask."""
 
     def mean(values: Float[Array, "*b N"]) -> Float[Array, "N"]:
-        of_teams = jax.vmap(lambda own: masked_mean(values, mask & own))(networks.members)
+        of_teams = jax.vmap(lambda team: masked_mean(values, mask & team))(networks.members)
         return of_teams[jnp.array(networks.teams)]
 
     centred = values - mean(values)
@@ -177,7 +177,7 @@ def normalise(
 
 
 class Estimates(NamedTuple):
-    """What an update learns about the steps of a rollout."""
+    """Advantages, targets and values of the steps of a rollout."""
 
     advantage: Float[Array, "T E N"]
     target: Float[Array, "T E N"]
@@ -249,19 +249,19 @@ def _next_values(
 
 
 def normalise_targets(
-    networks: Networks, state: State, found: Estimates, alive: Bool[Array, "T E N"]
+    networks: Networks, state: State, estimates: Estimates, alive: Bool[Array, "T E N"]
 ) -> tuple[State, Estimates]:
     """Add the targets to the moments of the teams, and normalise the targets by them.
 
     The critic is not rescaled so that its values stay (PopArt): on coverage-3 that slows learning.
     """
 
-    def add(moments: Moments, own: Bool[Array, "N"]) -> Moments:
-        return moments.update(found.target, alive & own)
+    def add(moments: Moments, team: Bool[Array, "N"]) -> Moments:
+        return moments.update(estimates.target, alive & team)
 
     moments, teams = jax.vmap(add)(state.moments, networks.members), jnp.array(networks.teams)
-    target = (found.target - moments.mean[teams]) / moments.std[teams]
-    return state._replace(moments=moments), found._replace(target=target)
+    target = (estimates.target - moments.mean[teams]) / moments.std[teams]
+    return state._replace(moments=moments), estimates._replace(target=target)
 
 
 def begins(last: Bool[Array, "T E"]) -> Bool[Array, "T E"]:
@@ -281,8 +281,8 @@ def acting(state: State, lag: int) -> tuple[ArrayTree, ArrayTree]:
     def add(leaf: Array, behind: Array) -> Array:
         return jnp.concatenate([jnp.where(state.iteration == 0, leaf, behind), leaf[None]])
 
-    every = jax.tree.map(add, now, state.behind)
-    return jax.tree.map(lambda leaf: leaf[0], every), jax.tree.map(lambda leaf: leaf[1:], every)
+    versions = jax.tree.map(add, now, state.behind)
+    return jax.tree.map(lambda x: x[0], versions), jax.tree.map(lambda x: x[1:], versions)
 
 
 def ratios(

@@ -133,31 +133,31 @@ def make_program(
             log_prob, log_ratio, metrics["ratio"] = ratios(networks, state, transitions)
         if off_policy and not off_policy.correct:
             log_ratio = None
-        found = estimate(networks, hyper, spec, state, transitions, reward, next_views, log_ratio)
-        carry = window_carries(networks, state, transitions, found.carries, length)
+        steps = estimate(networks, hyper, spec, state, transitions, reward, next_views, log_ratio)
+        carry = window_carries(networks, state, transitions, steps.carries, length)
         if args.normalise_values:
-            state, found = normalise_targets(networks, state, found, transitions.view.alive)
+            state, steps = normalise_targets(networks, state, steps, transitions.view.alive)
         batch = Windows(
             transitions.view,
             begins(transitions.last),
             transitions.action,
             log_prob,
-            found.advantage,
-            found.value,
-            found.target,
+            steps.advantage,
+            steps.value,
+            steps.target,
         )
         ended = transitions.last[-1][:, None, None]
         state = state._replace(
             rollout=after,
-            critic_carry=jax.tree.map(lambda leaf: jnp.where(ended, 0.0, leaf[-1]), found.carries),
+            critic_carry=jax.tree.map(lambda leaf: jnp.where(ended, 0.0, leaf[-1]), steps.carries),
             capture=add(buffer, state.capture, transitions, next_views),
             iteration=state.iteration + 1,
             behind=behind,
         )
-        state, learned = learn(
+        state, learn_metrics = learn(
             networks, args, hyper, state, cut(batch, length), carry, progress, learn_key
         )
-        return state, metrics | learned
+        return state, metrics | learn_metrics
 
     return Program(
         init,
