@@ -23,7 +23,8 @@ bound, which the code avoids by a gradient that is not that of f*: zero where Q_
 f* and take the values of all of the data's states, the semi-gradient form of Sikchi et al. 2023
 (arXiv 2302.08560). It normalises ω by itself, so that the code's two multipliers have no use. For
 SMAC the code replaces rewards by returns-to-go, beside α 10; we do not, so that our α is
-smaller. ``--settings reference`` has α 10 and the data's own unit.
+smaller. Its step size is 1e-4, beside more updates. ``--settings reference`` has α 10, this step
+size and the data's own unit.
 """
 
 from dataclasses import dataclass
@@ -62,8 +63,6 @@ from offmarl.types import EnvSpec, Sequence
 class Args(FactoredArgs):
     """Factorised stationary distribution correction."""
 
-    learning_rate: Positive = 1e-4
-    """Adam's step size at the first update, of actor, values and critic."""
     weight_max: Positive = 2.0
     """Largest weight ω of a step in the actor's loss."""
 

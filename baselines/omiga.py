@@ -32,7 +32,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from offmarl import cli, programs
-from offmarl.config import Positive
 from offmarl.losses import masked_mean
 from offmarl.networks import linear_weights, stochastic_head, unroll_batch
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program
@@ -53,9 +52,6 @@ from offmarl.types import EnvSpec, Sequence
 @dataclass(frozen=True)
 class Args(FactoredArgs):
     """Implicit global-to-local value regularisation."""
-
-    learning_rate: Positive = 5e-4
-    """Adam's step size at the first update, of actor, values and critic."""
 
 
 # ---------------------------------------------------------------------------------- losses

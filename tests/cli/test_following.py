@@ -22,7 +22,7 @@ def test_every_command_names_the_next_one():
         (
             "record --policy r",
             {"path": Path("a.vlt/r")},
-            "offmarl train bc --vault a.vlt/r --updates 1000",
+            "offmarl train bc --vault a.vlt/r --seeds 5 --updates 1000",
         ),
         ("train bc", {"run": Path("r"), "seeds": [1]}, "offmarl compare r --html report.html"),
         ("train bc", {"run": Path("r")}, "offmarl report r"),
@@ -66,7 +66,7 @@ def test_paths_are_as_the_arguments_write_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     note_given(["ls", "../data"])
     found = following(["show"], {"path": tmp_path.parent / "data" / "a.vlt"})
-    assert found == "offmarl train bc --vault ../data/a.vlt --updates 1000"
+    assert found == "offmarl train bc --vault ../data/a.vlt --seeds 5 --updates 1000"
     note_given([])
 
 
@@ -92,4 +92,4 @@ def test_a_successful_command_never_fails_for_what_follows(arguments, data):
 
 def test_values_are_not_templates():
     found = following(["show"], {"path": "{given.__class__} $(x)"})
-    assert found == "offmarl train bc --vault '{given.__class__} $(x)' --updates 1000"
+    assert found == "offmarl train bc --vault '{given.__class__} $(x)' --seeds 5 --updates 1000"

@@ -60,6 +60,8 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 class FactoredArgs(ValueArgs):
     """Arguments of policies learned beside linear sums of values."""
 
+    learning_rate: Positive = 5e-4
+    """Adam's step size at the first update, of actor, values and critic."""
     max_grad_norm: Positive | None = 1.0
     """Largest norm of the gradients of the actor, the values and the critic, each on its own;
     larger ones are scaled down to it."""
