@@ -84,8 +84,8 @@ def recorded(
     **options: Any,
 ) -> vault.Dataset:
     """Write random steps to a new vault, and open it."""
-    given: dict[str, Any] = {"chunk_steps": 16} | options
-    return written(path, make(spec, rows, steps, seed, end_every), spec=spec, **given)
+    options = {"chunk_steps": 16} | options
+    return written(path, make(spec, rows, steps, seed, end_every), spec=spec, **options)
 
 
 def assert_each_step_equally_often(

@@ -169,16 +169,16 @@ class Victims:
     def run(self, program: str, path: Path, *, event: int = 0, seconds: float = 0.0) -> Death:
         """Run a program, and kill it at its n-th event, or so many seconds after its start."""
         print(program, path, event, seconds, file=self._process.stdin, flush=True)
-        found = {"acknowledged": 0, "events": 0}
+        counts = {"acknowledged": 0, "events": 0}
         while True:
             word, *rest = self._process.stdout.readline().split()
             match word:
                 case "signal":
-                    return Death(int(rest[0]), **found)
+                    return Death(int(rest[0]), **counts)
                 case "events":
-                    found["events"] = int(rest[0])
+                    counts["events"] = int(rest[0])
                 case _:
-                    found["acknowledged"] = int(word)
+                    counts["acknowledged"] = int(word)
 
 
 def _fork(program: str, path: str, event: int, seconds: float) -> int:

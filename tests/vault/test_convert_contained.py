@@ -123,8 +123,8 @@ def test_links_inside_the_file_are_followed_and_cycles_end(tmp_path):
         file["kept/around"] = file["/"]
         file["nothing"] = h5py.SoftLink("/nowhere")
         file["type"] = np.dtype(np.float32)
-    found = vault.import_dataset(source, tmp_path / "out.vlt")
-    assert found.num_steps == STEPS - 1
+    data = vault.import_dataset(source, tmp_path / "out.vlt")
+    assert data.num_steps == STEPS - 1
     with h5py.File(source, "a") as file:
         file["loop"] = h5py.SoftLink("/loop")
     with pytest.raises(VaultError, match="too many links"):

@@ -84,22 +84,22 @@ def test_what_a_killed_commit_left_is_not_written_over(path):
 def test_a_vault_that_is_moved_away_under_a_writer(path):
     writer = vault.resume(path)
     writer.append(*make(seed=1))
-    moved = path.with_name("b")
-    path.rename(moved)
+    target = path.with_name("b")
+    path.rename(target)
     for _ in range(2):
         with pytest.raises(VaultNotFoundError, match=r"moved or removed .* Move it back"):
             writer.flush()
     assert not path.exists()
-    moved.rename(path)
+    target.rename(path)
     writer.close()
     assert vault.open_vault(path).length == 20
     with vault.resume(path) as writer:
         writer.append(*make(seed=2))
-        path.rename(moved)
+        path.rename(target)
         with pytest.raises(VaultNotFoundError):
             writer.close()
-        vault.resume(moved).close()
-    assert vault.open_vault(moved).length == 20
+        vault.resume(target).close()
+    assert vault.open_vault(target).length == 20
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -163,9 +163,9 @@ def test_steps_that_do_not_fit(path, change, message):
         with pytest.raises(ShapeError, match=message):
             writer.append(transition._replace(**change), finals)
         writer.append(transition, finals)
-    found = vault.open_vault(path)
-    assert_same(found.transitions(), concatenate([transition, transition]))
-    assert len(found.finals.alive) == 2 * len(finals.row)
+    dataset = vault.open_vault(path)
+    assert_same(dataset.transitions(), concatenate([transition, transition]))
+    assert len(dataset.finals.alive) == 2 * len(finals.row)
 
 
 def test_final_views_that_do_not_fit(path):
@@ -179,9 +179,9 @@ def test_final_views_that_do_not_fit(path):
         (finals._replace(view=finals.view._replace(state=finals.view.state[:, 1:])), "state"),
     ]
     with vault.resume(path) as writer:
-        for given, message in wrong:
+        for views, message in wrong:
             with pytest.raises(ShapeError, match=message):
-                writer.append(transition, given)
+                writer.append(transition, views)
         with pytest.raises(ShapeError, match="marked as cut"):
             writer.append(make(end_every=1e9)[0], cut=True)
     assert vault.open_vault(path).length == 10
@@ -285,10 +285,10 @@ def test_past_what_stock_can_count(tmp_path):
         writer.append(*parts[2])
     with pytest.raises(VaultFormatError, match="lost data, or its length is damaged or forged"):
         vault.open_vault(path).read(before)
-    found = vault.open_vault(path, checked=False)
-    assert found.length == before + 30
-    assert found.unverified == ()
-    assert_same(found[before:], concatenate([part[0] for part in parts]))
+    dataset = vault.open_vault(path, checked=False)
+    assert dataset.length == before + 30
+    assert dataset.unverified == ()
+    assert_same(dataset[before:], concatenate([part[0] for part in parts]))
     assert layout.decode_index(store.get(layout.INDEX_KEY)) == 2**31 - 1
     with vault.resume(path) as writer:
         writer.append(*parts[0])

@@ -27,8 +27,8 @@ def source(tmp_path):
 
 def steps_in(path: Path, out: Path) -> int:
     """Import what was exported, and return its steps."""
-    given = path.name if not path.suffix else path
-    return vault.import_dataset(given, out, LAYOUTS[path.suffix]).num_steps
+    place = path.name if not path.suffix else path
+    return vault.import_dataset(place, out, LAYOUTS[path.suffix]).num_steps
 
 
 def remove(path: Path) -> None:
@@ -120,9 +120,9 @@ def test_a_write_of_hdf5_that_fails_does_not_end_the_process(source, tmp_path, s
     pytest.importorskip(NEEDS[suffix])
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     out = tmp_path / NAMES[suffix] if suffix else NAMES[suffix]
-    made = vault.export_dataset(source, out, LAYOUTS[suffix])
-    size = max(path.stat().st_size for path in (made, *made.rglob("*")))
-    remove(made)
+    target = vault.export_dataset(source, out, LAYOUTS[suffix])
+    size = max(path.stat().st_size for path in (target, *target.rglob("*")))
+    remove(target)
     done = subprocess.run(
         [sys.executable, "-c", _EXPORTER, source.path, out, LAYOUTS[suffix], str(size)],
         check=False,

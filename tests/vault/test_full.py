@@ -49,15 +49,15 @@ def append_on(writer, *numbers):
 def length(path):
     """Return how much is there, of which every step is what was appended."""
     try:
-        found = vault.open_vault(path)
+        dataset = vault.open_vault(path)
     except VaultNotFoundError:
         return 0
-    if found.length:
-        assert found.length % 40 == 0
-        parts = PARTS[: found.length // 40]
-        assert_same(found.transitions(), concatenate([transition for transition, _ in parts]))
-        assert len(found.finals.alive) == sum(len(finals.row) for _, finals in parts)
-    return found.length
+    if dataset.length:
+        assert dataset.length % 40 == 0
+        parts = PARTS[: dataset.length // 40]
+        assert_same(dataset.transitions(), concatenate([transition for transition, _ in parts]))
+        assert len(dataset.finals.alive) == sum(len(finals.row) for _, finals in parts)
+    return dataset.length
 
 
 def fail_with(room, place):
