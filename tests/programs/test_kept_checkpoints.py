@@ -64,12 +64,12 @@ def test_a_checkpoint_of_each_evaluation_is_the_policy_of_a_shorter_run(kept, tm
 
 @pytest.mark.slow
 def test_the_best_checkpoint_of_each_seed_is_kept(kept, tmp_path):
-    args, every = kept
+    args, full = kept
     run = bc.main(replace(args, out=tmp_path / "best", keep="best"))
     best = [TrainedRun.open(run).best_step(seed) for seed in (0, 1)]
     assert {*best, 12} <= {*steps(run)} and len({*steps(run)} - {*best, 12}) <= 1
     for seed in (0, 1):
-        same(policy(run, seed, step="best"), policy(every, seed, step=best[seed]))
+        same(policy(run, seed, step="best"), policy(full, seed, step=best[seed]))
 
 
 def test_the_best_step_is_that_of_the_highest_mean_after_the_start(tmp_path):
@@ -95,16 +95,16 @@ def test_a_baseline_starts_from_a_run_and_goes_on_where_it_ended(kept, tmp_path)
     record = tracking.read_run(tmp_path / "again")
     assert record["init"]["run"] == "all" and record["init"]["program"] == "bc"
     for seed in (0, 1):
-        found = policy(tmp_path / "again", seed)
-        chex.assert_trees_all_close(found, policy(run, seed), atol=1e-9)
+        params = policy(tmp_path / "again", seed)
+        chex.assert_trees_all_close(params, policy(run, seed), atol=1e-9)
 
 
 def numbered(program, **options):
     """Return a program and a state of which every learned leaf has values of its own."""
-    made, state = built(program, **options)
+    instance, state = built(program, **options)
     numbers = iter(range(1, 1000))
     parts = jax.tree.map(lambda leaf: jnp.full_like(leaf, next(numbers)), learned(state))
-    return made, state._replace(**parts)
+    return instance, state._replace(**parts)
 
 
 @pytest.mark.slow
@@ -141,5 +141,5 @@ def test_the_statistics_of_the_first_run_stay_those_of_its_networks(
     other = offmarl.vault.filter(data.path, "index < 9", tmp_path / "other.vlt")
     new = replace(args, vault=other.path, out=tmp_path / "two", normalise=("observation",))
     second = bc.main(replace(new, updates=3, init=first))
-    stored = [np.load(run / "dataset.npz")["observation_moments"] for run in (first, second)]
-    np.testing.assert_array_equal(*stored)
+    moments = [np.load(run / "dataset.npz")["observation_moments"] for run in (first, second)]
+    np.testing.assert_array_equal(*moments)

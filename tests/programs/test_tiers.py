@@ -106,8 +106,8 @@ def make_ladder(returns, random=0.0, noise=0.0, seed=0, trained=None, env="probe
     """A ladder of versions with true mean returns, evaluated in training with the same noise."""
     run = make_recorder((dict(enumerate(returns)) | {(): random}, noise), seed, env)
     rng = np.random.default_rng(seed)
-    found = trained or [rng.normal(mean, noise / EPISODES**0.5) for mean in returns]
-    return Ladder(run, [Version(number, [mean] * 3) for number, mean in enumerate(found)])
+    means = trained or [rng.normal(mean, noise / EPISODES**0.5) for mean in returns]
+    return Ladder(run, [Version(number, [mean] * 3) for number, mean in enumerate(means)])
 
 
 RETURNS = [0.5, 2.9, 3.1, 2.0, 5.2, 7.7, 9.6, 9.0]
@@ -171,9 +171,9 @@ def test_tiers_of_noisy_evaluations_have_the_order_of_their_names(noise, least):
     errors, accepted = {"medium": [], "expert": []}, 0
     for seed in range(200):
         ladder = make_ladder(TRUTH, noise=noise, seed=seed)
-        for tier, found in errors.items():
+        for tier, deviations in errors.items():
             reported = ladder.player(tier)[1]["return"]
-            found.append(reported - TRUTH[ladder.version(tier).iteration])
+            deviations.append(reported - TRUTH[ladder.version(tier).iteration])
         try:
             ladder.check("medium")
         except NotLearnedError:
@@ -182,8 +182,8 @@ def test_tiers_of_noisy_evaluations_have_the_order_of_their_names(noise, least):
         medium, expert = (TRUTH[ladder.version(tier).iteration] for tier in errors)
         assert 0.0 < medium < expert
     assert accepted >= least
-    for found in errors.values():
-        assert abs(np.mean(found)) < 3 * noise / (4 * EPISODES * len(found)) ** 0.5
+    for deviations in errors.values():
+        assert abs(np.mean(deviations)) < 3 * noise / (4 * EPISODES * len(deviations)) ** 0.5
 
 
 def test_a_tier_is_described_by_its_evaluation_on_fresh_seeds():
@@ -234,5 +234,5 @@ def test_neighbouring_seeds_and_purposes_share_no_keys():
         for purpose in (TRAIN, RECORD)
         for parts in [(), (0,), (1,), (2,)]
     ]
-    found = {tuple(jax.random.key_data(key).tolist()) for key in keys}
-    assert len(found) == len(keys)
+    unique = {tuple(jax.random.key_data(key).tolist()) for key in keys}
+    assert len(unique) == len(keys)

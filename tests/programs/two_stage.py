@@ -48,8 +48,8 @@ def make(spec, args, dataset):
     best = dataset.array("best", lambda data: data.episodes.complete_returns.max())
 
     def scores(weights, observation):
-        seen = (observation - moments.mean) / moments.std
-        return jnp.concatenate([seen, jnp.ones((*seen.shape[:-1], 1))], -1) @ weights
+        scaled = (observation - moments.mean) / moments.std
+        return jnp.concatenate([scaled, jnp.ones((*scaled.shape[:-1], 1))], -1) @ weights
 
     def init(key, hyper):
         weights = 0.01 * jax.random.normal(key, (spec.observation_size + 1, spec.num_actions))
