@@ -22,8 +22,8 @@ def build(
     """Return the program of a baseline, or of its name, and hyperparameters; both are small."""
     baseline = registry.load("baseline", program) if isinstance(program, str) else program
     args = baseline.Args(vault=Path(), **{"updates": 10, "hidden": 4} | options)
-    made = baseline.make(spec, structure(args), statistics or DatasetStatistics(None))
-    return made, hyperparameters(args)
+    instance = baseline.make(spec, structure(args), statistics or DatasetStatistics(None))
+    return instance, hyperparameters(args)
 
 
 def blank(program: Program, hyper: Any) -> Any:
@@ -69,19 +69,19 @@ class Noise:
         self.fixed, self.noise = np.random.default_rng(0), np.random.default_rng(seed)
 
     def fill(self, counts: np.ndarray, *shape: int, draw: Any = np.random.Generator.normal) -> Any:
-        one, other = (draw(rng, size=shape) for rng in (self.fixed, self.noise))
-        filled = np.where(
-            counts.reshape(counts.shape + (1,) * (one.ndim - counts.ndim)), one, other
+        signal, noise = (draw(rng, size=shape) for rng in (self.fixed, self.noise))
+        numbers = np.where(
+            counts.reshape(counts.shape + (1,) * (signal.ndim - counts.ndim)), signal, noise
         )
-        return jnp.asarray(filled, jnp.int32 if one.dtype.kind == "i" else jnp.float32)
+        return jnp.asarray(numbers, jnp.int32 if signal.dtype.kind == "i" else jnp.float32)
 
 
 def check_ignored(step: Callable[[Sequence], Any], batch_of: Callable[[int], Sequence]) -> Any:
     """Assert that an update is the same whatever the noise is; return it."""
-    wanted = step(batch_of(0))
+    expected = step(batch_of(0))
     for seed in (1, 2):
-        chex.assert_trees_all_equal(step(batch_of(seed)), wanted)
-    return wanted
+        chex.assert_trees_all_equal(step(batch_of(seed)), expected)
+    return expected
 
 
 def repeated(program: Program, hyper: Any, batch: Sequence, updates: int) -> Any:
