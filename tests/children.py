@@ -54,9 +54,9 @@ def stopped(
         while process.poll() is None and not when():
             time.sleep(0.01)
         process.send_signal(signum)
-        said = process.communicate()[1]
-    assert process.returncode == -signum, said
-    return said
+        errors = process.communicate()[1]
+    assert process.returncode == -signum, errors
+    return errors
 
 
 def is_silent(errors: str) -> None:

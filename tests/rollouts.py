@@ -79,9 +79,9 @@ def zeros_like(shapes: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-def differ(one: Any, other: Any) -> bool:
+def differ(first: Any, second: Any) -> bool:
     """Whether any leaf of two trees differs."""
     same = jax.tree.map(
-        lambda x, y: np.array_equal(x, y, equal_nan=x.dtype.kind == "f"), one, other
+        lambda x, y: np.array_equal(x, y, equal_nan=x.dtype.kind == "f"), first, second
     )
     return not all(jax.tree.leaves(same))

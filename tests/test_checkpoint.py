@@ -54,9 +54,9 @@ def assert_equal(one, other):
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    found = Checkpoints(tmp_path)
-    yield found
-    found.close()
+    store = Checkpoints(tmp_path)
+    yield store
+    store.close()
 
 
 @pytest.mark.parametrize("directory", ["c", "../{}/c", "missing/../c"])
@@ -191,8 +191,8 @@ def test_files_of_the_user_are_left_alone(tmp_path):
     for step in (1, 2):
         checkpoints.save(step, {"policy": jnp.full(2, step)}, {})
     assert checkpoints.steps() == [2]
-    left = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    assert {path: text for path, text in left.items() if directory / "2" not in path.parents} == {
+    after = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    assert {path: text for path, text in after.items() if directory / "2" not in path.parents} == {
         **users,
         directory / "2": False,
     }
@@ -219,32 +219,32 @@ def random_state():
 
 
 def test_a_flip_in_any_file_is_found_or_changes_nothing(tmp_path, random_state, checkpoints):
-    wanted = {"policy": random_state.params, "state": random_state}
+    expected = {"policy": random_state.params, "state": random_state}
     info, outcomes = {"note": "x", "sums": [0.1, float("nan")]}, {True: 0, False: 0}
-    checkpoints.save(1, wanted, info)
+    checkpoints.save(1, expected, info)
     generator = np.random.default_rng(0)
     for path in sorted(path for path in tmp_path.rglob("*") if path.is_file()):
         for bit in generator.integers(path.stat().st_size * 8, size=2):
             flip(path, int(bit))
             try:
-                tree, found = checkpoints.restore(wanted)
+                tree, about = checkpoints.restore(expected)
                 assert_equal(tree["state"], random_state)
                 assert_equal(tree["policy"], random_state.params)
-                assert str(found) == str(info)
+                assert str(about) == str(info)
                 outcomes[False] += 1
             except CheckpointError:
                 outcomes[True] += 1
             flip(path, int(bit))
-    assert_equal(checkpoints.restore(wanted)[0]["state"], random_state)
+    assert_equal(checkpoints.restore(expected)[0]["state"], random_state)
     assert min(outcomes.values()) > 10
 
 
 def test_flips_in_the_bytes_of_an_array_name_it(tmp_path, random_state, checkpoints):
     """The storage below checks its own tables and not the arrays: all of these were silent."""
     checkpoints.save(1, {"policy": random_state.params}, {})
-    held = random_state.params["w"].tobytes()[1000:1008]
-    (path,) = (p for p in tmp_path.rglob("*") if p.is_file() and held in p.read_bytes())
-    start = path.read_bytes().index(held) * 8
+    content = random_state.params["w"].tobytes()[1000:1008]
+    (path,) = (p for p in tmp_path.rglob("*") if p.is_file() and content in p.read_bytes())
+    start = path.read_bytes().index(content) * 8
     for bit in range(start, start + 64, 5):
         flip(path, bit)
         with pytest.raises(
@@ -337,14 +337,14 @@ PART, ABOUT = "policy", "about"
 def fail(monkeypatch, error, calls=None, where=PART):
     """Let reading the arrays, or the JSON part, fail in the calls numbered, by default in all."""
     owner, name = (checkpoint, "_read") if where == PART else (Path, "read_bytes")
-    read, count = getattr(owner, name), []
+    original, count = getattr(owner, name), []
 
     def failing(path, *part):
         if where in (path.name, path.parent.name):
             count.append(path)
             if calls is None or len(count) in calls:
                 raise error
-        return read(path, *part)
+        return original(path, *part)
 
     monkeypatch.setattr(owner, name, failing)
 
@@ -475,8 +475,8 @@ def test_some_arrays_are_read_without_the_structure_of_the_others(tmp_path):
     tree = [(np.arange(3), {"a": np.ones(2), "none": np.zeros((0, 4))}), jax.random.key(0)]
     Checkpoints(tmp_path).save(1, {"state": tree}, {})
     like = [(None, {"a": np.zeros(2), "none": np.zeros((0, 4))}), None]
-    found, _ = Checkpoints(tmp_path).restore({"state": like}, partly=True)
-    chex.assert_trees_all_equal(found["state"], [(None, tree[0][1]), None])
+    arrays, _ = Checkpoints(tmp_path).restore({"state": like}, partly=True)
+    chex.assert_trees_all_equal(arrays["state"], [(None, tree[0][1]), None])
     with pytest.raises(RunError, match=r"\['a'\] is float64\[2\], not float64\[3\]"):
-        wanted = {"state": [(None, {"a": np.zeros(3)}), None]}
-        Checkpoints(tmp_path).restore(wanted, partly=True)
+        expected = {"state": [(None, {"a": np.zeros(3)}), None]}
+        Checkpoints(tmp_path).restore(expected, partly=True)

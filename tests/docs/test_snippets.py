@@ -72,7 +72,7 @@ PAGES = {
 
 
 def _marks(snippets: list[Snippet]) -> list[Any]:
-    trains = any(one.language == "bash" and TRAINS.search(one.code) for one in snippets)
+    trains = any(snippet.language == "bash" and TRAINS.search(snippet.code) for snippet in snippets)
     return [pytest.mark.nightly if trains else pytest.mark.slow]
 
 
@@ -134,7 +134,7 @@ def run_bash(code: str) -> None:
             continue
         if command.startswith("offmarl ") and ">" not in shlex.split(command):
             words = [*map(glob, shlex.split(command.removeprefix("offmarl ")))]
-            call(smaller(" ".join(shlex.quote(one) for word in words for one in word)))
+            call(smaller(" ".join(shlex.quote(part) for word in words for part in word)))
         else:
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
             home = {"PATH": path, "HOME": str(Path.cwd())}
@@ -142,8 +142,8 @@ def run_bash(code: str) -> None:
 
 
 def glob(word: str) -> list[str]:
-    found = sorted(map(str, Path().glob(word))) if "*" in word and "/" in word else []
-    return found or [word]
+    paths = sorted(map(str, Path().glob(word))) if "*" in word and "/" in word else []
+    return paths or [word]
 
 
 def given(page: str) -> dict[str, Any]:
@@ -173,8 +173,8 @@ def given(page: str) -> dict[str, Any]:
 def test_the_snippets_of_a_page_run(page, prepared, tmp_path, monkeypatch):
     if page == "learners.md":
         pytest.importorskip("torch", reason="needs PyTorch")
-    where = shutil.copytree(prepared, tmp_path / "here")
-    monkeypatch.chdir(where)
+    directory = shutil.copytree(prepared, tmp_path / "here")
+    monkeypatch.chdir(directory)
     # What the page makes itself must not be there yet.
     recording = "offmarl record mappo --env swarm/coverage-3 --tiers"
     for command, folder in (("offmarl train bc", "runs"), (recording, "vaults")):
@@ -217,5 +217,5 @@ def test_the_parser_sees_every_snippet():
 
 
 def test_a_window_of_the_start_page_has_the_shape_it_prints():
-    (code,) = (one.code for one in PAGES["start.md"] if "replay.sample" in one.code)
+    (code,) = (snippet.code for snippet in PAGES["start.md"] if "replay.sample" in snippet.code)
     assert np.prod(eval(re.search(r"# (\(.*\))", code)[1])) == 32 * 20 * 3
