@@ -79,6 +79,11 @@ def zeros_like(shapes: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
+def numbers(*shape: int, seed: int = 0) -> jax.Array:
+    """Return normal random numbers of a shape."""
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
 def differ(first: Any, second: Any) -> bool:
     """Whether any leaf of two trees differs."""
     same = jax.tree.map(

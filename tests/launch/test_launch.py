@@ -96,14 +96,22 @@ def test_a_launch_that_gets_the_lock_as_another_ends_runs_nothing(launch, tmp_pa
     assert (tmp_path / "out").read_text() == "the result of another launch"
 
 
-@each_engine
-def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path, directory):
+def interrupt_tasks(directory, times):
+    """Send this process so many interrupts, 0.5 s apart, once a task waits."""
+
     def interrupt():
         while not (directory / "deaths").exists():
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
+        for number in range(times):
+            time.sleep(0.5 * (number > 0))
+            os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
+
+
+@each_engine
+def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path, directory):
+    interrupt_tasks(directory, times=1)
     start = time.monotonic()
     with pytest.raises(Stopped, match="of 8 blocks done: the same command continues"):
         launch("wait:6")
@@ -112,14 +120,7 @@ def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path,
 
 
 def test_a_second_ctrl_c_stops_a_task_that_serves_no_signals(launch, tmp_path, directory):
-    def interrupt():
-        while not (directory / "deaths").exists():
-            time.sleep(0.05)
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.5)
-
-    threading.Thread(target=interrupt).start()
+    interrupt_tasks(directory, times=2)
     start = time.monotonic()
     with pytest.raises(Stopped, match="the same command continues"):
         launch("deaf:6")

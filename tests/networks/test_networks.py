@@ -27,6 +27,7 @@ from offmarl.networks import (
     stochastic_head,
 )
 from offmarl.types import Continuous, Discrete, EnvSpec
+from tests.rollouts import numbers
 
 SPEC = EnvSpec("test", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
 LEGAL = jnp.ones((3, 4), bool).at[0, :3].set(False)
@@ -166,10 +167,6 @@ def test_mixing_coefficients_sums_to_one_and_carries_no_gradient() -> None:
     loss = lambda p: (mixing_coefficients(mixer.apply(p, state)) ** 2).sum()  # noqa: E731
     gradient = jax.jit(jax.grad(loss))(params)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
-
-
-def numbers(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def params_of(network: nn.Module, *inputs: Any) -> Any:

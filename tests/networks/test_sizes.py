@@ -31,14 +31,10 @@ from offmarl.networks.encoders import AttentionPool
 from offmarl.networks.linear import id_features
 from offmarl.types import Discrete, EnvSpec, View
 from tests.plain import Args
-from tests.rollouts import random_view
+from tests.rollouts import numbers, random_view
 
 SPEC = EnvSpec("some", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
 MANY = replace(SPEC, name="many", num_agents=11, state_size=23)
-
-
-def numbers(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def shapes(params: Any) -> Any:

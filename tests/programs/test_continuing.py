@@ -155,9 +155,7 @@ def test_scales_of_the_networks_are_kept_and_facts_of_the_data_are_not(name, kep
     ("source", "options", "program", "part"),
     [(isac, {}, masac, "critics"), (qmix_cql, {"mixer_embed": 16}, qmix, "mixer")],
 )
-def test_critics_and_mixers_of_other_sizes_start_anew(source, options, program, part, monkeypatch):
-    notices = []
-    monkeypatch.setattr(tracking, "notice", notices.append)
+def test_critics_and_mixers_of_other_sizes_start_anew(source, options, program, part, notices):
     (theirs, run), (ours, fresh) = trained(source, **options), built(program)
     state = carry_over(theirs, run, ours, fresh, "run")
     same(getattr(state.params, part), getattr(fresh.params, part))
@@ -245,9 +243,7 @@ def before(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_recorder_takes_over_what_the_values_of_a_run_depend_on(before, monkeypatch):
-    notices = []
-    monkeypatch.setattr(tracking, "notice", notices.append)
+def test_a_recorder_takes_over_what_the_values_of_a_run_depend_on(before, notices):
     data, run = before
     scale = 20 / float(read(run / "dataset.npz")["return_scale"])
     args = masac.Args(env="probe/observation", hidden=8, init=run, prefill=data)

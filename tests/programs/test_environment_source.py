@@ -100,9 +100,7 @@ def test_further_tiers_are_recorded_in_the_same_environment_only(chase, tmp_path
         online.record_from_run(path.parent, "random", env=chase("a", 100.0))
 
 
-def test_a_baseline_refuses_the_run_of_another_environment(chase, tmp_path, monkeypatch):
-    notices = []
-    monkeypatch.setattr(tracking, "notice", notices.append)
+def test_a_baseline_refuses_the_run_of_another_environment(chase, tmp_path, monkeypatch, notices):
     monkeypatch.setattr(training, "learn", leave_out)
     record_policy(*acting(chase("a", 1.0)), tmp_path / "data.vlt" / "main", 4, 2)
 

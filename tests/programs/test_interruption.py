@@ -77,33 +77,21 @@ def test_a_signal_saves_the_work_and_stops(signum):
 
 
 @pytest.mark.parametrize(
-    ("begun", "says"),
+    ("part", "begun", "says"),
     [
-        (None, "before the first step: repeat the command to start again."),
-        (0, "before the first checkpoint: the same command starts at step 0."),
-        (70, "at step 70: the same command resumes there."),
+        ("", None, "before the first step: repeat the command to start again."),
+        ("", 0, "before the first checkpoint: the same command starts at step 0."),
+        ("", 70, "at step 70: the same command resumes there."),
+        ("a", 0, "before the first checkpoint of a: the same command starts at step 0 of a."),
+        ("a", 70, "at step 70 of a: the same command resumes there."),
     ],
 )
-def test_without_work_to_save_a_signal_stops_at_once(begun, says):
-    with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "step") as timer:
+def test_without_work_to_save_a_signal_stops_at_once(part, begun, says):
+    with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "step", part) as timer:
         if begun is not None:
             timer.begin(begun)
         signal.raise_signal(signal.SIGTERM)
         pytest.fail("goes on")
-    assert str(stopped.value) == f"stopped {says}"
-
-
-@pytest.mark.parametrize(
-    ("begun", "says"),
-    [
-        (0, "before the first checkpoint of expert: the same command starts at step 0 of expert."),
-        (70, "at step 70 of expert: the same command resumes there."),
-    ],
-)
-def test_a_part_of_the_work_is_named(begun, says):
-    with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "step", "expert") as timer:
-        timer.begin(begun)
-        signal.raise_signal(signal.SIGTERM)
     assert str(stopped.value) == f"stopped {says}"
 
 

@@ -38,9 +38,7 @@ from .learning import Dial, learn
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_recording_that_others_appended_to_is_noticed(tmp_path, monkeypatch):
-    notices = []
-    monkeypatch.setattr(tracking, "notice", notices.append)
+def test_a_recording_that_others_appended_to_is_noticed(tmp_path, notices):
     with vault.create(tmp_path / "v.vlt", SPEC, rows=2) as writer:
         writer.append(*make(steps=40), run="policy", chunk=0)
     online.describe(tmp_path / "v.vlt", "expert")
@@ -54,9 +52,7 @@ def test_a_recording_that_others_appended_to_is_noticed(tmp_path, monkeypatch):
     ]
 
 
-def test_a_recording_without_a_complete_episode_is_noticed(tmp_path, monkeypatch):
-    notices = []
-    monkeypatch.setattr(tracking, "notice", notices.append)
+def test_a_recording_without_a_complete_episode_is_noticed(tmp_path, notices):
     written(tmp_path / "v.vlt", (make(steps=5, end_every=1e9)[0], None))
     online.warn_of(vault.open_vault(tmp_path / "v.vlt"))
     assert len(notices) == 1
@@ -195,9 +191,7 @@ def test_a_capacity_that_does_not_fit_is_an_error_that_names_one_that_does(tmp_p
 
 
 @pytest.mark.slow
-def test_a_chosen_capacity_fits_into_half_of_the_memory_and_is_kept(tmp_path, monkeypatch):
-    notices = []
-    monkeypatch.setattr(tracking, "notice", notices.append)
+def test_a_chosen_capacity_fits_into_half_of_the_memory_and_is_kept(tmp_path, monkeypatch, notices):
     options = {"tiers": "random", "steps": 64, "total_steps": 64, "num_envs": 4, "num_steps": 8}
     options |= {"updates": 1, "evaluations": 1, "network": "feedforward", "length": 3}
     args = vdn.Args(env="probe/observation", out=tmp_path, eval_episodes=2, hidden=4, **options)

@@ -117,16 +117,21 @@ def iql_learn(shared_reward, steps=None):
     return learn(loss, NETWORKS.agent, iql.Args(gamma=0.5), *pair)
 
 
+def check_iql(gradient, metrics, errors):
+    """Compare a loss and its gradient with the errors of the six values that are learned."""
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
+    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
+    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
+
+
 def test_the_loss_of_iql_at_a_truncation_and_at_a_termination():
     gradient, metrics = iql_learn(shared_reward=False)
     # Each agent has its own reward. In the truncated step the first agent's next value is 3·1; the
     # second agent terminates. In the second window only the first agent acts, and the end of the
     # episode is that of both.
     errors = np.array([1 - (1 + 4 / 2), 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - 4, 2 - 4, 2 - 0])
-    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
     np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2 + 2) / 6, rtol=1e-6)
-    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
-    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
+    check_iql(gradient, metrics, errors)
     # A window's error, by which it may be drawn, is the largest of its agents'.
     np.testing.assert_allclose(metrics["td_errors"][:, 0], [2, 2])
 
@@ -136,10 +141,8 @@ def test_iql_learns_what_a_team_earns_after_an_agent_s_death():
     # The second agent dies in the second step, where its next value is 3·2. In the second window
     # it is dead, and the episode ends for both.
     errors = np.array([1 - 3, 2 - 3, 8 - (2 + 3 / 2), 8 - (4 + 6 / 2), 2 - 4, 2 - 0])
-    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
     np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2 + 2) / 6, rtol=1e-6)
-    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
-    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
+    check_iql(gradient, metrics, errors)
 
 
 def test_iql_learns_the_values_of_the_dead_where_they_have_not_terminated():
@@ -153,9 +156,7 @@ def test_iql_learns_the_values_of_the_dead_where_they_have_not_terminated():
     )
     gradient, metrics = iql_learn(shared_reward=False, steps=windows)
     errors = np.array([1 - 3, 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - (4 + 6 / 2), 2 - 4, 2 - 0])
-    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
-    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
-    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
+    check_iql(gradient, metrics, errors)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from offmarl import envs, tracking
+from offmarl import envs
 from offmarl.errors import NotLearnedError, OptionError, UnknownNameError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.recording.recorder import RECORD, TRAIN, Recorder, Version
@@ -196,9 +196,7 @@ def test_a_tier_is_described_by_its_evaluation_on_fresh_seeds():
 
 
 @pytest.mark.parametrize(("expert", "said"), [(0.53, "only 6.0% of the way"), (0.6, "")])
-def test_an_expert_far_below_the_best_known_return_is_named_so(monkeypatch, expert, said):
-    notices = []
-    monkeypatch.setattr(tracking, "notice", notices.append)
+def test_an_expert_far_below_the_best_known_return_is_named_so(notices, expert, said):
     ladder = make_ladder([0.5, expert], random=0.5)
     ladder.check("expert")
     assert said in "".join(notices) and len(notices) == bool(said)

@@ -17,14 +17,13 @@ from offmarl.vault.storage.commit import Contents
 from offmarl.vault.storage.files import open_file
 from offmarl.vault.storage.store import Directory
 
-from .experience import SPEC, make, written
+from .experience import SPEC, recorded
 
 STEPS = 64
 
 
 def record(path: Path, seed: int = 0) -> Path:
-    written(path, make(rows=2, steps=STEPS, seed=seed), chunk_steps=8)
-    return path
+    return recorded(path, steps=STEPS, seed=seed, chunk_steps=8).path
 
 
 def forge(source: Path, target: Path, prefix: str = "d/") -> Path:

@@ -13,9 +13,9 @@ from offmarl.vault.storage.store import store_of
 
 from . import damage
 from .experience import SPEC, make
-from .test_integrity import flip, path, place_of, recorded
+from .test_integrity import flip, place_of, recorded
 
-__all__ = ["path", "recorded"]  # fixtures
+__all__ = ["recorded"]  # a fixture
 
 
 def check(done: vault.Salvage, first: vault.Dataset) -> None:
