@@ -25,7 +25,7 @@ def python(*arguments: object, **options: Any) -> str:
 
 
 def run(command: Sequence[object], **options: Any) -> str:
-    """Run a command, which must succeed and say nothing on standard error; return what it prints.
+    """Run a command, which must succeed with no standard error, and return its output.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def stopped(
     signum: int = signal.SIGKILL,
     **options: Any,
 ) -> str:
-    """Send a process a signal, of which it must die, when something is so; return its errors."""
+    """Send a process a deadly signal once a condition holds; return its standard error."""
     words = [*map(str, command)]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, text=True, **pipes, **options) as process:

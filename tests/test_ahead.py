@@ -46,7 +46,7 @@ in_thread(lambda: (time.sleep(0.5), print("ended")), "slow").cancel()
 
 
 def test_the_interpreter_waits_for_abandoned_work() -> None:
-    """A thread that came back from TensorStore after the end aborted the process."""
+    """A thread that returned from TensorStore after the interpreter's end aborted the process."""
     assert python("-c", ABANDONED) == "ended\n"
 
 

@@ -17,7 +17,7 @@ from tests.runs import write_run
 
 @pytest.fixture
 def vault(tmp_path, monkeypatch):
-    """Return a small vault of random play, and work beside it."""
+    """Return a small vault of random play, with its directory as the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFMARL_QUIET", "1")
     env = envs.make("classic/xor")

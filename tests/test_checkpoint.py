@@ -212,7 +212,7 @@ def flip(path, bit):
 
 @pytest.fixture(scope="module")
 def random_state():
-    """Arrays that do not compress, so that a file holds their bytes as they are."""
+    """Return arrays that do not compress, so that a file holds their bytes unchanged."""
     generator = np.random.default_rng(0)
     params = {"w": np.frombuffer(generator.bytes(4800), np.float32).reshape(40, 30)}
     return make_state(1.0)._replace(params=params, count=jnp.ones(3, jnp.bfloat16))
@@ -291,7 +291,7 @@ def store_again(part, name, **metadata):
     [(2**24, 2**20, "<f4"), (3, 2, "<f4"), (2, 2**20, "<f4"), (2, 2, "<f8")],
 )
 def test_an_array_is_read_only_as_expected(tmp_path, shape, chunks, dtype):
-    """No memory is allocated for what the files of another's policy declare."""
+    """No memory is allocated for arrays that only the files of a policy declare."""
     checkpoints, like = Checkpoints(tmp_path), {"policy": {"w": jnp.ones(2)}}
     checkpoints.save(1, like, {})
     declared = {"shape": [shape], "chunks": [chunks], "dtype": dtype}
@@ -335,7 +335,7 @@ PART, ABOUT = "policy", "about"
 
 
 def fail(monkeypatch, error, calls=None, where=PART):
-    """Let reading the arrays, or the JSON part, fail in the calls numbered, by default in all."""
+    """Make reads of the arrays, or of the JSON part, fail in these calls, by default in all."""
     owner, name = (checkpoint, "_read") if where == PART else (Path, "read_bytes")
     original, count = getattr(owner, name), []
 
@@ -351,7 +351,7 @@ def fail(monkeypatch, error, calls=None, where=PART):
 
 @pytest.fixture
 def two_saved(checkpoints):
-    """Two intact checkpoints, and what is to be restored of them."""
+    """Two intact checkpoints, and the expected content."""
     for step in (1, 2):
         checkpoints.save(step, {PART: jnp.full(2, float(step))}, {})
     return checkpoints, {PART: jnp.zeros(2)}
@@ -388,7 +388,7 @@ OF_TENSORSTORE = (
     ],
 )
 def test_errors_of_libraries_rename_nothing(two_saved, monkeypatch, error, expected):
-    """Those that an error of the system is behind, and those that come with any checkpoint."""
+    """Neither errors caused by the system, nor those that occur with every checkpoint."""
     checkpoints, like = two_saved
     with monkeypatch.context() as patch, pytest.raises(expected) as raised:
         fail(patch, error)
@@ -400,7 +400,7 @@ def test_errors_of_libraries_rename_nothing(two_saved, monkeypatch, error, expec
 
 
 def test_a_lack_of_file_descriptors_renames_nothing(two_saved):
-    """With the errors that the libraries themselves make of it."""
+    """The errors are those that the libraries raise themselves."""
     checkpoints, like = two_saved
     assert checkpoints.resume(like).step == 2  # what is loaded the first time is loaded
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -431,7 +431,7 @@ def test_damage_that_a_second_read_does_not_find_renames_nothing(two_saved, monk
 
 @pytest.mark.parametrize("lost", ["about", "policy"])
 def test_what_is_left_of_a_checkpoint_is_moved_aside(two_saved, tmp_path, lost):
-    """By the save that needs its name; what the user has under the other name stays."""
+    """The save that needs its name moves it; files of the user under the new name stay."""
     checkpoints, like = two_saved
     shutil.rmtree(tmp_path / "2" / lost)
     (tmp_path / "2.damaged").mkdir()

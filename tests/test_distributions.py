@@ -45,7 +45,7 @@ def test_clipped_probabilities_add_up_to_one_and_entropy_is_their_expectation(me
 
 
 def test_known_numbers_of_the_clipped_gaussian():
-    """Of the standard normal: density at 0, and the mass beyond 1."""
+    """The standard normal distribution's density at 0, and its mass beyond 1."""
     log_prob = of(ClippedGaussian, 0.0, 1.0, 3).log_prob(jnp.array([[0.0], [1.0], [-1.0]]))
     np.testing.assert_allclose(np.exp(log_prob), [0.398942, 0.158655, 0.158655], rtol=1e-5)
 

@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def copied(name: str, directory: Path) -> str:
-    """Copy an example to where a reader saves it."""
+    """Copy an example to another directory, as a reader does."""
     return shutil.copy(EXAMPLES / name, directory / name).name
 
 

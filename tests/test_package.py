@@ -82,7 +82,7 @@ def test_importing_it_loads_nothing_heavy():
     "script", sorted(ROOT.glob("benchmarks/*.py")), ids=lambda script: script.stem
 )
 def test_benchmarks_import_names_that_exist(script):
-    """Nothing else runs them; they are left behind when a function moves."""
+    """Nothing else runs them, so a function that moves would break them unnoticed."""
     for node in ast.walk(ast.parse(script.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("offmarl"):
             module = import_module(node.module)

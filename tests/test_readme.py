@@ -84,7 +84,7 @@ def test_commands_have_the_options_they_are_given(line, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_loop_returns_what_evaluation_does(tmp_path, monkeypatch):
-    """Were a key used twice, agents would repeat their actions: 3.2 for the 9.3 of this policy."""
+    """If a key were used twice, agents would repeat their actions: a return of 3.2, not 9.3."""
     monkeypatch.chdir(tmp_path)
     env = envs.make("swarm/coverage-3")
     run, config = (

@@ -1,4 +1,4 @@
-"""Forged and damaged records: one line that names the file and the field, at once."""
+"""Forged and damaged records: an immediate error in one line with the file and the field."""
 
 import io
 import json

@@ -15,7 +15,7 @@ from tests.rollouts import view_of
 
 
 def counting_policy(num_agents):
-    """Acts on the time since its episode began, which it has to remember."""
+    """Acts on the time since its episode began, which is its memory."""
 
     def act(params, carry, observation, legal_actions, key):
         action = jnp.full(num_agents, carry % 2, jnp.int32)

@@ -1,4 +1,4 @@
-"""Trackers: what they hold of a run, also after it was killed and resumed."""
+"""Trackers: their record of a run, also after it was killed and resumed."""
 
 import json
 import signal
@@ -38,7 +38,7 @@ def lines(*steps):
 
 
 def wanted(*steps):
-    """The numbers that a tracker shall hold, by name."""
+    """The numbers that a tracker must hold, by name."""
     return {
         f"seed_{seed}/{name}": dict(points)
         for seed in (0, 1)
@@ -251,7 +251,7 @@ def server():
 
 
 class _Remote(trackers.Tracker):
-    """Sends each step to a server, and never gives up by itself."""
+    """Sends each step to a server, with a timeout that no test reaches."""
 
     module = "json"
 

@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_written_stays_and_is_named(tmp_path, monkeypatch)
 
 @pytest.fixture
 def screen(monkeypatch):
-    """What progress shows on a terminal, or elsewhere."""
+    """Return the output of progress on a terminal, or elsewhere."""
 
     def watch(terminal: bool) -> io.StringIO:
         text = io.StringIO()

@@ -182,7 +182,7 @@ def test_deep_json_is_refused() -> None:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_types_are_those_of_numpy_and_jax(name: str) -> None:
-    """The names are those of JAX's types."""
+    """The names are those of JAX's dtypes."""
     spec = ArraySpec((2, 3), name)
     assert spec.numpy_dtype == getattr(jnp, name)
     assert spec.num_bytes == 6 * getattr(jnp, name).dtype.itemsize

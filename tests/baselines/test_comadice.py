@@ -15,7 +15,7 @@ from .building import blank, build, metrics_of, weights_of
 
 
 def constant(params, values):
-    """Networks whose outputs are these numbers wherever they are."""
+    """Return networks with these outputs for every input."""
     params = jax.tree.map(jnp.zeros_like, params)
     params["params"]["Dense_2"]["bias"] = jnp.array(values)
     return params

@@ -40,7 +40,7 @@ def probe(name: str) -> Any:
 
 
 class Fitted(NamedTuple):
-    """What a program has learned."""
+    """The functions of a trained program."""
 
     act: Callable[[View], jax.Array]
     """Returns the greedy actions ``(B, T, N)`` in the views of episodes."""

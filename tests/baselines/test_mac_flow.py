@@ -32,7 +32,7 @@ def build_flow(spec: EnvSpec, **options: Any) -> tuple[Any, Any, Any]:
 
 
 def with_outputs(state: Any, velocity: Any, policy: Any, values: Any, target: Any) -> Any:
-    """Return a state whose networks have these outputs, whatever happens."""
+    """Return a state whose networks have these outputs for every input."""
 
     def critics(outputs: list[Any]) -> Any:
         networks = jax.tree.map(lambda leaf: leaf, state.target)
@@ -171,7 +171,7 @@ def test_the_value_changes_only_the_policy_and_its_scale_is_fixed() -> None:
 
 
 def random_batch(seed: int) -> Sequence:
-    """Windows as in `BATCH`, with the noise of a seed in all that does not count."""
+    """Return windows as in `BATCH`, with a seed's noise in entries that no loss may depend on."""
     noise, uniform = Noise(seed), partial(np.random.Generator.uniform, low=-1, high=1)
     steps, alive = np.asarray(BATCH["mask"]), np.asarray(BATCH["alive"])
     views = np.array([[True, True, True], [True, True, False], [True, False, False]])

@@ -68,7 +68,7 @@ def test_predictions_see_what_came_before_of_their_own_agent(field, at, changed)
 
 @pytest.mark.slow
 def test_an_earlier_observation_and_the_return_act_together_at_first():
-    """What depends on both, but on neither alone, is learned if it has a part in the outputs."""
+    """A function of both, but of neither alone, is learned if it has a part in the outputs."""
     network = DecisionTransformer(3, width=32)
 
     def outputs(params, to_go, cue):

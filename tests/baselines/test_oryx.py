@@ -27,7 +27,7 @@ CONTINUOUS = replace(SPEC, action=Continuous(3))
 
 
 def outputs_of(params: Any, policy: list[float], value: list[float]) -> Any:
-    """A network with these outputs, whatever happens."""
+    """Return a network with these outputs for every input."""
     params = jax.tree.map(jnp.zeros_like, params)
     params["params"]["policy_output"]["Dense_1"]["bias"] = jnp.array(policy)
     params["params"]["value_output"]["Dense_1"]["bias"] = jnp.array(value)
@@ -189,7 +189,7 @@ def learner() -> Learner:
 
 
 def random_batch(seed: int) -> Sequence:
-    """Windows as in `BATCH`, with the noise of a seed in all that does not count."""
+    """Return windows as in `BATCH`, with a seed's noise in entries that no loss may depend on."""
     noise, integers = Noise(seed), partial(np.random.Generator.integers, low=0, high=3)
     fields = {name: jnp.concatenate([field, field[:1]]) for name, field in BATCH.items()}
     steps = np.asarray(fields["mask"])

@@ -16,7 +16,7 @@ SCRIPTS = [
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_runs_its_program(script, tmp_path, monkeypatch, capsys):
-    """It does what the same arguments of ``offmarl`` do: here, name what is missing."""
+    """It acts as ``offmarl`` with the same arguments: here, it names the missing one."""
     flags = ["--vault", "absent.vlt"] if script.startswith("baselines") else ["--env", "absent/x"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [script, *flags])

@@ -31,7 +31,7 @@ def sum_of(params: Any) -> Any:
 
 
 def update(program: Any, state: Any, batch: Sequence, hyper: Any) -> tuple[Any, dict[str, float]]:
-    """Make an update of the last stage."""
+    """Return the state and the metrics after an update of the last stage."""
     return jax.jit(program.stages[-1].update)(state, batch, jax.random.key(1), hyper)
 
 
@@ -178,7 +178,7 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
     meant[1:, 1:] = False
 
     def batch(seed: int) -> Sequence:
-        """The same windows, with other noise in all that does not count."""
+        """Return the same windows, with other noise in every entry that no loss may depend on."""
         noise = Noise(seed)
         integers = partial(np.random.Generator.integers, low=0, high=3)
         return sequence(
@@ -251,7 +251,7 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
 
 
 def test_targets_take_the_next_action_of_the_data() -> None:
-    """They know none after the end of a window or of a truncated episode, and need none at ends."""
+    """No next action is known after a window or a truncated episode; terminations need none."""
     batch = sequence(
         [[[0, 2], [1, 1], [2, 0]], [[2, 2], [0, 0], [1, 1]]],
         terminated=jnp.zeros((2, 3, 2), bool).at[1, 0].set(True),

@@ -79,7 +79,7 @@ def test_unknown_names_are_answered_with_the_nearest(offmarl, arguments, message
 
 
 class JaxRuntimeError(RuntimeError):
-    """As JAX raises."""
+    """The error of JAX, by its name."""
 
 
 @pytest.fixture
@@ -635,7 +635,7 @@ def test_doctor_says_that_the_chosen_devices_are_missing(tmp_path):
 
 @pytest.mark.slow
 def test_training_under_the_guards_of_jax(tmp_path):
-    """They are for users' own code: neither offmarl nor the libraries below keep to them."""
+    """They are for users' own code: offmarl and its libraries do not obey them."""
     rng = np.random.default_rng(0)
     ends = np.arange(40) % 10 == 9
     vaults.from_arrays(

@@ -69,7 +69,7 @@ def episode(length):
 
 @pytest.fixture
 def with_counts(monkeypatch):
-    """Start the command line with one more line in `READERS`."""
+    """Start the command line with another reader in `READERS`."""
     with monkeypatch.context() as patch:
         patch.setitem(convert.READERS, "counts", read_counts)
         importlib.reload(commands)

@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def here(runs, tmp_path, monkeypatch):
-    """A directory of the test with these runs."""
+    """Return a directory with links to these runs, which is the working directory."""
     monkeypatch.chdir(tmp_path)
     for run in runs.iterdir():
         (tmp_path / run.name).symlink_to(run)

@@ -103,7 +103,7 @@ WIDE = "\N{CJK UNIFIED IDEOGRAPH-570B}" * 12
 
 
 def kinds_of_tables(cells):
-    """Everything that shows columns, with the same cells."""
+    """Every output with columns, with the same cells."""
     columns = [f"argument_number_{number}" for number in range(len(cells))]
     rows = [dict(zip(columns, row, strict=True)) for row in (cells, cells[::-1])]
     yield output.table(columns, [row.values() for row in rows], "title")

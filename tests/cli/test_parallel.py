@@ -99,7 +99,7 @@ def test_a_run_in_code_of_the_users_names_it(evaluate: Any, tmp_path: Path) -> N
 
 
 def all_have_ended() -> bool:
-    """Whether no process of an environment runs any more; one that was killed may be ending."""
+    """Return whether no process of an environment runs; a killed one may still be ending."""
     for child in multiprocessing.active_children():
         child.join(20)
     return not multiprocessing.active_children()

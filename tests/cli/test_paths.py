@@ -76,7 +76,7 @@ TO_MAKE = ["dots after a link", "home", "link", "slash"]
 
 @pytest.fixture
 def spelled(place, monkeypatch, request):
-    """Return how to write the path of something in the home, after going where that is meant."""
+    """Return a function that spells a path in the home directory, and changes directory."""
 
     def spell(name, spelling):
         directory, text = SPELLINGS[spelling](place, name)
@@ -89,7 +89,7 @@ def spelled(place, monkeypatch, request):
 
 @pytest.fixture
 def light(monkeypatch):
-    """Take out of the verbs what takes long: learning, acting, and the network."""
+    """Replace the slow parts of the verbs: learning, acting, and the network."""
     monkeypatch.setattr("offmarl.programs.runs.training.learn", lambda *_: None)
     returns = lambda _, loaded, *__: {"team": dict.fromkeys(loaded, np.zeros(2))}  # noqa: E731
     monkeypatch.setattr(policies, "play", returns)

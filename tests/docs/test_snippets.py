@@ -78,7 +78,7 @@ def _marks(snippets: list[Snippet]) -> list[Any]:
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory) -> Path:
-    """Return a directory with the vaults and the run that the pages speak of."""
+    """Return a directory with the vaults and the run that the pages use."""
     root = tmp_path_factory.mktemp("documented")
     env = envs.make("swarm/coverage-3")
     uniform = make_policy(PolicyConfig("random"), env.spec)
@@ -147,7 +147,7 @@ def glob(word: str) -> list[str]:
 
 
 def given(page: str) -> dict[str, Any]:
-    """Return the names that a page takes for the reader's own."""
+    """Return the names that a page expects the reader to define."""
     if page == "writing.md":
         return {"number": 1, "DriverConformance": object, "pytest": pytest}
     if page == "adapters.md":

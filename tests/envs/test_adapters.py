@@ -20,7 +20,7 @@ from .wrapped import wrapped_by
 
 @pytest.fixture(scope="module", autouse=True)
 def packages():
-    """Import them here: it takes seconds, and every worker collects this file."""
+    """Import the packages here: it takes seconds, and every worker collects this file."""
     for name in ("jaxmarl", "jumanji", "matrax", "pgx"):
         pytest.importorskip(name, reason="needs pip install 'offmarl[envs,games]'")
 
@@ -267,7 +267,7 @@ def test_a_missing_package_is_one_line_that_helps(name, package, monkeypatch):
 
 
 class Missing:
-    """Finds nothing of a package, as if it were not installed."""
+    """An import hook that hides a package, as if it were not installed."""
 
     def __init__(self, package):
         self.package = package

@@ -149,7 +149,7 @@ def test_a_policy_of_ours_acts():
 
 
 class Remembering:
-    """A policy that keeps what it is given of each step."""
+    """A policy that records the arguments of each step."""
 
     def __init__(self):
         self.outcomes = []

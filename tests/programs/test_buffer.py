@@ -37,7 +37,7 @@ def stretch(start, num_steps, rng):
 
 
 class Memory(vault.Writer):
-    """A writer that keeps what it is given, in memory."""
+    """A writer that keeps the appended records in memory."""
 
     spec = SPEC
 

@@ -92,7 +92,7 @@ def statistics(**arrays):
 
 
 def echo():
-    """A program that returns what it is given."""
+    """A program that returns its arguments."""
     policy = Policy(
         tuple,
         lambda params, carry, observation, legal, key: (observation, legal, carry),

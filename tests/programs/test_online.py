@@ -136,7 +136,7 @@ def small(out, **changes):
 
 
 def content(out):
-    """All that two runs of one seed must have in common."""
+    """Return the results that two runs of one seed must share."""
     vaults = {path.name: vault.open_vault(path).digest() for path, _ in vault.list_vaults(out)}
     run = next(out.rglob("run.json")).parent
     params = load_policy(run).params

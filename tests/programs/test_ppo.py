@@ -68,7 +68,7 @@ def networks_of(value):
 
 
 def state_of(params=NOTHING, moments=None, carry=(), optimiser=()):
-    """A state of which the rest is not used."""
+    """A state of which only these fields are used."""
     return State(params, optimiser, moments or Moments.zero(1), None, carry, None, None)
 
 
@@ -98,7 +98,7 @@ NOBODY = jnp.zeros((4, 1, 2), bool)
 
 
 def expected_advantages(values, next_values):
-    """Return those of γ = 1/2 and λ = 1/4, where the second of four steps is truncated."""
+    """Return the advantages for γ = 1/2, λ = 1/4, where the second of four steps is truncated."""
     delta = REWARD[:, 0] + 0.5 * np.array(next_values)[:, None] - np.array(values)[:, None]
     return np.array([delta[0] + delta[1] / 8, delta[1], delta[2] + delta[3] / 8, delta[3]])
 
@@ -525,7 +525,7 @@ class Guided:
     ("fraction", "wanted"), [(None, [3, 6]), (1.0, [18, 21]), (0.5, [3, 6]), (0.75, [13, 16])]
 )
 def test_rewards_are_scaled_with_what_is_left_of_shaped_ones(fraction, wanted):
-    """Halfway, of the fraction 1 a half is left, of ¾ a third, and of ½ nothing."""
+    """Halfway, a fraction of 1 leaves a half of the shaped reward, ¾ a third, and ½ nothing."""
     args = ippo.Args(reward_scale=3.0, shaped_rewards=fraction)
     reward, shaping = jnp.array([[[1.0, 2.0]]]), jnp.full((1, 1, 2), 10.0)
     halfway = hyperparameters(args), reward, shaping, jnp.float32(0.5)

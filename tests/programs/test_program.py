@@ -376,7 +376,7 @@ def test_returns_are_those_of_the_episodes(random_data):
 
 
 def test_arrays_of_the_same_bytes_are_not_always_equal():
-    """Programs made from unequal ones must not share what is compiled."""
+    """Programs made from unequal arrays must not share a compiled function."""
 
     def identity(array):
         statistics = programs.DatasetStatistics(None, {"table": array})
@@ -389,7 +389,7 @@ def test_arrays_of_the_same_bytes_are_not_always_equal():
 
 @pytest.mark.parametrize("where", ["init", "update", "policy"])
 def test_statistics_are_taken_in_make_alone(where, random_data, tmp_path):
-    """Later ones would be those of the dataset that the program was compiled for."""
+    """A compiled function would use the statistics of the dataset that it was compiled for."""
 
     def make(spec, args, dataset):
         program = two_stage.make(spec, args, dataset)

@@ -34,13 +34,13 @@ SMALL = Args(
 
 
 def traced_once_for(monkeypatch, module, name, times, **how):
-    """Let a compiled function be traced so often, and not again."""
+    """Check that a compiled function is traced this many times, and not again."""
     traced = chex.assert_max_traces(getattr(module, name).__wrapped__, n=times)
     monkeypatch.setattr(module, name, jax.jit(traced, **how))
 
 
 def content(args):
-    """The bytes of what a command made: members, payoffs, strategies and matches."""
+    """Return the bytes that a command wrote: members, payoffs, strategies and matches."""
     population = work(args)
     run = population.path
     params = [

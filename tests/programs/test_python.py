@@ -227,7 +227,7 @@ def test_a_vector_outside_of_its_bounds_is_refused_before_the_step(path, actions
 
 
 class Faulty(Duel):
-    """Returns something that cannot be at step 2."""
+    """Returns an invalid value at step 2."""
 
     def __init__(self, what):
         super().__init__()

@@ -138,7 +138,7 @@ def test_q_tot_stays_within_what_the_rewards_allow(mixer: str) -> None:
 
 @NIGHTLY
 def test_q_tot_diverges_from_a_usual_initialisation(monkeypatch) -> None:
-    """Why the mixer has its own: this is what the test above would find without it."""
+    """With a usual initialisation of the mixer, the test above fails."""
     usual = lambda *args: replace(make_mixer(*args), init_scale=None)  # noqa: E731
     monkeypatch.setattr(qmix, "make_mixer", usual)
     assert q_tot_of_rounds("state")[-1] > 5

@@ -162,7 +162,7 @@ class Killed(BaseException):
 
 
 def killed_after(when):
-    """Return a `collect` that dies after so many chunks."""
+    """Return a `collect` that raises after this many chunks."""
     collect = recording.collect
 
     def stopping(*args):

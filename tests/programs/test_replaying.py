@@ -100,7 +100,7 @@ def test_a_tier_is_played_again_with_the_keys_of_its_recording(tmp_path, env, si
 @pytest.mark.bits
 @pytest.mark.nightly
 def test_scenes_are_those_of_the_states(swarm, tmp_path):
-    """Also in a vault that was made of another, whose random keys nothing else tells."""
+    """Also in a vault made from another one, which has no other record of the random keys."""
     later = vault.filter(swarm, "index > 5", tmp_path / "later.vlt")
     env = envs.make(swarm.spec.name)
     clip = render.replay(env, later, 0)

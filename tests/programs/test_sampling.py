@@ -63,7 +63,7 @@ def same(run: Path, other: Path) -> None:
 
 
 def close(run: Path, other: Path) -> None:
-    """XLA compiles the two apart, so that the last bits differ; the batches do not."""
+    """XLA compiles the two separately, so the last bits differ; the batches are equal."""
     chex.assert_trees_all_close(content(run)[1], content(other)[1], rtol=1e-4, atol=1e-6)
 
 

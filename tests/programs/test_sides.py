@@ -367,7 +367,7 @@ def test_fixed_policies_are_evaluated_with_another_key_than_those_they_are_recor
 
 @pytest.mark.slow
 def test_an_agent_learns_beside_all_seeds_of_a_run(tmp_path):
-    """And all pairs of them are recorded, where each steps' ids are those of the drawn members."""
+    """All pairs of them are recorded, and each step has the ids of the drawn members."""
     run = tmp_path / "run"
     write_policy(run, PolicyConfig("feedforward"), envs.make(XOR).spec, [3, 4, 5])
     options = {"env": XOR, "side": "agent_0", "opponents": (f"{run}@*",), "tiers": "random,replay"}

@@ -167,7 +167,7 @@ TRUTH = [*np.linspace(0, 1, 14), 0.9, 1.0, 0.7, 0.85, 0.95, 0.6]
 
 @pytest.mark.parametrize(("noise", "least"), [(0.3, 198), (1.0, 170), (2.0, 5)])
 def test_tiers_of_noisy_evaluations_have_the_order_of_their_names(noise, least):
-    """Their returns are not those by which they were chosen, which are too high."""
+    """Their returns are not those by which they were chosen: these are biased upwards."""
     errors, accepted = {"medium": [], "expert": []}, 0
     for seed in range(200):
         ladder = make_ladder(TRUTH, noise=noise, seed=seed)

@@ -55,7 +55,7 @@ def test_ranges_follow_from_types_and_values():
 
 
 class Recorded:
-    """Draws the lower end of each range."""
+    """Returns the lower end of each range."""
 
     def __init__(self):
         self.drawn = {}
@@ -174,7 +174,7 @@ def test_a_score_for_each_team_is_none_of_the_whole():
 
 @pytest.mark.slow
 def test_the_file_has_what_was_given_or_read_even_if_it_is_a_default(tmp_path):
-    """The package's file would otherwise take precedence over the trials' values."""
+    """Otherwise the package's file would override the values of the trials."""
     mine = tmp_path / "mine.toml"
     mine.write_text("[bandit]\nnum_steps = 2\nwidth = 8\n")
     sizes = {"total_steps": 16, "num_envs": 4, "evaluations": 1, "eval_episodes": 4}

@@ -20,7 +20,7 @@ from offmarl.types import Policy
 
 @dataclass(frozen=True)
 class Args(programs.Args):
-    """A toy."""
+    """Arguments of the toy program."""
 
     pretrain: PositiveInt = 7
     """Updates of the first stage."""
@@ -29,7 +29,7 @@ class Args(programs.Args):
 
 
 class State(NamedTuple):
-    """What learns."""
+    """The state of training."""
 
     weights: Any
     anchor: Any

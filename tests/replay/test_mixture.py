@@ -324,7 +324,7 @@ def test_what_cannot_be_joined_cannot_be_mixed(tmp_path, other, difference) -> N
 
 @pytest.mark.parametrize("package", ["games 1.2.9", "", "plays 2.0.0"])
 def test_releases_that_are_alike_or_not_known_are_mixed(tmp_path, package) -> None:
-    """Vaults of before packages were recorded have none."""
+    """Vaults from before packages were recorded have no versions."""
     for name, release in {"first": package, "second": "games 1.2.0"}.items():
         write(tmp_path / f"{name}.vlt", np.ones((1, 3), bool), replace(SPEC, package=release))
     paths = [tmp_path / "first.vlt", tmp_path / "second.vlt"]

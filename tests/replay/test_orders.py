@@ -36,7 +36,7 @@ def test_a_shuffle_has_every_number_once(count: int) -> None:
 
 @pytest.mark.parametrize("count", [3, 10])
 def test_all_orders_are_equally_likely(count: int) -> None:
-    """Of the number at each place, by chi-squared, and of neighbours."""
+    """A chi-squared test of the number at each place, and of neighbours."""
     trials = 600
     orders = np.stack([shuffle(np.arange(count), count, 7, epoch) for epoch in range(trials)])
     counts = np.stack([np.bincount(column, minlength=count) for column in orders.T])

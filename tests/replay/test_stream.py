@@ -185,7 +185,7 @@ def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> N
 
 
 class LongSource(MemorySource):
-    """One episode with more steps than an int32 can count, which repeat those of a short one."""
+    """One episode with more steps than an int32 can count: a short episode, repeated."""
 
     def __init__(self) -> None:
         super().__init__([[50]])
@@ -256,7 +256,7 @@ def test_windows_by_number_for_grain(dataset: Dataset) -> None:
 
 @pytest.mark.parametrize("kind", ["device", "stream", "blocks"])
 def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
-    """Whatever programs make of them: the others are as they were, and none is missing."""
+    """All other steps are unchanged, and none is missing."""
     length, episodes = 12, 4
     count = length * episodes
     rng = np.random.default_rng(0)
@@ -317,7 +317,7 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
     [("observations", np.nan), ("states", np.inf), ("rewards", -np.inf), ("actions", np.nan)],
 )
 def test_no_way_of_drawing_gives_what_is_not_finite(tmp_path, field, value):
-    """Of the second episode, which begins with it, and of the third, which holds it later."""
+    """The second episode begins with such a step, and the third holds one later."""
     rng, count = np.random.default_rng(0), 30
     arrays = {
         "observations": rng.normal(size=(count, 2, 3)),

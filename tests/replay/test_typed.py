@@ -150,7 +150,7 @@ def test_flags_take_a_bit_and_numbers_no_more_than_their_bytes(
 
 
 def test_images_take_as_many_bytes_on_the_device_as_raw(images: Dataset) -> None:
-    """Raw bytes are those of all steps, and of one final observation an episode."""
+    """The raw bytes are those of all steps and of one final observation per episode."""
     slots = images.num_steps + len(images.episodes.row)
     (image,) = images.spec.observation_leaves.values()
     replay = images.replay(2, 1)

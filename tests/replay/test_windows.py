@@ -1,4 +1,4 @@
-"""Windows: which steps they hold, how often, and what they tell of each."""
+"""Windows: which steps they hold, how often, and the fields of each step."""
 
 from collections.abc import Iterator
 
@@ -112,7 +112,7 @@ def test_returns_to_go(source: MemorySource, discount: float) -> None:
 
 
 def test_draws_agree_with_the_exact_probabilities() -> None:
-    """Of equally many episodes of 8 and of 50 steps, in windows of 20."""
+    """Half of the episodes have 8 steps and half have 50; windows have 20."""
     batch = all_windows(MemorySource([[8, 50] * 8, [50, 8] * 8]), Windows(1, 20))
     starts = np.asarray(draw(Uniform(len(batch.mask)), jax.random.key(0), 10**6))
     slot = np.arange(10**6) % 20
@@ -124,7 +124,7 @@ def test_draws_agree_with_the_exact_probabilities() -> None:
 
 @pytest.mark.parametrize("lengths", [[[1, 1, 1]], [[2, 1], [3]], [[9, 1, 2], [4, 8]]])
 def test_the_device_holds_the_same_windows(lengths: list[list[int]]) -> None:
-    """Of a window that is longer than all the data, too."""
+    """Also where a window is longer than all the data."""
     source, windows = MemorySource(lengths, without_final=(0,)), Windows(1, 6, 3, 0.9)
     replay = load(source, windows)
     result = jax.jit(lambda replay: replay.at(jnp.arange(replay.num_slots)))(replay)

@@ -44,7 +44,7 @@ def discrete(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def contents(discrete, module_monkeypatch):
-    """Its survey, in blocks of 16 steps: episodes, and much else, go across their borders."""
+    """Its survey in blocks of 16 steps; episodes cross the borders of blocks."""
     module_monkeypatch.setattr("offmarl.vault.read.reader._BLOCK_BYTES", 1)
     assert len(list(discrete.blocks())) == -(-STEPS // 16)
     return report.survey(discrete)
@@ -58,7 +58,7 @@ def module_monkeypatch():
 
 @pytest.fixture(scope="module")
 def steps(discrete):
-    """All of it, ``(B * T, ...)``."""
+    """All steps of a vault, ``(B * T, ...)``."""
     return map_tree(lambda x: x.reshape(-1, *x.shape[2:]), discrete.transitions())
 
 
@@ -330,7 +330,7 @@ def test_a_survey_pools_the_entries_of_each_leaf(tmp_path, name):
 
 
 def vault_leaves(tree):
-    """The leaves of a tree, in the order of their names."""
+    """Return the leaves of a tree in the order of their names."""
     if isinstance(tree, dict):
         for name in sorted(tree):
             yield from vault_leaves(tree[name])

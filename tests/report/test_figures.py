@@ -134,7 +134,7 @@ OUTSIDE = """<script>'"&"""
 
 @pytest.mark.slow
 def test_a_page_is_self_contained_and_reproducible_and_escapes_what_it_shows():
-    """Names of datasets, programs and devices, and all other texts, are those of others."""
+    """Names of datasets, programs and devices, and all other texts, come from outside."""
 
     def write() -> str:
         figure = report.figure_comparison(compared(SCORES))

@@ -38,7 +38,7 @@ def test_an_episode_is_played_to_its_end_and_not_beyond(bridge):
 
 
 def test_the_policy_of_a_film_is_given_its_rewards():
-    """Agents that move only once they have been paid: both are seen to."""
+    """The agents move only after their first reward, and both do."""
     env = envs.make("classic/bridge:time_limit=3")
 
     def act(params, carry, observation, legal_actions, key):
@@ -63,7 +63,7 @@ def test_a_gif_has_a_frame_for_every_instant(bridge, tmp_path: Path):
 
 @pytest.mark.slow
 def test_one_palette_keeps_the_colours_of_whatever_comes_and_goes():
-    """A crowd of drones that flies over a floor of many shades, and one target at the end."""
+    """A crowd of drones flies over a floor of many shades, and one target appears at the end."""
     env = envs.make("swarm/coverage-8:time_limit=4")
     state = jax.jit(env.reset)(jax.random.key(0))[0]
     scene = jax.tree.map(np.asarray, env.scene(state))

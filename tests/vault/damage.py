@@ -1,4 +1,4 @@
-"""Damages vaults as disks and networks might, and compares what is left."""
+"""Damages vaults as disks and networks might, and compares their content."""
 
 import random
 import resource
@@ -20,7 +20,7 @@ STEPS, COMMITS, CHUNK_STEPS = 13, 4, 8
 
 
 class Content(NamedTuple):
-    """All that a vault records."""
+    """Everything that a vault records."""
 
     digest: str
     facts: tuple[object, ...]
@@ -45,7 +45,7 @@ def content(path: Path) -> Content:
 
 
 def damages(path: Path, count: int, seed: int = 0) -> Iterator[str]:
-    """Damage a vault's files one at a time, in many ways; it is whole again after each."""
+    """Damage a vault's files one at a time, in many ways; each damage is repaired afterwards."""
     rng = random.Random(seed)
     files = sorted(f for f in path.rglob("*") if f.is_file() and f.name != LOCK)
     backup = path.with_name(f"{path.name}.kept")

@@ -1,4 +1,4 @@
-"""Faults of foreign data: what is refused, cut, left out, or only told."""
+"""Faults of foreign data: those refused, cut, left out, or only reported."""
 
 import warnings
 
@@ -267,7 +267,7 @@ def test_final_views_that_are_not_finite_are_counted(tmp_path, value):
 
 
 def test_a_value_that_is_not_finite_is_told_once(tmp_path):
-    """And not as an end without a flag, too."""
+    """It is not also reported as an end without a flag."""
     observations, led_to = nan_at(SEEN, 12, 1, 0), nan_at(following([9, 19, 29]), 11, 1, 0)
     with pytest.warns(UserWarning, match="not finite|are left out|must be finite"):
         dataset = made(tmp_path, observations=observations, next_observations=led_to)

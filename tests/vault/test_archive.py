@@ -151,7 +151,7 @@ def encrypted():
 
 
 def lying(size):
-    """A file that inflates to more than is said of it."""
+    """A file that inflates to more than its declared size."""
     data = bytearray(archive_of(member("a.vlt/b/d/0", bytes(10**6), compress_type=8)))
     for mark, offset in ((b"PK\1\2", 24), (b"PK\3\4", 22)):
         place = data.rfind(mark) + offset
@@ -235,7 +235,7 @@ def test_an_absurd_directory_is_refused_before_it_is_read(tmp_path, wide):
 
 
 def wide_end(size, count):
-    """Return the wide end record (ZIP64), and what leads to it."""
+    """Return the wide end record (ZIP64), and its locator."""
     record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, 0)
     return record + struct.pack("<4sLQL", b"PK\6\7", 0, size, 1)
 
@@ -249,7 +249,7 @@ def wide_end(size, count):
     ],
 )
 def test_an_end_record_that_lies(tmp_path, monkeypatch, comment, count, size, message):
-    """Python believes the wide end record wherever it is there, and reads what lies there."""
+    """Python uses the wide end record wherever there is one, and reads at its offsets."""
     monkeypatch.setattr(zipfile, "ZipFile", lambda *_: pytest.fail("the directory was read"))
     path, files = tmp_path / "a.zip", 2**17 + 1
     entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", 20, 3, 20, *[0] * 15)

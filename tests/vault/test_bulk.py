@@ -31,7 +31,7 @@ def block(values):
 
 
 def read_all(directory, file):
-    """The values of a store of which only this file exists."""
+    """Return the values of a store of which only this file exists."""
     (directory / "manifest.ocdbt").write_bytes(file.manifest)
     spec = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{directory}/"}}
     store = ts.KvStore.open(spec).result()

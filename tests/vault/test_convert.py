@@ -29,7 +29,7 @@ SIZES = {"num_agents": 2, "observation_size": 3, "state_size": 4}
 
 
 def batch(rng=None, slots=6):
-    """Five episodes of up to five steps, with noise in the slots that hold nothing."""
+    """Five episodes of up to five steps, with noise in the unused slots."""
     rng = rng or np.random.default_rng(0)
     episodes, agents, actions = len(LENGTHS), 2, 3
     legal = rng.integers(0, 2, (episodes, slots, agents, actions)).astype(np.int32)
@@ -66,7 +66,7 @@ def save(path, arrays):
 
 
 def check_against(dataset, arrays, lengths):
-    """Every step and every final view is the one in the batch, in order."""
+    """Check that every step and every final view is the one in the batch, in order."""
     transition, episodes = dataset.transitions(), dataset.episodes
     assert episodes.length.tolist() == list(lengths)
     assert transition.policy_id.shape == transition.reward.shape

@@ -17,7 +17,7 @@ LAYOUTS = {"npz": "numpy", "zarr": "zarr"}
 
 @pytest.fixture(params=[SPEC, CONTINUOUS], scope="module")
 def data(request, tmp_path_factory):
-    """A vault in two rows, with an episode cut off, and one that runs on."""
+    """A vault of two rows, with an episode that is cut off, and an unfinished one."""
     path = tmp_path_factory.mktemp("columns") / "a.vlt" / "b"
     steps, finals = make(request.param, steps=40)
     last = steps.last.copy()
@@ -37,7 +37,7 @@ def data(request, tmp_path_factory):
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize(("shard", "chunk"), [(2**10, 2**20), (2**10, 100), (2**26, 2**20)])
 def test_there_and_back(tmp_path, data, kind, shard, chunk, monkeypatch):
-    """A last shard with fewer chunks than the others is whole, too."""
+    """A last shard with fewer chunks than the others is complete, too."""
     monkeypatch.setattr(columns, "_SHARD_BYTES", shard)
     monkeypatch.setattr(columns, "_CHUNK_BYTES", chunk)
     layout = LAYOUTS[kind]
@@ -81,7 +81,7 @@ def test_what_is_lost_or_changed_in_zarr(tmp_path, data):
 
 
 def test_a_zarr_group_that_was_copied_without_chunks_of_zeros(tmp_path, data):
-    """As zarr writes by default: the error says so, because such a group may be whole."""
+    """zarr omits them by default: the error says so, because such a group may be complete."""
     source = zarr.open_group(vault.export_dataset(data, tmp_path / "a.zarr", "zarr"), mode="r")
     copy = zarr.create_group(tmp_path / "b.zarr", attributes=dict(source.attrs))
     for name, array in source.arrays():

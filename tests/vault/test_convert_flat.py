@@ -17,7 +17,7 @@ DONE = np.isin(np.arange(STEPS), np.cumsum(LENGTHS) - 1)
 
 
 def following(array):
-    """What follows each step: the next entry, or after an end one more."""
+    """Return the view after each step: the next entry, or an additional one after an end."""
     return np.where(DONE.reshape(-1, *(1,) * (array.ndim - 1)), array + 1, np.roll(array, -1, 0))
 
 

@@ -228,7 +228,7 @@ def test_a_damaged_tail_is_not_written_again(path):
 
 
 def test_what_stock_left_behind_the_end_is_no_damage(path):
-    """A stock program that died while appending: its steps are there and do not count."""
+    """The steps of a stock program that died while appending are there and do not count."""
     store = store_of(path)
     tail = bytearray(store.get("rewards./0.2.0"))
     assert tail[16:32] == bytes(16)  # two of four steps, two agents, the first of two rows
@@ -240,7 +240,7 @@ def test_what_stock_left_behind_the_end_is_no_damage(path):
 
 
 def test_an_interrupt_while_committing(path, monkeypatch):
-    """Ctrl-C stops the program, not the commit; the writer knows that it is done."""
+    """Ctrl-C stops the program after the commit, and the writer knows of the commit."""
 
     class Interrupted:
         def __init__(self, done):
@@ -265,7 +265,7 @@ def test_an_interrupt_while_committing(path, monkeypatch):
 
 
 def test_past_what_stock_can_count(tmp_path):
-    """A vault cannot be filled so far in a test, so its head is set as if it were."""
+    """A vault cannot be filled that far in a test, so its head is set instead."""
     path = tmp_path / "v.vlt" / "a"
     with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
         writer.annotate({"x": 1})

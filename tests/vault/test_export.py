@@ -69,7 +69,7 @@ def test_killed_at_any_instant(victims, source, tmp_path, monkeypatch, suffix, c
 
 @pytest.mark.parametrize("layout", ["numpy", "zarr"])
 def test_all_is_durable_before_it_is_there(source, tmp_path, monkeypatch, layout):
-    """Else a power cut could leave the name and not what it names."""
+    """Otherwise a power cut could leave the name without its content."""
     path = tmp_path / "out"
     synced: list[Path] = []
     sync = files.sync
@@ -89,7 +89,7 @@ def test_all_is_durable_before_it_is_there(source, tmp_path, monkeypatch, layout
 @pytest.mark.parametrize("layout", ["numpy", "pymarl", "zarr"])
 @pytest.mark.parametrize("room", [2**15, 2**19])
 def test_a_full_disk(small_disk, tmp_path, layout, room):
-    """No crash, as a mapped file would bring about, and nothing left."""
+    """There is no crash, as there would be with a mapped file, and no file is left."""
     wide = dataclasses.replace(SPEC, observation_size=600)
     with vault.create(tmp_path / "a.vlt", wide, rows=1) as writer:
         writer.append(*whole_episodes(wide, rows=1, steps=400))

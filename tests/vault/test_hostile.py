@@ -49,7 +49,7 @@ NONSENSE = (
 
 
 class _Known(NamedTuple):
-    """A future that has its value."""
+    """A future that is done."""
 
     value: Any
 
@@ -58,14 +58,14 @@ class _Known(NamedTuple):
 
 
 def foreign(path):
-    """Take our own keys away, so that metadata.json is all there is to go by."""
+    """Remove offmarl's own keys, so that metadata.json is the only description."""
     store = store_of(path)
     for key in store.keys("offmarl/"):
         store._kv.write(key, None).result()
 
 
 def use(path):
-    """Do what a program does with a vault; errors of ours are what it may meet."""
+    """Use a vault as a program does; only errors of offmarl may be raised."""
     seconds, memory = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for attempt in (_read, vault.verify, lambda p: list(vault.list_vaults(p.parent))):
         try:
@@ -84,7 +84,7 @@ def _read(path):
 
 
 def mutated(value, rng):
-    """Change something at a random place of a JSON value."""
+    """Change a JSON value at a random place."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(list(value))
         changed = {k: v for k, v in value.items() if k != key or rng.random() < 0.9}
@@ -220,7 +220,7 @@ def test_shapes_and_types_that_the_arrays_have_not(path, name, shape, dtype):
 
 
 def test_arrays_whose_chunks_would_fill_the_memory(path):
-    """Both descriptions agree on rows of terabytes, and the index that there are many."""
+    """Both documents describe rows of terabytes, and the index has many rows."""
     foreign(path)
     store = store_of(path)
     document = store.get_json("rewards./.zarray")
@@ -240,7 +240,7 @@ def test_arrays_whose_chunks_would_fill_the_memory(path):
 
 @pytest.mark.parametrize("length", [2**20, 2**31 - 1])
 def test_a_head_that_speaks_of_billions(tmp_path, length):
-    """What is remembered of each chunk would take 160 GiB."""
+    """The index of chunks in memory would take 160 GiB."""
     path = tmp_path / "v.vlt" / "a"
     written(path, make(rows=1, steps=20), chunk_steps=1)
     store = store_of(path)

@@ -68,7 +68,7 @@ def _place_of(memory: ts.KvStore, chunks: set[str]) -> tuple[str, int, int]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A vault, written in such a way that it can be forged."""
+    """A vault of which forged copies are made."""
     root = tmp_path_factory.mktemp("made")
     source = record(root / "v.vlt" / "a")
     chunks = forge(source, root / "w.vlt" / "a")
@@ -146,7 +146,7 @@ def test_links_and_pipes_in_a_vault(made, tmp_path, change, what):
 
 
 def test_a_link_in_place_of_a_vault_is_not_followed(made, tmp_path):
-    """Only who spells it out follows it: a dataset may come from anyone."""
+    """Links are followed only on request: a dataset may come from anyone."""
     source, _, original = made
     link = tmp_path / "got.vlt" / "expert"
     link.parent.mkdir()

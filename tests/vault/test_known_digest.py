@@ -1,4 +1,4 @@
-"""Digests that are kept are those of the data, whatever happens to the vault."""
+"""Cached digests are those of the data, whatever happens to the vault."""
 
 import shutil
 from contextlib import suppress

@@ -81,7 +81,7 @@ class VaultMachine(RuleBasedStateMachine):
     @writing
     @rule()
     def die(self):
-        """As a kill would: the first so many records are there, and all that were flushed."""
+        """Stop as by a kill: the first records survive, and all that were flushed."""
         self.writer.release()
         self.writer = None
         count = self.count(vault.open_vault(self.path).length)
@@ -148,7 +148,7 @@ class VaultMachine(RuleBasedStateMachine):
         return concatenate([transition for *_, transition, _ in self.records])
 
     def count(self, length):
-        """Return how many records make so many steps."""
+        """Return the number of records that have this many steps."""
         ends = accumulate((t.last.shape[1] for *_, t, _ in self.records), initial=0)
         return list(ends).index(length)
 

@@ -172,7 +172,7 @@ def test_checks_of_vaults_without_checksums(tmp_path: Path) -> None:
 def test_the_disk_is_asked_for_windows_as_long_as_it_has_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All at once: on a cold disk one page after the other took fifty times as long."""
+    """All are requested at once: page after page took fifty times as long on a cold disk."""
     dataset = vault.open_vault(record(tmp_path / "data.vlt"))
     reading = iter(
         [
@@ -225,7 +225,7 @@ def test_the_disk_is_asked_for_chunks_that_must_be_compared(
 
 
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note the bytes that are compared with a checksum from now on."""
+    """Collect the bytes that are compared with a checksum from now on."""
     sizes: list[int] = []
     value, extend = google_crc32c.value, google_crc32c.extend
 
@@ -311,7 +311,7 @@ except MemoryError:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
 def test_threads_that_map_while_others_read(tmp_path: Path, monkeypatch) -> None:
-    """A read goes on with what it knew when it began, while another thread maps the files."""
+    """A read continues with the state at its start while another thread maps the files."""
     path = record(tmp_path / "data.vlt", count=640, chunk_steps=8)
     dataset, rewards = vault.open_vault(path), make(rows=2, steps=640)[0].reward
     copy, is_first = Arrays._copy, iter([True])
@@ -329,7 +329,7 @@ def test_threads_that_map_while_others_read(tmp_path: Path, monkeypatch) -> None
 
 
 def test_threads_share_a_map(tmp_path: Path, monkeypatch) -> None:
-    """Whatever thread comes first: the files are mapped once, and all read what is there."""
+    """The files are mapped once, whichever thread is first, and all threads read them."""
     path = record(tmp_path / "data.vlt", count=64, chunk_steps=8)
     rewards, mapped = make(rows=2, steps=64)[0].reward, []
 

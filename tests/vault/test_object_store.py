@@ -1,4 +1,4 @@
-"""Vaults in object stores: emulators of S3 and of Google's on this machine."""
+"""Vaults in object stores: local emulators of S3 and of Google Cloud Storage."""
 
 import json
 import re
@@ -142,7 +142,7 @@ def test_a_bucket_that_is_not_there(bucket):
 
 
 def test_the_metadata_of_a_new_vault_comes_last(bucket, monkeypatch):
-    """Files without it are no vault, so a killed creation leaves none."""
+    """Files without metadata are no vault, so a killed creation leaves no vault."""
     path, log = f"{bucket}/a.vlt/b", []
     write = Bucket.write
 
@@ -209,7 +209,7 @@ def test_a_bucket_with_latency_and_cut_connections(bucket, endpoint, monkeypatch
 
 @pytest.mark.slow
 def test_answers_that_end_within_their_headers(bucket, endpoint, monkeypatch):
-    """TensorStore does not repeat such requests, and takes their content for empty."""
+    """TensorStore does not retry such requests, and takes their content for empty."""
     path = f"{bucket}/a.vlt/b"
     written(path, make(steps=192), chunk_steps=64)
     transitions = vault.open_vault(path)[:]

@@ -17,7 +17,7 @@ DIGEST = "c9e57bf6ecea30134205bba573a8a5f2d10e8d520f583cf15ef7314622241fa0"
 
 
 def mixed(transition, agent=1, start=4):
-    """Give one agent other policies, from a step on."""
+    """Give one agent other policies from a step on."""
     ids = transition.policy_id.copy()
     ids[:, start:, agent] += 1
     return transition._replace(policy_id=ids)

@@ -69,7 +69,7 @@ def test_omar(tmp_path):
 
 
 def test_rware(tmp_path):
-    """One more axis of actions, no state and no truncations."""
+    """An additional axis of actions, no state and no truncations."""
     actions = np.random.default_rng(0).integers(0, 5, (1, 9, 3, 1))
     arrays = tree(1, [4, 5], actions=actions, infos={})
     del arrays["truncations"]

@@ -25,7 +25,7 @@ PER_AGENT = {name for name, leaf in layout.leaves(SPEC).items() if leaf.shape[:1
 
 @pytest.fixture(scope="module")
 def vaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
-    """The same steps in chunks of 16 steps, of 64, compressed, and as stock has them."""
+    """The same steps in chunks of 16 and of 64 steps, compressed, and as stock writes them."""
     from flashbax.vault import Vault as StockVault
 
     root = tmp_path_factory.mktemp("reading") / "data.vlt"
@@ -146,7 +146,7 @@ def test_what_is_not_there(ask, message: str, vaults: dict[str, Dataset]) -> Non
 
 
 def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
-    """A look at the beginning of a large vault does not go through all of its keys."""
+    """A read of the first steps of a large vault does not list all of its keys."""
     path = tmp_path / "data.vlt"
     transition, _ = make(rows=1, steps=1024)
     dataset = written(path, (transition, None), chunk_steps=8)

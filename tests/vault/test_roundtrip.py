@@ -178,7 +178,7 @@ def test_digest_is_of_the_content_alone(tmp_path):
 
 
 def end_at_last(transition):
-    """Truncate at the last step, where nothing has ended there."""
+    """Truncate the rows that have not ended at the last step."""
     last = transition.last.copy()
     last[:, -1] = True
     truncated = transition.truncated.copy()

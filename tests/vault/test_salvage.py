@@ -19,7 +19,7 @@ __all__ = ["recorded"]  # a fixture
 
 
 def check(done: vault.Salvage, first: vault.Dataset) -> None:
-    """Check that what was taken is in the original, in its order, and all else is named."""
+    """Check that the salvaged episodes have the original's order, and all others are reported."""
     data, table = vault.open_vault(done.path), first.episodes
     assert vault.verify(done.path, deep=True).sound
     lost = {(row, start) for row, start, _ in done.lost}
@@ -126,7 +126,7 @@ def test_any_damage(path, tmp_path, count):
 
 
 def test_policies_that_changed_are_told_apart(tmp_path):
-    """The ids of what is taken are known although others cannot be read."""
+    """The ids of the salvaged episodes are known although others cannot be read."""
     path = tmp_path / "a.vlt"
     with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
         for policy in range(4):

@@ -36,7 +36,7 @@ def path(tmp_path):
 
 
 def run_together(path, seconds, kill=False):
-    """Four processes at once; return the episodes that each of them says are durable.
+    """Run four processes at once; return the episodes that each of them reports as durable.
 
     The one that is killed has no end of its own, and is seen to write before.
     """

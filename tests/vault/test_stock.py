@@ -148,7 +148,7 @@ def test_stock_under_an_open_writer_is_fenced(tmp_path):
 
 
 def test_stock_writing_the_same_length_is_fenced(tmp_path):
-    """The index is then what it should be, and the steps are not."""
+    """The index is then as expected, and the steps are not."""
     path = tmp_path / "ours.vlt" / "a"
     writer = vault.create(path, SPEC, rows=2, chunk_steps=16)
     writer.append(*make(steps=20))

@@ -36,7 +36,7 @@ def record(path, seed=0, rows=2, num_steps=40, spec=SPEC, ends=6.0, provenance=N
 
 
 def contents(*vaults):
-    """What episodes hold, whatever ids their policies go by."""
+    """Return the content of episodes, whatever the ids of their policies."""
     return sorted(digest for data in vaults for digest in episode_digests(data, policies=False))
 
 

@@ -148,7 +148,7 @@ COLUMNS = {
 
 
 def holds(text):
-    """The lengths of the episodes of which it holds."""
+    """Return the lengths of the episodes that meet a condition."""
     return NUMBERS[parse(text, OF_EPISODES).holds(COLUMNS, 5)].astype(int).tolist()
 
 

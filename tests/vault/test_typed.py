@@ -86,7 +86,7 @@ def test_any_tree_of_leaves_is_read_back(
 
 
 def check_finals(dataset, parts):
-    """Each episode's final view is the one that was appended with it, in its own types."""
+    """Check that each episode has the final view that was appended, in its own types."""
     table = dataset.episodes
     ends = zip(table.row, table.start + table.length, strict=True)
     number = dict(zip(ends, table.final, strict=True))
@@ -273,7 +273,7 @@ def test_extras_may_be_unknown(tmp_path):
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_every_flip_is_detected_or_harmless(tmp_path, codec):
-    """In the chunks of new leaves as in all others."""
+    """Also in the chunks of leaves that extras and trees add."""
     path = record(tmp_path / "v.vlt" / "a", codec, TYPED)
     before, detected = content(path), 0
     for change in damages(path, 24):

@@ -16,7 +16,7 @@ NAMED = replace(SPEC, agents=("knight", "squire"))
 
 
 def with_value(transition, name, index, value):
-    """Put a value into an array of a record, wherever it is."""
+    """Put a value into the array of a record with this name."""
     of_view = name in transition.view._fields
     owner = transition.view if of_view else transition
     array = np.array(getattr(owner, name))
@@ -61,7 +61,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """An empty vault for each spec, which nothing that is refused changes."""
+    """An empty vault for each spec, which stays empty when records are refused."""
     by_spec = {}
     for number, spec in enumerate((SPEC, NAMED, CONTINUOUS)):
         by_spec[spec] = tmp_path_factory.mktemp("values") / f"{number}.vlt"
@@ -180,7 +180,7 @@ def test_wider_numbers_are_cast(tmp_path):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A vault with a NaN reward in its second complete episode, and actions that there are not."""
+    """A vault with a NaN reward in its second complete episode, and actions out of range."""
     path = tmp_path_factory.mktemp("kept") / "kept.vlt"
     transition, finals = whole_episodes(rows=1, steps=60)
     (_, second, *_) = np.flatnonzero(transition.last[0])
@@ -308,7 +308,7 @@ def test_finite_extras_do_not_become_infinite(tmp_path):
 
 
 def test_impossible_values_are_no_damage(tmp_path, monkeypatch):
-    """``verify --deep`` names values of before they were checked; they are no damage."""
+    """``verify --deep`` reports values written before they were checked; they are no damage."""
     transition, finals = make()
     transition.view.legal_actions[0, 1, 0] = False
     transition.view.alive[0, 1, 0] = True

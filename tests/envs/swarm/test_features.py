@@ -56,7 +56,7 @@ def test_a_continuous_action_is_the_command():
     "task", [TASKS[0], *(pytest.param(task, marks=pytest.mark.nightly) for task in TASKS[1:])]
 )
 def test_partial_observability(task):
-    """What is far away can change and not be seen."""
+    """Changes far away are not seen."""
     env = envs.make(f"swarm/{task}", comm="none", randomise="none", obstacles=0.0)
     state, _ = reset(env)
     high = env.side - 1.0
@@ -147,7 +147,7 @@ def test_unicycles_observe_the_same_in_a_world_that_is_turned(name):
 
 @pytest.mark.parametrize("name", ["search-4", "pursuit-4-2"])
 def test_what_unicycles_tell_does_not_depend_on_their_heading(name):
-    """The others do not know it."""
+    """The other drones do not know the heading."""
     env = envs.make(f"swarm/{name}:dynamics=unicycle,comm=status,sensing_range=3")
     state = among_things(env)
     drones = state.drones._replace(heading=state.drones.heading + jnp.pi / 2)

@@ -13,7 +13,7 @@ sense_map = jax.jit(observations.sense_map, static_argnums=2)
 
 
 def look(cells, position, size):
-    """See `observations.sense_map`, a cell at a time."""
+    """Compute `observations.sense_map` a cell at a time."""
     side, half, dims = len(cells), size // 2, cells.ndim
 
     def at(cell):

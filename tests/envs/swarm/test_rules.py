@@ -30,7 +30,7 @@ def nothing_seen(env):
 
 
 def thing(offset, *rest):
-    """What a thing at an offset in units of the sight looks like; it is there."""
+    """Return the features of a visible thing at an offset in units of the sight."""
     return [*offset, *rest, 1.0]
 
 

@@ -20,7 +20,7 @@ blocks = quickly(lambda env, state: env._blocks(KEY, state))
 
 
 def slow_can_see(origin, target, obstacles, radius):
-    """Whether many points on the line are all outside of the obstacles."""
+    """Return whether many points on the line are all outside of the obstacles."""
     line = origin + np.linspace(0, 1, 2001)[:, None] * (target - origin)
     for centre in obstacles:
         inside = np.linalg.norm(line - centre, axis=-1) < radius
