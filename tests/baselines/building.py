@@ -27,29 +27,29 @@ def build(
 
 
 def blank(program: Program, hyper: Any) -> Any:
-    """A state of zeros, without compiling `init`."""
+    """Return a state of zeros, without compiling `init`."""
     return zeros_like(jax.eval_shape(program.init, jax.random.key(0), hyper))
 
 
 def metrics_of(program: Program, state: Any, batch: Sequence, hyper: Any) -> dict[str, Any]:
     """Return the metrics of an update of the last stage; no gradient is compiled."""
 
-    def found(state: Any, batch: Sequence, hyper: Any) -> dict[str, Any]:
+    def update(state: Any, batch: Sequence, hyper: Any) -> dict[str, Any]:
         _, metrics = program.stages[-1].update(state, batch, jax.random.key(1), hyper)
         return {name: value for name, value in metrics.items() if name != "grad_norm"}
 
-    return jax.jit(found, compiler_options=QUICKLY)(state, batch, hyper)
+    return jax.jit(update, compiler_options=QUICKLY)(state, batch, hyper)
 
 
 def values_of(params: Any, values: list[float]) -> Any:
-    """Agents whose recurrent network has these outputs wherever they are."""
+    """Return agents whose recurrent network has these outputs in every state."""
     params = jax.tree.map(jnp.zeros_like, params)
     params["params"]["head"]["bias"] = jnp.array(values)
     return params
 
 
 def weights_of(params: Any, weights: list[float], constant: float) -> Any:
-    """A linear mixer with the same weights in all states."""
+    """Return a linear mixer with the same weights in all states."""
     params = jax.tree.map(jnp.zeros_like, params)
     params["params"]["weights"]["bias"] = jnp.array(weights)
     params["params"]["constant"]["bias"] = jnp.array([constant])
@@ -57,7 +57,7 @@ def weights_of(params: Any, weights: list[float], constant: float) -> Any:
 
 
 def spread_like(tree: Any, scale: float) -> Any:
-    """Random numbers in place of a tree's, of some standard deviation."""
+    """Return a tree of random numbers of some standard deviation."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) * scale, x.dtype), tree)
 
