@@ -15,9 +15,9 @@ from baselines import bc, maicq
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError
-from offmarl.programs.runs.continuing import carry_over, learned
+from offmarl.programs.runs.continuing import carry_over
 from offmarl.programs.runs.trained import TrainedRun
-from tests.programs.test_continuing import built, same
+from tests.programs.test_continuing import built, same, trained
 
 ENV = "probe/two-step"
 
@@ -99,17 +99,9 @@ def test_a_baseline_starts_from_a_run_and_goes_on_where_it_ended(kept, tmp_path)
         chex.assert_trees_all_close(params, policy(run, seed), atol=1e-9)
 
 
-def numbered(program, **options):
-    """Return a program and a state of which every learned leaf has values of its own."""
-    instance, state = built(program, **options)
-    numbers = iter(range(1, 1000))
-    parts = jax.tree.map(lambda leaf: jnp.full_like(leaf, next(numbers)), learned(state))
-    return instance, state._replace(**parts)
-
-
 @pytest.mark.slow
 def test_the_same_program_continues_with_everything_but_its_count():
-    (source, run), (program, fresh) = numbered(maicq), built(maicq)
+    (source, run), (program, fresh) = trained(maicq), built(maicq)
     run = run._replace(updates=jnp.int32(77))
     state = carry_over(source, run, program, fresh, "run")
     same(state._replace(updates=run.updates), run)
@@ -118,7 +110,7 @@ def test_the_same_program_continues_with_everything_but_its_count():
 
 @pytest.mark.slow
 def test_the_actor_of_another_program_continues_from_a_clone():
-    (source, run), (program, fresh) = numbered(bc), built(maicq)
+    (source, run), (program, fresh) = trained(bc), built(maicq)
     state = carry_over(source, run, program, fresh, "run")
     same(state.actor, run.params)
     same(state.critic, fresh.critic)

@@ -107,13 +107,14 @@ def test_what_cannot_be_compacted(path, monkeypatch):
 
 
 def test_a_damaged_vault_is_not_compacted(path):
-    shutil.copytree(path, path.with_name("whole"))
+    refused = 0
     for change in damage.damages(path, 6, seed=5):
-        if vault.verify(path).sound:
-            continue
-        with pytest.raises(VaultError):
-            vault.compact(path)
-        assert not (path / compaction.REBUILT).exists(), change
+        if not vault.verify(path).sound:
+            with pytest.raises(VaultError):
+                vault.compact(path)
+            assert not (path / compaction.REBUILT).exists(), change
+            refused += 1
+    assert refused
 
 
 def test_a_checksum_that_was_wrong_stays_wrong(path):
@@ -237,7 +238,7 @@ def test_a_full_disk_does_not_fail_a_close(path, reclaiming, monkeypatch):
 
 
 def state_of(path):
-    """What a vault is: all that it says, and what is wrong with it."""
+    """Return the state of a vault: its content and its faults."""
     try:
         content = damage.content(path)
     except VaultFormatError as error:
