@@ -25,7 +25,7 @@ def python(*arguments: object, **options: Any) -> str:
 
 
 def run(command: Sequence[object], **options: Any) -> str:
-    """Run a command, which must succeed and say nothing on standard error; return what it prints.
+    """Run a command, which must succeed with no standard error, and return its output.
 
     Parameters
     ----------
@@ -47,16 +47,16 @@ def stopped(
     signum: int = signal.SIGKILL,
     **options: Any,
 ) -> str:
-    """Send a process a signal, of which it must die, when something is so; return its errors."""
+    """Send a process a deadly signal once a condition holds; return its standard error."""
     words = [*map(str, command)]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, text=True, **pipes, **options) as process:
         while process.poll() is None and not when():
             time.sleep(0.01)
         process.send_signal(signum)
-        said = process.communicate()[1]
-    assert process.returncode == -signum, said
-    return said
+        errors = process.communicate()[1]
+    assert process.returncode == -signum, errors
+    return errors
 
 
 def is_silent(errors: str) -> None:

@@ -174,3 +174,11 @@ def random_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         return path
 
     return record
+
+
+@pytest.fixture
+def notices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the notices of programs instead of the terminal."""
+    lines: list[str] = []
+    monkeypatch.setattr("offmarl.tracking.notice", lines.append)
+    return lines

@@ -1,4 +1,4 @@
-"""Views, steps and windows that tests make up: blank ones, of which each test says the rest."""
+"""Blank views, steps and windows, of which each test sets the fields that it needs."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ SPEC = EnvSpec("", num_agents=2, observation_size=2, state_size=2, action=Discre
 
 
 def view_of(spec: EnvSpec, seen: Any = 0.0, **fields: Any) -> View:
-    """Views whose every number is that of ``seen``, where everyone lives and may do anything."""
+    """Return views with ``seen`` in every entry; all agents live, and all actions are legal."""
     xp = jnp if isinstance(seen, jax.Array) else np  # NumPy compiles nothing
     seen = xp.asarray(seen, np.float32)
     agents = (*seen.shape, spec.num_agents)
@@ -28,7 +28,7 @@ def view_of(spec: EnvSpec, seen: Any = 0.0, **fields: Any) -> View:
 
 
 def random_view(spec: EnvSpec, *lead: int, seed: int = 0) -> View:
-    """Random views ``(*lead, ...)`` of any leaves, where everyone lives and may do anything."""
+    """Return random views ``(*lead, ...)``; all agents live, and all actions are legal."""
     rng = np.random.default_rng(seed)
     view = map_tree(lambda leaf: jnp.asarray(entries(leaf, lead, rng)), spec.view_spec)
     yes = jnp.ones_like(view.legal_actions), jnp.ones_like(view.alive)
@@ -36,7 +36,7 @@ def random_view(spec: EnvSpec, *lead: int, seed: int = 0) -> View:
 
 
 def steps_of(spec: EnvSpec, last: Any, seen: Any = 0.0, **fields: Any) -> Transition:
-    """Steps ``(T, E, ...)`` or ``(E, T, ...)`` that earn nothing and are truncated at the last."""
+    """Return steps ``(T, E, ...)`` or ``(E, T, ...)`` without reward, truncated at the last."""
     last = np.asarray(last, bool)
     agents = (*last.shape, spec.num_agents)
     continuous = isinstance(spec.action, Continuous)
@@ -55,7 +55,7 @@ def steps_of(spec: EnvSpec, last: Any, seen: Any = 0.0, **fields: Any) -> Transi
 
 
 def sequence(action: Any, spec: EnvSpec = SPEC, seen: Any = 0.0, **fields: Any) -> Sequence:
-    """Windows ``(B, T, ...)`` inside of episodes, in which nothing is earned."""
+    """Return windows ``(B, T, ...)`` inside of episodes, without rewards."""
     action = jnp.asarray(action)
     lead, slots = action.shape[:2], (action.shape[0], action.shape[1] + 1)
     of_view = {name: fields.pop(name) for name in View._fields if name in fields}
@@ -75,13 +75,18 @@ def sequence(action: Any, spec: EnvSpec = SPEC, seen: Any = 0.0, **fields: Any) 
 
 
 def zeros_like(shapes: Any) -> Any:
-    """A tree of zeros of these shapes, such as `jax.eval_shape` finds without compiling."""
+    """Return a tree of zeros with the shapes that `jax.eval_shape` returns."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-def differ(one: Any, other: Any) -> bool:
-    """Whether any leaf of two trees differs."""
+def numbers(*shape: int, seed: int = 0) -> jax.Array:
+    """Return normal random numbers of a shape."""
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def differ(first: Any, second: Any) -> bool:
+    """Return whether any leaf of two trees differs."""
     same = jax.tree.map(
-        lambda x, y: np.array_equal(x, y, equal_nan=x.dtype.kind == "f"), one, other
+        lambda x, y: np.array_equal(x, y, equal_nan=x.dtype.kind == "f"), first, second
     )
     return not all(jax.tree.leaves(same))

@@ -61,8 +61,8 @@ def write_run(
         tracking.GREEDY_RETURN: greedy_returns,
         tracking.SAMPLED_RETURN: sampled_returns,
     }
-    for name, found in evaluated.items():
-        for seed, values in zip(seeds, found or (), strict=bool(found)):
+    for name, by_seed in evaluated.items():
+        for seed, values in zip(seeds, by_seed or (), strict=bool(by_seed)):
             tracking.append(run.metrics, {"seed": seed, "step": 10, name: list(map(float, values))})
     run.write_marl_eval(env)
     run.finish()
@@ -141,20 +141,20 @@ def write_side(
     """
     program = registry.load("recorder", "mappo")
     args = program.Args(env=env, side=side, opponents=opponents, hidden=4, num_envs=2)
-    made = learning_environment(args)
-    built = program.make(made.spec, args, made)
+    game = learning_environment(args)
+    built = program.make(game.spec, args, game)
     init = jax.jit(lambda key: built.policy_params(built.init(key, hyperparameters(args))))
     record = {"offmarl": "0.1.0", "kind": "recorder", **origin_of(program.make)._asdict()}
     record["program"] = record.pop("name")
-    record |= {"args": {**asdict(args), "out": None}, "spec": made.spec.to_json(), "greedy": False}
-    record |= {"vault": None, "seeds": [0], "complete": True} | opponents_of(made)
+    record |= {"args": {**asdict(args), "out": None}, "spec": game.spec.to_json(), "greedy": False}
+    record |= {"vault": None, "seeds": [0], "complete": True} | opponents_of(game)
     directory.mkdir(parents=True)
     tracking.write_json(directory / tracking.RUN_FILE, record)
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
     policy = jax.device_get(init(jax.random.key(0)))
     checkpoints.save(1, {"policy": jax.tree.map(lambda leaf: leaf[None], policy)}, {})
     checkpoints.close()
-    keep_opponents(made, directory)
+    keep_opponents(game, directory)
     return directory
 
 

@@ -46,25 +46,25 @@ in_thread(lambda: (time.sleep(0.5), print("ended")), "slow").cancel()
 
 
 def test_the_interpreter_waits_for_abandoned_work() -> None:
-    """A thread that came back from TensorStore after the end aborted the process."""
+    """A thread that returned from TensorStore after the interpreter's end aborted the process."""
     assert python("-c", ABANDONED) == "ended\n"
 
 
 def test_abandoned_work_ends_at_its_next_item():
-    done, begun, go_on = [], threading.Event(), threading.Event()
+    done, started, go_on = [], threading.Event(), threading.Event()
 
     def work():
         for item, _ in ahead(count(), str, 2):
             done.append(item)
-            begun.set()
+            started.set()
             go_on.wait()
 
     future = in_thread(work, "endless")
-    begun.wait()
+    started.wait()
     assert future.cancel()
     go_on.set()
     end = time.monotonic() + 10
-    while any(one.name == "endless" for one in threading.enumerate()):
+    while any(thread.name == "endless" for thread in threading.enumerate()):
         assert time.monotonic() < end
     assert done == [0]
 
@@ -79,9 +79,9 @@ in_thread(work, "endless")
 
 
 def test_work_that_reads_on_ends_with_the_interpreter() -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     python("-c", AT_THE_END)
-    assert time.monotonic() - begun < 8  # it waits for 10 s at most
+    assert time.monotonic() - start < 8  # it waits for 10 s at most
 
 
 @pytest.mark.parametrize("scheme", ["http://", ""])

@@ -17,13 +17,13 @@ from tests.runs import write_run
 
 @pytest.fixture
 def vault(tmp_path, monkeypatch):
-    """Return a small vault of random play, and work beside it."""
+    """Return a small vault of random play, with its directory as the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFMARL_QUIET", "1")
     env = envs.make("classic/xor")
     policy = make_policy(PolicyConfig("random"), env.spec)
-    found = offmarl.record_tiers(env, policy, {"random": ()}, steps=64, num_envs=4, out="v")
-    return found["random"].relative_to(tmp_path)
+    paths = offmarl.record_tiers(env, policy, {"random": ()}, steps=64, num_envs=4, out="v")
+    return paths["random"].relative_to(tmp_path)
 
 
 class Texts(HTMLParser):
@@ -48,10 +48,10 @@ def test_tiers_of_own_policies_are_recorded_side_by_side(vault):
 
 
 def test_datasets_are_listed_as_by_the_command(vault):
-    (found,) = offmarl.list_datasets("v")
-    assert found == ls("v").data["vaults"][0] and found["env"] == "classic/xor"
+    (entry,) = offmarl.list_datasets("v")
+    assert entry == ls("v").data["vaults"][0] and entry["env"] == "classic/xor"
     assert offmarl.list_datasets("v", agents=9) == []
-    names = [one["name"] for one in offmarl.list_datasets(Path(), remote=True, env="smac_v1/3m")]
+    names = [row["name"] for row in offmarl.list_datasets(Path(), remote=True, env="smac_v1/3m")]
     assert names and all("3m" in name for name in names)
 
 
@@ -61,8 +61,8 @@ def test_a_program_is_trained_by_its_options(vault):
     run = offmarl.train("bc", str(vault), out="runs/bc", **options)
     assert run.record["args"]["hidden"] == 4 and run.record["complete"]
     assert offmarl.train("bc", str(vault), out="runs/bc", **options).record == run.record
-    found = offmarl.compare(run, references={"classic/xor": (0.0, 50.0)})
-    ((_, rows),) = found.comparison.datasets.items()
+    result = offmarl.compare(run, references={"classic/xor": (0.0, 50.0)})
+    ((_, rows),) = result.comparison.datasets.items()
     assert rows[0].entry.algorithm == "bc" and rows[0].normalised is not None
     assert "bc on" in "".join(Texts(run._repr_html_()).texts)
 
@@ -109,8 +109,8 @@ def test_batches_of_jax_become_tensors_that_share_their_memory():
 
     batch = {"x": jnp.arange(6.0).reshape(2, 3), "flag": jnp.array([True, False]), "none": None}
     batch["half"] = jnp.ones(2, jnp.bfloat16)
-    found = to_tensors(batch)
-    np.testing.assert_array_equal(found["x"], batch["x"])
-    assert found["x"].data_ptr() == batch["x"].unsafe_buffer_pointer()
-    assert found["flag"].dtype == torch.bool and found["half"].dtype == torch.bfloat16
-    assert found["none"] is None and jax.tree.structure(found) == jax.tree.structure(batch)
+    tensors = to_tensors(batch)
+    np.testing.assert_array_equal(tensors["x"], batch["x"])
+    assert tensors["x"].data_ptr() == batch["x"].unsafe_buffer_pointer()
+    assert tensors["flag"].dtype == torch.bool and tensors["half"].dtype == torch.bfloat16
+    assert tensors["none"] is None and jax.tree.structure(tensors) == jax.tree.structure(batch)

@@ -18,9 +18,9 @@ def test_bits_are_equal_as_xla_fuses_for_users():
     flags = os.environ["XLA_FLAGS"].replace("emitters=false", "emitters=true")
     files = [path for path in TESTS.rglob("test_*.py") if "mark.bits" in path.read_text()]
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "bits and not nightly"]
-    said = python(
+    output = python(
         *("-m", "pytest", *options, *files),
         env=os.environ | {"OFFMARL_FUSION": "stock", "XLA_FLAGS": flags},
         cwd=TESTS.parent,
     )
-    assert " passed" in said
+    assert " passed" in output

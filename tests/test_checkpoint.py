@@ -54,9 +54,9 @@ def assert_equal(one, other):
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    found = Checkpoints(tmp_path)
-    yield found
-    found.close()
+    store = Checkpoints(tmp_path)
+    yield store
+    store.close()
 
 
 @pytest.mark.parametrize("directory", ["c", "../{}/c", "missing/../c"])
@@ -191,8 +191,8 @@ def test_files_of_the_user_are_left_alone(tmp_path):
     for step in (1, 2):
         checkpoints.save(step, {"policy": jnp.full(2, step)}, {})
     assert checkpoints.steps() == [2]
-    left = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    assert {path: text for path, text in left.items() if directory / "2" not in path.parents} == {
+    after = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    assert {path: text for path, text in after.items() if directory / "2" not in path.parents} == {
         **users,
         directory / "2": False,
     }
@@ -212,39 +212,39 @@ def flip(path, bit):
 
 @pytest.fixture(scope="module")
 def random_state():
-    """Arrays that do not compress, so that a file holds their bytes as they are."""
+    """Return arrays that do not compress, so that a file holds their bytes unchanged."""
     generator = np.random.default_rng(0)
     params = {"w": np.frombuffer(generator.bytes(4800), np.float32).reshape(40, 30)}
     return make_state(1.0)._replace(params=params, count=jnp.ones(3, jnp.bfloat16))
 
 
 def test_a_flip_in_any_file_is_found_or_changes_nothing(tmp_path, random_state, checkpoints):
-    wanted = {"policy": random_state.params, "state": random_state}
+    expected = {"policy": random_state.params, "state": random_state}
     info, outcomes = {"note": "x", "sums": [0.1, float("nan")]}, {True: 0, False: 0}
-    checkpoints.save(1, wanted, info)
+    checkpoints.save(1, expected, info)
     generator = np.random.default_rng(0)
     for path in sorted(path for path in tmp_path.rglob("*") if path.is_file()):
         for bit in generator.integers(path.stat().st_size * 8, size=2):
             flip(path, int(bit))
             try:
-                tree, found = checkpoints.restore(wanted)
+                tree, about = checkpoints.restore(expected)
                 assert_equal(tree["state"], random_state)
                 assert_equal(tree["policy"], random_state.params)
-                assert str(found) == str(info)
+                assert str(about) == str(info)
                 outcomes[False] += 1
             except CheckpointError:
                 outcomes[True] += 1
             flip(path, int(bit))
-    assert_equal(checkpoints.restore(wanted)[0]["state"], random_state)
+    assert_equal(checkpoints.restore(expected)[0]["state"], random_state)
     assert min(outcomes.values()) > 10
 
 
 def test_flips_in_the_bytes_of_an_array_name_it(tmp_path, random_state, checkpoints):
     """The storage below checks its own tables and not the arrays: all of these were silent."""
     checkpoints.save(1, {"policy": random_state.params}, {})
-    held = random_state.params["w"].tobytes()[1000:1008]
-    (path,) = (p for p in tmp_path.rglob("*") if p.is_file() and held in p.read_bytes())
-    start = path.read_bytes().index(held) * 8
+    content = random_state.params["w"].tobytes()[1000:1008]
+    (path,) = (p for p in tmp_path.rglob("*") if p.is_file() and content in p.read_bytes())
+    start = path.read_bytes().index(content) * 8
     for bit in range(start, start + 64, 5):
         flip(path, bit)
         with pytest.raises(
@@ -291,7 +291,7 @@ def store_again(part, name, **metadata):
     [(2**24, 2**20, "<f4"), (3, 2, "<f4"), (2, 2**20, "<f4"), (2, 2, "<f8")],
 )
 def test_an_array_is_read_only_as_expected(tmp_path, shape, chunks, dtype):
-    """No memory is allocated for what the files of another's policy declare."""
+    """No memory is allocated for arrays that only the files of a policy declare."""
     checkpoints, like = Checkpoints(tmp_path), {"policy": {"w": jnp.ones(2)}}
     checkpoints.save(1, like, {})
     declared = {"shape": [shape], "chunks": [chunks], "dtype": dtype}
@@ -335,23 +335,23 @@ PART, ABOUT = "policy", "about"
 
 
 def fail(monkeypatch, error, calls=None, where=PART):
-    """Let reading the arrays, or the JSON part, fail in the calls numbered, by default in all."""
+    """Make reads of the arrays, or of the JSON part, fail in these calls, by default in all."""
     owner, name = (checkpoint, "_read") if where == PART else (Path, "read_bytes")
-    read, count = getattr(owner, name), []
+    original, count = getattr(owner, name), []
 
     def failing(path, *part):
         if where in (path.name, path.parent.name):
             count.append(path)
             if calls is None or len(count) in calls:
                 raise error
-        return read(path, *part)
+        return original(path, *part)
 
     monkeypatch.setattr(owner, name, failing)
 
 
 @pytest.fixture
 def two_saved(checkpoints):
-    """Two intact checkpoints, and what is to be restored of them."""
+    """Two intact checkpoints, and the expected content."""
     for step in (1, 2):
         checkpoints.save(step, {PART: jnp.full(2, float(step))}, {})
     return checkpoints, {PART: jnp.zeros(2)}
@@ -388,7 +388,7 @@ OF_TENSORSTORE = (
     ],
 )
 def test_errors_of_libraries_rename_nothing(two_saved, monkeypatch, error, expected):
-    """Those that an error of the system is behind, and those that come with any checkpoint."""
+    """Neither errors caused by the system, nor those that occur with every checkpoint."""
     checkpoints, like = two_saved
     with monkeypatch.context() as patch, pytest.raises(expected) as raised:
         fail(patch, error)
@@ -400,7 +400,7 @@ def test_errors_of_libraries_rename_nothing(two_saved, monkeypatch, error, expec
 
 
 def test_a_lack_of_file_descriptors_renames_nothing(two_saved):
-    """With the errors that the libraries themselves make of it."""
+    """The errors are those that the libraries raise themselves."""
     checkpoints, like = two_saved
     assert checkpoints.resume(like).step == 2  # what is loaded the first time is loaded
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -431,7 +431,7 @@ def test_damage_that_a_second_read_does_not_find_renames_nothing(two_saved, monk
 
 @pytest.mark.parametrize("lost", ["about", "policy"])
 def test_what_is_left_of_a_checkpoint_is_moved_aside(two_saved, tmp_path, lost):
-    """By the save that needs its name; what the user has under the other name stays."""
+    """The save that needs its name moves it; files of the user under the new name stay."""
     checkpoints, like = two_saved
     shutil.rmtree(tmp_path / "2" / lost)
     (tmp_path / "2.damaged").mkdir()
@@ -475,8 +475,8 @@ def test_some_arrays_are_read_without_the_structure_of_the_others(tmp_path):
     tree = [(np.arange(3), {"a": np.ones(2), "none": np.zeros((0, 4))}), jax.random.key(0)]
     Checkpoints(tmp_path).save(1, {"state": tree}, {})
     like = [(None, {"a": np.zeros(2), "none": np.zeros((0, 4))}), None]
-    found, _ = Checkpoints(tmp_path).restore({"state": like}, partly=True)
-    chex.assert_trees_all_equal(found["state"], [(None, tree[0][1]), None])
+    arrays, _ = Checkpoints(tmp_path).restore({"state": like}, partly=True)
+    chex.assert_trees_all_equal(arrays["state"], [(None, tree[0][1]), None])
     with pytest.raises(RunError, match=r"\['a'\] is float64\[2\], not float64\[3\]"):
-        wanted = {"state": [(None, {"a": np.zeros(3)}), None]}
-        Checkpoints(tmp_path).restore(wanted, partly=True)
+        expected = {"state": [(None, {"a": np.zeros(3)}), None]}
+        Checkpoints(tmp_path).restore(expected, partly=True)

@@ -52,5 +52,5 @@ def test_what_cannot_be_is_refused_when_it_is_said(name, value, message):
 
 def test_a_field_that_replaces_another_keeps_its_roles():
     assert Args().steps == 2
-    found = [with_role(Args, role) for role in (Role.SHAPES, Role.CASE | Role.FREE, Role.TRACED)]
-    assert found == [{"steps"}, {"steps", "seed"}, set()]
+    names = [with_role(Args, role) for role in (Role.SHAPES, Role.CASE | Role.FREE, Role.TRACED)]
+    assert names == [{"steps"}, {"steps", "seed"}, set()]

@@ -45,7 +45,7 @@ def test_clipped_probabilities_add_up_to_one_and_entropy_is_their_expectation(me
 
 
 def test_known_numbers_of_the_clipped_gaussian():
-    """Of the standard normal: density at 0, and the mass beyond 1."""
+    """The standard normal distribution's density at 0, and its mass beyond 1."""
     log_prob = of(ClippedGaussian, 0.0, 1.0, 3).log_prob(jnp.array([[0.0], [1.0], [-1.0]]))
     np.testing.assert_allclose(np.exp(log_prob), [0.398942, 0.158655, 0.158655], rtol=1e-5)
 
@@ -66,9 +66,9 @@ def tanh_density(mean, std):
 def test_tanh_densities_are_those_of_the_change_of_variables(mean, std):
     action = np.tanh(mean + std * np.linspace(-2, 2, 41))
     action = np.float32(action[np.abs(action) < 0.999])  # where float32 can tell actions apart
-    found = of(TanhGaussian, mean, std, len(action)).log_prob(jnp.asarray(action)[:, None])
-    wanted = np.log(tanh_density(mean, std)(np.float64(action)))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-3)
+    log_prob = of(TanhGaussian, mean, std, len(action)).log_prob(jnp.asarray(action)[:, None])
+    expected = np.log(tanh_density(mean, std)(np.float64(action)))
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=2e-3)
 
 
 @pytest.mark.parametrize(("mean", "std"), PARAMETERS)
@@ -78,8 +78,8 @@ def test_the_tanh_entropy_is_the_integral_over_what_is_drawn(mean, std):
         log_slope = 2 * (np.log(2) - u - np.logaddexp(0, -2 * u))
         return stats.norm.pdf(z) * -(stats.norm.logpdf(u, mean, std) - log_slope)
 
-    wanted, _ = integrate.quad(term, -10, 10, points=[-mean / std])
-    assert of(TanhGaussian, mean, std).entropy()[0] == pytest.approx(wanted, abs=0.02)
+    expected, _ = integrate.quad(term, -10, 10, points=[-mean / std])
+    assert of(TanhGaussian, mean, std).entropy()[0] == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize(("mean", "std"), PARAMETERS)
@@ -97,8 +97,8 @@ def test_tanh_actions_at_the_very_ends_are_finite():
     assert np.isfinite(distribution.log_prob(ends)).all()
     # The density of the nearest float32, computed in float64.
     u = np.arctanh(1 - 2.0**-24)
-    wanted = stats.norm.logpdf(u, 0.3, 0.7) - np.log1p(-(np.tanh(u) ** 2))
-    assert float(distribution.log_prob(ends)[1]) == pytest.approx(wanted, abs=0.01)
+    expected = stats.norm.logpdf(u, 0.3, 0.7) - np.log1p(-(np.tanh(u) ** 2))
+    assert float(distribution.log_prob(ends)[1]) == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize(("mean", "std"), [(20.0, 0.1), (-20.0, 0.1), (8.0, 0.5), (50.0, 0.7)])
@@ -127,8 +127,8 @@ def test_the_density_of_tanh_draws_grows_with_the_distance_of_the_mean_from_zero
 def test_densities_and_log_probabilities_of_tanh_draws_agree_inside():
     distribution, key = of(TanhGaussian, 0.3, 0.7, 1000), jax.random.key(0)
     action, density = distribution.sample_and_density(key)
-    wanted, log_prob = distribution.sample_and_log_prob(key)
-    np.testing.assert_array_equal(action, wanted)
+    expected, log_prob = distribution.sample_and_log_prob(key)
+    np.testing.assert_array_equal(action, expected)
     np.testing.assert_allclose(density, log_prob, rtol=1e-3, atol=1e-3)
 
 

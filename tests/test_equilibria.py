@@ -71,8 +71,8 @@ def test_nash_refuses_a_general_sum_and_three_seats():
 
 
 def test_three_seats_are_ranked():
-    one = np.zeros((3, 2, 2, 2))
+    payoffs = np.zeros((3, 2, 2, 2))
     for seat in range(3):
-        one[seat] += np.expand_dims(np.arange(2.0), [x for x in range(3) if x != seat])
-    assert alpha_rank(one)[1, 1, 1] == pytest.approx(1, abs=1e-4)
-    assert coarse_correlated(one)[1, 1, 1] == pytest.approx(1)
+        payoffs[seat] += np.expand_dims(np.arange(2.0), [x for x in range(3) if x != seat])
+    assert alpha_rank(payoffs)[1, 1, 1] == pytest.approx(1, abs=1e-4)
+    assert coarse_correlated(payoffs)[1, 1, 1] == pytest.approx(1)

@@ -37,12 +37,12 @@ def test_returns_and_lengths_of_whole_episodes():
 @pytest.mark.slow
 def test_what_follows_an_episode_does_not_count():
     env, policy = envs.make("probe/match"), constant_policy(2)
-    one = evaluate(env, policy, jnp.array(1), jax.random.key(0), 3)
+    single = evaluate(env, policy, jnp.array(1), jax.random.key(0), 3)
     several = replace_limit(envs.autoreset(env), 6)
     evaluation = evaluate(several, policy, jnp.array(1), jax.random.key(0), 3)
     assert evaluation.lengths.tolist() == [1] * 3 and evaluation.ended.all()
-    np.testing.assert_array_equal(evaluation.returns, one.returns)
-    assert (one.returns > 0).all()
+    np.testing.assert_array_equal(evaluation.returns, single.returns)
+    assert (single.returns > 0).all()
 
 
 def replace_limit(env, time_limit):
@@ -81,15 +81,15 @@ def test_episodes_that_have_not_ended_have_no_returns(limit, wrap):
     env = envs.make("classic/xor:time_limit=4")
     short = replace_limit(wrap(env), limit)
     play = jax.vmap(partial(evaluate, short, constant_policy(2), num_episodes=3), (None, 0))
-    found = play(jnp.array(1), jax.random.split(jax.random.key(0), 2))
+    evaluation = play(jnp.array(1), jax.random.split(jax.random.key(0), 2))
     with pytest.raises(ShapeError, match=f"6 of 6 .* classic/xor:.* not ended after {limit} steps"):
-        returns_by_team(short.spec, found)
+        returns_by_team(short.spec, evaluation)
     with pytest.raises(ShapeError, match="6 of 6 episodes"):
-        found.returns  # noqa: B018 - a property
-    some = found._replace(ended=found.ended.at[0].set(True))
+        evaluation.returns  # noqa: B018 - a property
+    part = evaluation._replace(ended=evaluation.ended.at[0].set(True))
     with pytest.raises(ShapeError, match=r"^3 of 6 .*, the time_limit of its spec"):
-        returns_by_team(short.spec, some)
-    returns = returns_by_team(short.spec, found._replace(ended=found.ended | True))
+        returns_by_team(short.spec, part)
+    returns = returns_by_team(short.spec, evaluation._replace(ended=evaluation.ended | True))
     assert returns.shape == (2, 3, 1)
 
 
@@ -160,18 +160,18 @@ def test_a_policy_takes_its_best_actions_or_draws_them_by_a_key(tmp_path):
     spec = EnvSpec("", 200, 3, 1, Discrete(4))
     for name, greedy in (("online", False), ("offline", True)):
         write_policy(tmp_path / name, PolicyConfig("feedforward"), spec, [0], greedy=greedy)
-    drawn, best = (load_policy(tmp_path / "online", greedy=x) for x in (False, True))
-    seen = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    sampler, best = (load_policy(tmp_path / "online", greedy=x) for x in (False, True))
+    observation = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
     with pytest.raises(OptionError, match=r"without a key: .* key=key.* or .* greedy=True"):
-        drawn(seen)
-    one, again, other = (drawn(seen, key=jax.random.key(seed))[0] for seed in (0, 0, 1))
-    np.testing.assert_array_equal(one, again)
-    assert 100 < (one != other).sum() < 190  # 3 of 4, were it uniform
-    np.testing.assert_array_equal(best(seen)[0], best(seen, key=jax.random.key(7))[0])
-    assert not np.array_equal(one, best(seen)[0])
-    for name, own in (("online", True), ("offline", False)):
+        sampler(observation)
+    first, again, other = (sampler(observation, key=jax.random.key(seed))[0] for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert 100 < (first != other).sum() < 190  # 3 of 4, were it uniform
+    np.testing.assert_array_equal(best(observation)[0], best(observation, key=jax.random.key(7))[0])
+    assert not np.array_equal(first, best(observation)[0])
+    for name, expected in (("online", True), ("offline", False)):
         assert not load_policy(tmp_path / name).stochastic
-        assert load_policy(tmp_path / name, greedy=None).stochastic is own
+        assert load_policy(tmp_path / name, greedy=None).stochastic is expected
 
 
 def test_a_policy_is_compiled_once(tmp_path):
@@ -180,9 +180,9 @@ def test_a_policy_is_compiled_once(tmp_path):
         return jnp.zeros(2, jnp.int32), jnp.zeros(2), carry
 
     loaded = LoadedPolicy(Policy(lambda: jnp.zeros(1), act), (), TWO, "test", stochastic=False)
-    seen, carry = np.zeros((2, 3), np.float32), None
+    blank, carry = np.zeros((2, 3), np.float32), None
     for _ in range(3):
-        _, carry = loaded(seen, carry=carry)
+        _, carry = loaded(blank, carry=carry)
 
 
 def test_a_policy_of_a_loop_is_given_its_rewards():
@@ -197,19 +197,19 @@ def test_a_policy_of_a_loop_is_given_its_rewards():
         after_step=lambda carry, reward, done: jnp.where(done, 9.0, carry - reward),
     )
     loaded = LoadedPolicy(policy, (), TWO, "to_go", stochastic=False)
-    seen, going, carry, chosen = np.zeros((2, 3), np.float32), np.zeros(2, bool), None, []
+    blank, going, carry, actions = np.zeros((2, 3), np.float32), np.zeros(2, bool), None, []
     for reward in (1, 2, 0):
-        action, carry = loaded(seen, carry=carry)
-        chosen.append(action.tolist())
+        action, carry = loaded(blank, carry=carry)
+        actions.append(action.tolist())
         with pytest.raises(OptionError, match=r"the policy of to_go .*after_step\(carry, reward"):
-            loaded(seen, carry=carry)
+            loaded(blank, carry=carry)
         with pytest.raises(ShapeError, match=r"of shape \(2,\), one for each agent, not \(3,"):
             loaded.after_step(carry, np.ones(3), np.zeros(3, bool))
         carry = loaded.after_step(carry, np.array([reward, 0.0]), going)
         with pytest.raises(OptionError, match="has chosen no action since"):
             loaded.after_step(carry, np.zeros(2), going)
-    assert chosen == [[2, 2], [2, 2], [1, 2]]
-    _, carry = loaded(seen, carry=carry)
+    assert actions == [[2, 2], [2, 2], [1, 2]]
+    _, carry = loaded(blank, carry=carry)
     assert loaded.after_step(carry, np.zeros(2), ~going).tolist() == [9, 9]
 
 
@@ -218,10 +218,10 @@ def test_a_policy_that_remembers_no_rewards_keeps_its_carry():
         return jnp.zeros(2, jnp.int32), jnp.zeros(2), carry + 1
 
     loaded = LoadedPolicy(Policy(lambda: jnp.zeros(()), act), (), TWO, "counts", stochastic=False)
-    seen = np.zeros((2, 3), np.float32)
-    _, carry = loaded(seen)
+    blank = np.zeros((2, 3), np.float32)
+    _, carry = loaded(blank)
     assert loaded.after_step(carry, np.ones(2), np.zeros(2, bool)) is carry
-    assert loaded(seen, carry=carry)[1] == 2
+    assert loaded(blank, carry=carry)[1] == 2
 
 
 def test_a_directory_that_is_no_run(tmp_path):
@@ -238,9 +238,9 @@ def test_likelihood_is_that_of_what_living_agents_did():
     action, mask = [[[2, 0], [1, 0], [0, 0]]], jnp.array([[True, True, False]])
     episodes = sequence(action, spec, legal_actions=legal, alive=alive, mask=mask)
     # 5/8 and 1/8 in the first step; in the second one agent, and 2/3 of two legal actions.
-    wanted = np.log([5 / 8, 1 / 8, 2 / 3]).mean()
+    expected = np.log([5 / 8, 1 / 8, 2 / 3]).mean()
     policy = make_policy(config, spec)
-    np.testing.assert_allclose(log_likelihood(policy, params, episodes), [wanted], rtol=1e-6)
+    np.testing.assert_allclose(log_likelihood(policy, params, episodes), [expected], rtol=1e-6)
     with pytest.raises(OptionError, match="has no log_prob"):
         log_likelihood(constant_policy(2), params, episodes)
 
@@ -255,8 +255,8 @@ def test_agreement_counts_what_living_agents_did():
     spec, mask = EnvSpec("", 3, 1, 1, Discrete(2)), jnp.arange(4) < jnp.array([[2], [4]])
     episodes = sequence(action, spec, alive=alive, mask=mask)
     view, blank = episodes.view, jnp.zeros(shape)
-    found = agreement(Policy(tuple, act), jnp.array(0), episodes)
-    np.testing.assert_array_equal(found, [0.5, 1.0])
+    result = agreement(Policy(tuple, act), jnp.array(0), episodes)
+    np.testing.assert_array_equal(result, [0.5, 1.0])
     # An episode in which nobody ever acts has no agreement, and is left out.
     dead = episodes._replace(view=view._replace(alive=alive.at[0].set(False)))
     assert with_actions(episodes) is episodes
@@ -265,17 +265,17 @@ def test_agreement_counts_what_living_agents_did():
         with_actions(dead._replace(view=view._replace(alive=alive & False)))
     # Where one action is legal there is nothing to agree on: agent 0, and step 0 of all, is left.
     legal = view.legal_actions.at[0, 1:, 1:, 1].set(False)
-    found = agreement(
+    result = agreement(
         Policy(tuple, act), jnp.array(0), episodes._replace(view=view._replace(legal_actions=legal))
     )
-    np.testing.assert_array_equal(found, [0.25, 1.0])
+    np.testing.assert_array_equal(result, [0.25, 1.0])
     continuous = episodes._replace(action=jnp.stack([blank, blank + 0.5], -1))
     policy = Policy(tuple, lambda p, carry, observation, *_: (jnp.zeros((3, 2)), None, carry))
     np.testing.assert_allclose(agreement(policy, None, continuous), [0.875, 0.875])
-    for entry, wanted in ((0, 0.75), (1, 1.0)):  # entries that agents lack do not count
+    for entry, expected in ((0, 0.75), (1, 1.0)):  # entries that agents lack do not count
         lacks = view._replace(legal_actions=view.legal_actions.at[..., entry].set(False))
-        found = agreement(policy, None, continuous._replace(view=lacks))
-        np.testing.assert_allclose(found, [wanted, wanted])
+        result = agreement(policy, None, continuous._replace(view=lacks))
+        np.testing.assert_allclose(result, [expected, expected])
 
 
 @pytest.mark.parametrize("count", [10**10, 10**14])

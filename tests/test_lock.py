@@ -1,4 +1,4 @@
-"""Locks of what is written: who holds them, and how they are taken over."""
+"""Locks of directories that are written: their holders, and takeovers."""
 
 import json
 import os

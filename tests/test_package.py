@@ -25,7 +25,7 @@ OTHER_NAMES = {"mlflow_skinny": "mlflow", "sqlalchemy": "mlflow", "alembic": "ml
 
 
 @pytest.mark.parametrize(
-    "requirement", sorted({one for wanted in _extras().values() for one in wanted})
+    "requirement", sorted({one for expected in _extras().values() for one in expected})
 )
 def test_every_extra_brings_what_the_library_uses(requirement):
     module = re.match(r"[\w-]+", requirement)[0].replace("-", "_")
@@ -53,9 +53,9 @@ def test_the_table_names_the_areas_and_only_what_there_is():
     ]
     for _, names in TABLE:
         for name in re.findall(r"`([\w.]+)`", names):
-            found = offmarl
+            value = offmarl
             for part in name.split("."):
-                found = getattr(found, part)
+                value = getattr(value, part)
 
 
 def test_errors_are_below_their_module_and_their_base_beside_it():
@@ -82,7 +82,7 @@ def test_importing_it_loads_nothing_heavy():
     "script", sorted(ROOT.glob("benchmarks/*.py")), ids=lambda script: script.stem
 )
 def test_benchmarks_import_names_that_exist(script):
-    """Nothing else runs them; they are left behind when a function moves."""
+    """Nothing else runs them, so a function that moves would break them unnoticed."""
     for node in ast.walk(ast.parse(script.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("offmarl"):
             module = import_module(node.module)

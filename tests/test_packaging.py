@@ -34,10 +34,10 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def test_the_recipe_of_conda_has_the_requirements_of_the_package():
-    wanted = {CONDA_NAMES.get(name, name): v for name, v in map(split, PROJECT["dependencies"])}
+    expected = {CONDA_NAMES.get(name, name): v for name, v in map(split, PROJECT["dependencies"])}
     run = dict(map(split, RECIPE["requirements"]["run"]))
     assert run.pop("python") == PROJECT["requires-python"]
-    assert run == wanted
+    assert run == expected
 
 
 def test_versions_licences_and_commands_are_the_same_everywhere():
@@ -56,24 +56,24 @@ def test_the_citation_has_what_its_format_requires():
 
 def test_the_dockerfile_copies_what_the_package_is_built_from():
     ignored = (ROOT / "packaging/Dockerfile.dockerignore").read_text().splitlines()
-    kept = {line.removeprefix("!") for line in ignored if line.startswith("!")}
-    assert all((ROOT / path).exists() for path in kept)
+    exceptions = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    assert all((ROOT / path).exists() for path in exceptions)
     hatch = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
     wheel = hatch["build"]["targets"]["wheel"]
     built = {*wheel["packages"], *wheel["force-include"], *PROJECT["license-files"]}
-    assert built | {PROJECT["readme"], "pyproject.toml", ".ci/constraints.txt"} == kept
+    assert built | {PROJECT["readme"], "pyproject.toml", ".ci/constraints.txt"} == exceptions
 
 
 def test_the_dockerfile_builds_for_cpu_and_cuda():
-    found = instructions()
-    stages = [argument for name, argument in found if name == "FROM"]
+    steps = instructions()
+    stages = [argument for name, argument in steps if name == "FROM"]
     assert stages == ["python:${PYTHON}-slim AS build", "python:${PYTHON}-slim"]
-    known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "ENV", "ENTRYPOINT", "CMD"}
-    assert {name for name, _ in found} <= known
-    arguments = dict(a.split("=") for name, a in found if name == "ARG")
+    names = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "ENV", "ENTRYPOINT", "CMD"}
+    assert {name for name, _ in steps} <= names
+    arguments = dict(a.split("=") for name, a in steps if name == "ARG")
     assert arguments["DEVICE"] == "cpu" and arguments["PYTHON"] in WORKFLOW
     assert set(arguments["EXTRAS"].split(",")) <= PROJECT["optional-dependencies"].keys()
-    for name, argument in found:
+    for name, argument in steps:
         if name in ("ENTRYPOINT", "CMD"):
             assert all(isinstance(word, str) for word in json.loads(argument))
         if name == "RUN":
@@ -91,5 +91,5 @@ def test_a_workflow_names_files_that_exist(name):
 def test_the_release_reads_the_version_where_it_is():
     text = (ROOT / ".github/workflows/release.yml").read_text()
     command = re.search(r"version=\$\((sed .*)\)", text)[1]
-    found = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, check=True)
-    assert found.stdout.decode().strip() == offmarl.__version__
+    process = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, check=True)
+    assert process.stdout.decode().strip() == offmarl.__version__

@@ -72,8 +72,8 @@ def test_every_program_is_in_the_table():
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_have_the_options_they_are_given(line, monkeypatch, capsys):
     # A file that the reader writes names the program, and all of these take --config.
-    named = re.sub(r" --config \S+", " bc", line)
-    monkeypatch.setattr("sys.argv", [*shlex.split(named), "--help-all"])
+    command = re.sub(r" --config \S+", " bc", line)
+    monkeypatch.setattr("sys.argv", [*shlex.split(command), "--help-all"])
     monkeypatch.setenv("COLUMNS", "200")
     with contextlib.suppress(SystemExit):
         cli.main()
@@ -84,7 +84,7 @@ def test_commands_have_the_options_they_are_given(line, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_loop_returns_what_evaluation_does(tmp_path, monkeypatch):
-    """Were a key used twice, agents would repeat their actions: 3.2 for the 9.3 of this policy."""
+    """If a key were used twice, agents would repeat their actions: a return of 3.2, not 9.3."""
     monkeypatch.chdir(tmp_path)
     env = envs.make("swarm/coverage-3")
     run, config = (
@@ -164,6 +164,6 @@ def test_the_blocks_run_in_order_in_an_empty_directory(tmp_path, monkeypatch, ca
             if not line.startswith(INSTALLS):
                 call(line.removeprefix("offmarl "))
     assert installed == 2 and len(shapes) == 3
-    for found, promised in shapes:
-        assert found.startswith(promised.removesuffix(", ...)").removesuffix(")"))
+    for text, promised in shapes:
+        assert text.startswith(promised.removesuffix(", ...)").removesuffix(")"))
     assert (empty / "data.html").exists() and (empty / "report.html").exists()

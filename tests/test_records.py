@@ -1,4 +1,4 @@
-"""Forged and damaged records: one line that names the file and the field, at once."""
+"""Forged and damaged records: an immediate error in one line with the file and the field."""
 
 import io
 import json
@@ -71,14 +71,14 @@ def side(tmp_path_factory) -> Path:
 
 def changed(record: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
     """Return a record with another value of a field; ... leaves it out."""
-    found = json.loads(json.dumps(record))
+    result = json.loads(json.dumps(record))
     *above, name = place.split(".")
-    inside = found[above[0]] if above else found
+    inside = result[above[0]] if above else result
     if value is ...:
         del inside[name]
     else:
         inside[name] = value
-    return found
+    return result
 
 
 READERS = [
@@ -96,18 +96,18 @@ def test_a_forged_record_is_refused_at_once_with_file_and_field(side, tmp_path, 
     (run / tracking.CHECKPOINTS).symlink_to(side / tracking.CHECKPOINTS)
     record = changed(tracking.read_run(side), field, value)
     (run / tracking.RUN_FILE).write_text(json.dumps(record))
-    found = []
-    for read in READERS:
+    messages = []
+    for reader in READERS:
         start = time.monotonic()
         try:
-            read(run)
+            reader(run)
         except OffmarlError as error:
-            found.append(str(error))
+            messages.append(str(error))
         assert time.monotonic() - start < 10  # a second, and room for a busy machine
-    assert found and all(len(line.splitlines()) == 1 and len(line) < 1000 for line in found)
+    assert messages and all(len(line.splitlines()) == 1 and len(line) < 1000 for line in messages)
     if field not in ("program", "file") or value is ...:
-        assert any(str(run) in line for line in found)
-        assert any(field.rpartition(".")[2] in line for line in found)
+        assert any(str(run) in line for line in messages)
+        assert any(field.rpartition(".")[2] in line for line in messages)
 
 
 @pytest.mark.parametrize("text", RAW, ids=lambda x: f"{x!r:.20}")
@@ -120,8 +120,8 @@ def test_what_is_no_record_is_refused(tmp_path, text):
 def test_real_sizes_are_read():
     spec = EnvSpec("swarm/coverage-1000", 1000, 4000, 112_000, Discrete(5), 100)
     images = {"image": ArraySpec((4, 84, 84, 3), "uint8"), "position": ArraySpec((2,))}
-    for one in (spec, replace(spec, num_agents=50, observation=images)):
-        assert EnvSpec.from_json(json.loads(json.dumps(one.to_json()))) == one
+    for example in (spec, replace(spec, num_agents=50, observation=images)):
+        assert EnvSpec.from_json(json.loads(json.dumps(example.to_json()))) == example
 
 
 def test_ten_thousand_seeds_are_read(tmp_path, side):
@@ -154,8 +154,8 @@ def test_arguments_are_read_by_their_types():
         place: Path | None = None
         by_seed: dict[int, str] = field(default_factory=dict)
 
-    given = {"vault": "a", "limit": None, "sizes": [2, 3], "place": "b", "by_seed": {"1": "x"}}
-    assert from_json(Args, given) == Args("a", sizes=(2, 3), place=Path("b"), by_seed={1: "x"})
+    values = {"vault": "a", "limit": None, "sizes": [2, 3], "place": "b", "by_seed": {"1": "x"}}
+    assert from_json(Args, values) == Args("a", sizes=(2, 3), place=Path("b"), by_seed={1: "x"})
     for wrong, name in (({"vault": 3}, "vault"), ({}, "vault"), ({"sizes": ["x"]}, "sizes")):
         with pytest.raises(OptionError, match=name):
             from_json(Args, wrong)

@@ -15,7 +15,7 @@ from tests.rollouts import view_of
 
 
 def counting_policy(num_agents):
-    """Acts on the time since its episode began, which it has to remember."""
+    """Acts on the time since its episode began, which is its memory."""
 
     def act(params, carry, observation, legal_actions, key):
         action = jnp.full(num_agents, carry % 2, jnp.int32)
@@ -66,9 +66,9 @@ def test_memory_is_reset_with_the_episode_and_carried_between_rollouts():
 
 
 def test_environments_differ_and_a_key_decides_everything():
-    one, again = random_rollout("probe/match"), random_rollout("probe/match")
-    chex.assert_trees_all_equal(one[1], again[1])
-    action = np.asarray(one[1].action)
+    first, again = random_rollout("probe/match"), random_rollout("probe/match")
+    chex.assert_trees_all_equal(first[1], again[1])
+    action = np.asarray(first[1].action)
     assert (action[:, 0] != action[:, 1]).any()
     other = random_rollout("probe/match", seed=1)
     assert (action != np.asarray(other[1].action)).any()

@@ -135,8 +135,8 @@ def test_a_run_keeps_the_package_s_settings_that_it_was_started_with(packaged):
     packaged.write_text("[toy]\nwidth = 1\nlayers = [9]\n")  # rate is gone, layers is new
     again = fill(width=16)
     assert (again.rate, again.layers) == (0.5, (9,))
-    kept = settings.keep(again, recorded)
-    assert kept == args and settings.used(kept).sources() == settings.used(args).sources()
+    result = settings.keep(again, recorded)
+    assert result == args and settings.used(result).sources() == settings.used(args).sources()
 
 
 def test_a_run_does_not_keep_what_the_user_changes(packaged, tmp_path):
@@ -183,12 +183,12 @@ def test_arguments_for_an_environment(packaged):
 
 def test_the_reference_settings_are_the_published_update():
     args = registry.load("baseline", "iql_cql").Args
-    found = args.for_env("swarm/coverage-3", "reference", vault="a.vlt")
-    assert (found.scale_rewards, found.bootstrap, found.cql_weight) == (False, "greedy", 3.0)
-    source = settings.used(found).sources()["cql_weight"]
+    base = args.for_env("swarm/coverage-3", "reference", vault="a.vlt")
+    assert (base.scale_rewards, base.bootstrap, base.cql_weight) == (False, "greedy", 3.0)
+    source = settings.used(base).sources()["cql_weight"]
     assert source == "offmarl/settings/reference.toml [iql_cql]"
-    given = args.for_env("", "reference", vault="a.vlt", cql_weight=1.0)
-    assert (given.bootstrap, given.cql_weight) == ("greedy", 1.0)
+    mixed = args.for_env("", "reference", vault="a.vlt", cql_weight=1.0)
+    assert (mixed.bootstrap, mixed.cql_weight) == ("greedy", 1.0)
     bc = registry.load("baseline", "bc").Args  # which has no scale
     assert settings.used(bc.for_env("", "reference", vault="a.vlt")).sources() == {}
     with pytest.raises(OptionError, match="for baselines, and mappo is none"):

@@ -83,15 +83,15 @@ def test_bootstrap_agrees_with_a_slow_reference(estimate):
 def test_expanded_intervals_of_few_runs_are_cut_further_out():
     """Φ(-t): t is 2.776 for five runs and 2.262 for ten."""
     scores = np.random.default_rng(1).normal(size=(10, 1))
-    drawn = []
+    means = []
 
     def mean(resamples):
-        drawn.append(statistics.mean(resamples))
-        return drawn[-1]
+        means.append(statistics.mean(resamples))
+        return means[-1]
 
     for count, tail in ((5, 0.0027515), (10, 0.0118486)):
-        found = statistics.bootstrap_interval(mean, scores[:count], seed=0)
-        np.testing.assert_allclose(found, np.quantile(drawn[-1], [tail, 1 - tail]), rtol=1e-3)
+        interval = statistics.bootstrap_interval(mean, scores[:count], seed=0)
+        np.testing.assert_allclose(interval, np.quantile(means[-1], [tail, 1 - tail]), rtol=1e-3)
 
 
 def test_bootstrap_is_a_function_of_the_seed():
@@ -149,8 +149,8 @@ def test_scores_that_make_no_sense_are_refused(scores, message):
 
 def test_mean_interval_is_students():
     """scipy.stats.t.interval(0.95, 3, 2.5, sem) = 2.5 ± 3.18245 x 0.645497"""
-    found = statistics.mean_interval(np.array([1.0, 2.0, 3.0, 4.0]))
-    np.testing.assert_allclose(found, [2.5, 0.4457397, 4.5542603], rtol=1e-6)
+    interval = statistics.mean_interval(np.array([1.0, 2.0, 3.0, 4.0]))
+    np.testing.assert_allclose(interval, [2.5, 0.4457397, 4.5542603], rtol=1e-6)
     assert statistics.mean_interval(np.array([1.0, 2.0])) == (1.5, None, None)
     np.testing.assert_allclose(statistics.standard_error(np.array([[1.0, 2], [3, 2]])), [1, 0])
     assert np.isnan(statistics.standard_error(np.ones((1, 2)))).all()

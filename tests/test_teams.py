@@ -1,4 +1,4 @@
-"""Teams: what each one earns, and programs that accept only one."""
+"""Teams: the rewards of each, and programs that accept only one."""
 
 from dataclasses import replace
 from pathlib import Path

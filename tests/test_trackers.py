@@ -1,4 +1,4 @@
-"""Trackers: what they hold of a run, also after it was killed and resumed."""
+"""Trackers: their record of a run, also after it was killed and resumed."""
 
 import json
 import signal
@@ -38,7 +38,7 @@ def lines(*steps):
 
 
 def wanted(*steps):
-    """The numbers that a tracker shall hold, by name."""
+    """The numbers that a tracker must hold, by name."""
     return {
         f"seed_{seed}/{name}": dict(points)
         for seed in (0, 1)
@@ -58,15 +58,15 @@ def opened(directory, *names, record=RECORD):
 
 def points_of_tensorboard(directory):
     proto = import_module("tensorboardX.proto.event_pb2")
-    found = []
+    points = []
     for path in directory.rglob("events.*"):
         data = path.read_bytes()
         while data:
             (size,) = struct.unpack("<Q", data[:8])
             event = proto.Event.FromString(data[12 : 12 + size])
             data = data[16 + size :]
-            found += [(x.tag, event.step, x.simple_value) for x in event.summary.value]
-    return [point for point in found if not point[0].startswith("run")]
+            points += [(x.tag, event.step, x.simple_value) for x in event.summary.value]
+    return [point for point in points if not point[0].startswith("run")]
 
 
 def points_of_mlflow(uri):
@@ -74,30 +74,30 @@ def points_of_mlflow(uri):
     (run,) = client.search_runs([client.get_experiment_by_name("offmarl").experiment_id])
     assert run.data.params["layers"] == "[4, 4]" and run.info.status == "FINISHED"
     return [
-        (name, one.step, one.value)
+        (name, x.step, x.value)
         for name in run.data.metrics
-        for one in client.get_metric_history(run.info.run_id, name)
+        for x in client.get_metric_history(run.info.run_id, name)
     ]
 
 
 def points_of_wandb(directory):
     proto = import_module("wandb.proto.wandb_internal_pb2")
     (path,) = directory.rglob("run-*.wandb")
-    found = []
+    points = []
     for record in map(proto.Record.FromString, _log_records(path.read_bytes()[7:], 7)):
-        items = {one.key or one.nested_key[0]: one.value_json for one in record.history.item}
+        items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
         step = record.history.step.num
-        found += [(k, step, json.loads(x)) for k, x in items.items() if not k.startswith("_")]
-    return found
+        points += [(k, step, json.loads(x)) for k, x in items.items() if not k.startswith("_")]
+    return points
 
 
 def _log_records(data, offset):
     """Yield the records of a log in LevelDB's format: blocks of 32 kB, headers of 7 bytes."""
     part = b""
     while data:
-        left = 32768 - offset % 32768
-        if left < 7:
-            data, offset = data[left:], offset + left
+        room = 32768 - offset % 32768
+        if room < 7:
+            data, offset = data[room:], offset + room
             continue
         _, size, kind = struct.unpack("<IHB", data[:7])
         part += data[7 : 7 + size]
@@ -162,13 +162,13 @@ def test_a_resumed_run_continues_its_tracked_run_without_duplicates(place, name,
         tracking.append(path, *lines(30, 40))
         second.sync()
     trackers.give([text], trackers.tracked(run, RECORD), files=[path])  # the run has ended
-    found, deadline = points(target or place), time.monotonic() + 10
-    while not found and time.monotonic() < deadline:  # W&B's own process is still writing
+    result, deadline = points(target or place), time.monotonic() + 10
+    while not result and time.monotonic() < deadline:  # W&B's own process is still writing
         time.sleep(0.2)
-        found = points(target or place)
-    assert len(found) == len({point[:2] for point in found})
+        result = points(target or place)
+    assert len(result) == len({point[:2] for point in result})
     by_name = {}
-    for tag, step, value in found:
+    for tag, step, value in result:
         by_name.setdefault(tag, {})[step] = value
     assert by_name == wanted(10, 20, 30, 40)
 
@@ -181,8 +181,8 @@ def test_mlflow_has_every_argument_of_any_length(place):
         pass
     (run,) = client.search_runs([client.get_experiment_by_name("offmarl").experiment_id])
     assert args.keys() <= run.data.params.keys() and len(run.data.params["long"]) == 6000
-    whole = Path(client.download_artifacts(run.info.run_id, "arguments.json", str(place)))
-    assert json.loads(whole.read_text())["long"] == args["long"]
+    file = Path(client.download_artifacts(run.info.run_id, "arguments.json", str(place)))
+    assert json.loads(file.read_text())["long"] == args["long"]
 
 
 def test_names_of_a_single_seed_have_no_prefix(place):
@@ -228,11 +228,11 @@ def test_a_tracker_that_fails_does_not_end_the_run(place, monkeypatch):
     monkeypatch.setitem(KINDS, "broken", _Broken)
     with pytest.raises(RunError, match="broken=here cannot be opened"):
         opened(place, "broken=here")
-    with opened(place, "broken") as found:
+    with opened(place, "broken") as tracker:
         tracking.append(place / tracking.METRICS_FILE, *lines(1))
         with pytest.warns(UserWarning, match=r"broken failed \(disk full\): the run continues"):
-            found.sync()
-        found.sync()
+            tracker.sync()
+        tracker.sync()
 
 
 class _Slow(Handler):
@@ -251,7 +251,7 @@ def server():
 
 
 class _Remote(trackers.Tracker):
-    """Sends each step to a server, and never gives up by itself."""
+    """Sends each step to a server, with a timeout that no test reaches."""
 
     module = "json"
 
@@ -284,26 +284,26 @@ def test_a_server_that_is_not_there_is_found_before_a_training(remote, host):
 
 def test_a_server_that_never_answers_is_an_error_soon(remote, server, place):
     server.of[0].set()
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(RunError, match="no answer in"):
         opened(place, f"remote={server.url}")
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize("when", ["training", "closing"])
 def test_a_server_that_stops_answering_does_not_delay_the_run(remote, server, place, when):
-    begun, path = time.monotonic(), place / tracking.METRICS_FILE
-    with opened(place, f"remote={server.url}") as found:
+    start, path = time.monotonic(), place / tracking.METRICS_FILE
+    with opened(place, f"remote={server.url}") as tracker:
         tracking.append(path, *lines(1))
-        found.sync()
+        tracker.sync()
         server.of[0].set()
         if when == "training":
             tracking.append(path, *lines(2))
             with pytest.warns(UserWarning, match=r"no answer in .* s\): the run continues"):
-                found.sync()
+                tracker.sync()
             tracking.append(path, *lines(3))
-            found.sync()
-    assert time.monotonic() - begun < 30
+            tracker.sync()
+    assert time.monotonic() - start < 30
 
 
 KILLED = """
@@ -332,13 +332,13 @@ def test_a_killed_run_continues_its_tracked_run(random_data, tmp_path):
     run = tmp_path / "run"
     command = [sys.executable, "-c", KILLED, str(random_data("probe/observation")), str(run)]
     for how, code in (("kill", -signal.SIGKILL), ("finish", 0)):
-        ended = subprocess.run([*command, how], check=False)
-        assert ended.returncode == code
-    found = points_of_tensorboard(run / "tensorboard")
-    wanted = [
+        process = subprocess.run([*command, how], check=False)
+        assert process.returncode == code
+    points = points_of_tensorboard(run / "tensorboard")
+    expected = [
         (name, row["step"])
         for row in tracking.read(run / tracking.METRICS_FILE)
         for name in row
         if name not in ("seed", "step")
     ]
-    assert sorted(point[:2] for point in found) == sorted(wanted)
+    assert sorted(point[:2] for point in points) == sorted(expected)

@@ -34,15 +34,15 @@ def test_reading_what_is_not_there_gives_nothing(tmp_path):
 
 @pytest.mark.parametrize("torn", ["", '{"step": 5, "lo', '{"step": 5}'])
 def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path, torn):
-    whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
+    full, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
     records = [{"seed": 0, "step": step, "loss": 1 / step} for step in range(1, 7)]
-    tracking.append(whole, *records)
+    tracking.append(full, *records)
     tracking.append(resumed, *records[:4])
     with resumed.open("a") as file:
         file.write(torn)
     tracking.cut(resumed, step=3)
     tracking.append(resumed, *records[3:])
-    assert resumed.read_bytes() == whole.read_bytes()
+    assert resumed.read_bytes() == full.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_what_is_published_does_not_say_where_opponents_are(given, published):
         "args": {"opponents": [given], "weight": of_code["policy"]},
         "opponents": {"red": of_code, "blue": {"members": [of_code, {"run": "a"}]}},
     }
-    found, short = tracking.publishable(record), {"policy": "code/mine.py:f"}
-    assert found["args"] == {"opponents": [published], "weight": short["policy"]}
-    assert found["opponents"] == {"red": short, "blue": {"members": [short, {"run": "a"}]}}
+    public, short = tracking.publishable(record), {"policy": "code/mine.py:f"}
+    assert public["args"] == {"opponents": [published], "weight": short["policy"]}
+    assert public["opponents"] == {"red": short, "blue": {"members": [short, {"run": "a"}]}}
 
 
 def test_json_is_replaced_whole_or_not_at_all(tmp_path):
@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_written_stays_and_is_named(tmp_path, monkeypatch)
 
 @pytest.fixture
 def screen(monkeypatch):
-    """What progress shows on a terminal, or elsewhere."""
+    """Return the output of progress on a terminal, or elsewhere."""
 
     def watch(terminal: bool) -> io.StringIO:
         text = io.StringIO()

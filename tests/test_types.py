@@ -36,10 +36,10 @@ TYPED = EnvSpec("x", 2, 0, 3, Discrete(4), observation=TREE, extras={"cost": Arr
 @pytest.mark.parametrize("spec", [VECTOR, TYPED])
 def test_a_spec_survives_json_pickle_and_copy(spec: EnvSpec) -> None:
     """Static arguments under jit need equal hashes, too."""
-    read = EnvSpec.from_json(json.loads(json.dumps(spec.to_json())))
-    for found in (read, pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):
-        assert found == spec
-        assert hash(found) == hash(spec)
+    parsed = EnvSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    for same in (parsed, pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):
+        assert same == spec
+        assert hash(same) == hash(spec)
 
 
 def test_the_json_of_vectors_is_that_of_older_versions() -> None:
@@ -54,11 +54,11 @@ def test_the_json_of_vectors_is_that_of_older_versions() -> None:
 def test_a_float32_vector_has_one_description() -> None:
     """Describing it as a leaf or by its size gives equal specs."""
     described = EnvSpec("x", 2, 0, 0, Discrete(4), None, "team", "native")
-    given = EnvSpec(
+    by_leaf = EnvSpec(
         "x", 2, 0, 0, Discrete(4), observation=ArraySpec((5,)), global_state=ArraySpec((3,))
     )
-    assert given == VECTOR != described
-    assert given.is_vector
+    assert by_leaf == VECTOR != described
+    assert by_leaf.is_vector
     assert not TYPED.is_vector
 
 
@@ -76,14 +76,14 @@ def test_leaves_and_sizes_follow_from_the_trees() -> None:
 
 def test_leaves_of_some_agents() -> None:
     """The axis of agents has their number, and they must exist."""
-    some = ArraySpec((7,), agents=(1,))
-    spec = EnvSpec("x", 2, 0, 0, Discrete(4), observation={"lidar": some, "image": IMAGE})
+    leaf = ArraySpec((7,), agents=(1,))
+    spec = EnvSpec("x", 2, 0, 0, Discrete(4), observation={"lidar": leaf, "image": IMAGE})
     assert spec.is_per_agent
     assert not TYPED.is_per_agent
     assert spec.view_spec.observation["lidar"].shape == (1, 7)
     assert EnvSpec.from_json(spec.to_json()) == spec
     with pytest.raises(ShapeError, match="lidar is of agent 1, and there are 1"):
-        EnvSpec("x", 1, 0, 0, Discrete(4), observation={"lidar": some})
+        EnvSpec("x", 1, 0, 0, Discrete(4), observation={"lidar": leaf})
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_deep_json_is_refused() -> None:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_types_are_those_of_numpy_and_jax(name: str) -> None:
-    """The names are those of JAX's types."""
+    """The names are those of JAX's dtypes."""
     spec = ArraySpec((2, 3), name)
     assert spec.numpy_dtype == getattr(jnp, name)
     assert spec.num_bytes == 6 * getattr(jnp, name).dtype.itemsize
@@ -216,8 +216,8 @@ def test_views_of_a_sequence_are_cut_in_every_leaf() -> None:
     slots: Any = np.arange(2 * 4).reshape(2, 4, 1)
     observation: Any = {"image": np.arange(2 * 4 * 3).reshape(2, 4, 1, 3), "speed": slots}
     view = View(observation, slots, slots, slots)
-    rest: Any = dict.fromkeys(Sequence._fields[1:]) | {"mask": np.ones((2, 3), bool)}
-    sequence = Sequence(view, **rest)
+    fields: Any = dict.fromkeys(Sequence._fields[1:]) | {"mask": np.ones((2, 3), bool)}
+    sequence = Sequence(view, **fields)
     np.testing.assert_array_equal(sequence.view_t.observation["image"], observation["image"][:, 1:])
     cut = jax.jit(lambda x: x.view_tm1)(sequence)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[:, :-1]), cut, view)

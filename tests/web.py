@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers without a word on standard error; ``self.server.of`` is whose server it is."""
+    """Prints nothing on standard error; ``self.server.of`` is the `WebServer` it belongs to."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # otherwise each answer waits 40 ms, as its head is sent first
@@ -36,6 +36,6 @@ class WebServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.005,), daemon=True).start()
 
     def server_close(self) -> None:
-        """End it."""
+        """Close the server."""
         self.shutdown()
         super().server_close()

@@ -22,34 +22,34 @@ def build(
     """Return the program of a baseline, or of its name, and hyperparameters; both are small."""
     baseline = registry.load("baseline", program) if isinstance(program, str) else program
     args = baseline.Args(vault=Path(), **{"updates": 10, "hidden": 4} | options)
-    made = baseline.make(spec, structure(args), statistics or DatasetStatistics(None))
-    return made, hyperparameters(args)
+    instance = baseline.make(spec, structure(args), statistics or DatasetStatistics(None))
+    return instance, hyperparameters(args)
 
 
 def blank(program: Program, hyper: Any) -> Any:
-    """A state of zeros, without compiling `init`."""
+    """Return a state of zeros, without compiling `init`."""
     return zeros_like(jax.eval_shape(program.init, jax.random.key(0), hyper))
 
 
 def metrics_of(program: Program, state: Any, batch: Sequence, hyper: Any) -> dict[str, Any]:
     """Return the metrics of an update of the last stage; no gradient is compiled."""
 
-    def found(state: Any, batch: Sequence, hyper: Any) -> dict[str, Any]:
+    def update(state: Any, batch: Sequence, hyper: Any) -> dict[str, Any]:
         _, metrics = program.stages[-1].update(state, batch, jax.random.key(1), hyper)
         return {name: value for name, value in metrics.items() if name != "grad_norm"}
 
-    return jax.jit(found, compiler_options=QUICKLY)(state, batch, hyper)
+    return jax.jit(update, compiler_options=QUICKLY)(state, batch, hyper)
 
 
 def values_of(params: Any, values: list[float]) -> Any:
-    """Agents whose recurrent network has these outputs wherever they are."""
+    """Return agents whose recurrent network has these outputs in every state."""
     params = jax.tree.map(jnp.zeros_like, params)
     params["params"]["head"]["bias"] = jnp.array(values)
     return params
 
 
 def weights_of(params: Any, weights: list[float], constant: float) -> Any:
-    """A linear mixer with the same weights in all states."""
+    """Return a linear mixer with the same weights in all states."""
     params = jax.tree.map(jnp.zeros_like, params)
     params["params"]["weights"]["bias"] = jnp.array(weights)
     params["params"]["constant"]["bias"] = jnp.array([constant])
@@ -57,7 +57,7 @@ def weights_of(params: Any, weights: list[float], constant: float) -> Any:
 
 
 def spread_like(tree: Any, scale: float) -> Any:
-    """Random numbers in place of a tree's, of some standard deviation."""
+    """Return a tree of random numbers of some standard deviation."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) * scale, x.dtype), tree)
 
@@ -69,19 +69,19 @@ class Noise:
         self.fixed, self.noise = np.random.default_rng(0), np.random.default_rng(seed)
 
     def fill(self, counts: np.ndarray, *shape: int, draw: Any = np.random.Generator.normal) -> Any:
-        one, other = (draw(rng, size=shape) for rng in (self.fixed, self.noise))
-        filled = np.where(
-            counts.reshape(counts.shape + (1,) * (one.ndim - counts.ndim)), one, other
+        signal, noise = (draw(rng, size=shape) for rng in (self.fixed, self.noise))
+        numbers = np.where(
+            counts.reshape(counts.shape + (1,) * (signal.ndim - counts.ndim)), signal, noise
         )
-        return jnp.asarray(filled, jnp.int32 if one.dtype.kind == "i" else jnp.float32)
+        return jnp.asarray(numbers, jnp.int32 if signal.dtype.kind == "i" else jnp.float32)
 
 
 def check_ignored(step: Callable[[Sequence], Any], batch_of: Callable[[int], Sequence]) -> Any:
     """Assert that an update is the same whatever the noise is; return it."""
-    wanted = step(batch_of(0))
+    expected = step(batch_of(0))
     for seed in (1, 2):
-        chex.assert_trees_all_equal(step(batch_of(seed)), wanted)
-    return wanted
+        chex.assert_trees_all_equal(step(batch_of(seed)), expected)
+    return expected
 
 
 def repeated(program: Program, hyper: Any, batch: Sequence, updates: int) -> Any:

@@ -41,18 +41,18 @@ def test_agents_agree_on_one_of_two_ways_which_clones_mix():
     batch = xor((0, 1), (1, 0))
     clones = probabilities(bc, batch, 300)
     np.testing.assert_allclose(clones, [[0.5, 0.5, 0]] * 2, atol=0.02)
-    found = probabilities(alberdice, batch, 400)
-    assert found.argmax(-1).sum() == 1  # one agent takes action 0, and the other 1
-    np.testing.assert_allclose(found.max(-1), 1.0, atol=0.01)
+    probs = probabilities(alberdice, batch, 400)
+    assert probs.argmax(-1).sum() == 1  # one agent takes action 0, and the other 1
+    np.testing.assert_allclose(probs.max(-1), 1.0, atol=0.01)
 
 
 @pytest.mark.nightly
 def test_agents_leave_the_worst_of_three_ways():
     """Clones of each agent would most often choose action 0, which earns nothing together."""
     batch, alpha = xor((0, 0), (0, 1), (1, 0)), {"alpha_start": 1.0, "alpha_end": 0.05}
-    found = probabilities(alberdice, batch, 800, **alpha)
-    assert found.argmax(-1).sum() == 1
-    np.testing.assert_allclose(found.max(-1), 1.0, atol=0.01)
+    probs = probabilities(alberdice, batch, 800, **alpha)
+    assert probs.argmax(-1).sum() == 1
+    np.testing.assert_allclose(probs.max(-1), 1.0, atol=0.01)
 
 
 def ramp(critic):
@@ -107,13 +107,13 @@ def test_the_loss_of_values_by_hand():
     loss = jax.jit(
         lambda: alberdice.value_loss(ramp(critic), critic, turn(), jax.random.key(0), HYPER)
     )
-    found, delta = loss()
+    result, delta = loss()
     np.testing.assert_allclose(delta[jnp.array([0, 0, 1]), jnp.array([0, 1, 0])], DELTA, rtol=1e-6)
     # A third of the steps terminates, so the absorbing state weighs γ / (1 - γ) / 3.
     total = (np.array([2, 1, 4]) * np.exp(DELTA / 2)).sum() / 3 + 1 / 3
     start = 0.5 * (1 + 2 + 3 + 4) / 4
     slope = 3.0 * 1  # ν rises by the first number of the state
-    np.testing.assert_allclose(found, 2 * np.log(total) + start + slope, rtol=1e-6)
+    np.testing.assert_allclose(result, 2 * np.log(total) + start + slope, rtol=1e-6)
 
 
 @pytest.mark.untyped
@@ -126,9 +126,9 @@ def test_the_slope_of_values_is_taken_between_pairs_of_steps():
 
     state = jnp.tile(jnp.array([0.0, 2.0]), (100, 20))[..., None]
     inputs, mask = Inputs(state, jnp.zeros((100, 40, 1, 1))), jnp.ones((100, 40), bool)
-    found = alberdice.squared_slope({}, Square(), inputs, mask, jax.random.key(0))
+    slope = alberdice.squared_slope({}, Square(), inputs, mask, jax.random.key(0))
     # Half of the pairs are equal, with the mean 2; between 0 and 2 the mean of s² is 4 / 3.
-    np.testing.assert_allclose(found, (2 + 4 / 3) / 2, rtol=0.03)
+    np.testing.assert_allclose(slope, (2 + 4 / 3) / 2, rtol=0.03)
     masked = alberdice.squared_slope(
         {}, Square(), inputs, mask & (state[..., 0] > 0), jax.random.key(0)
     )
@@ -166,20 +166,20 @@ def test_the_loss_of_advantages_by_hand():
     def loss(params):
         return alberdice.advantage_loss(params, critic, learnt, delta, HYPER)
 
-    found, e = loss(ramp(critic))
+    result, e = loss(ramp(critic))
     np.testing.assert_allclose(e[0, 0], [1.0] * 3)
     # Of the steps with a known next view agent 0 is dead in one; in one it has two actions.
     error = (2 * (1 - 1) ** 2 + 4 * (3 - 2) ** 2) / 6
     gap = (2 * np.log(2) + 4 * np.log(3)) / 6
-    np.testing.assert_allclose(found, error + 0.5 * gap, rtol=1e-6)
+    np.testing.assert_allclose(result, error + 0.5 * gap, rtol=1e-6)
 
 
 def test_the_loss_of_the_policy_by_hand():
     args = alberdice.Args(Path(), hidden=4, network="feedforward")
     program, hyper = alberdice.make(SPEC, args, None), hyperparameters(args)
     state = blank(program, hyper)
-    own = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), state.agents.policy.params)
-    own["params"]["Dense_2"]["bias"] = jnp.log(jnp.array([0.2, 0.3, 0.5]))
+    params = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), state.agents.policy.params)
+    params["params"]["Dense_2"]["bias"] = jnp.log(jnp.array([0.2, 0.3, 0.5]))
     legal = jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False)
     alive = jnp.ones((3, 3, 2), bool).at[0, 1, 0].set(False)
     learnt = turn(legal_actions=legal, alive=alive)
@@ -192,7 +192,7 @@ def test_the_loss_of_the_policy_by_hand():
 
     @jax.jit
     def loss():
-        return alberdice.policy_loss(own, policies, learnt, e)[0]
+        return alberdice.policy_loss(params, policies, learnt, e)[0]
 
     of_two = -np.log([0.4, 0.6]) @ [2 / 6, 4 / 6]
     of_three = -np.log([0.2, 0.3, 0.5]) @ [2 / 8, 4 / 8, 2 / 8]
@@ -236,9 +236,9 @@ def test_the_weight_of_staying_near_the_data_falls_by_the_same_factor_in_every_u
         after, metrics = program.stages[0].update(now, batch, jax.random.key(1), hyper)
         return metrics["alpha"], after.updates
 
-    for done, wanted in ((0, 4.0), (5, 2.0), (10, 1.0), (15, 1.0)):
-        found, count = alpha(jnp.int32(done))
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    for done, expected in ((0, 4.0), (5, 2.0), (10, 1.0), (15, 1.0)):
+        weight, count = alpha(jnp.int32(done))
+        np.testing.assert_allclose(weight, expected, rtol=1e-6)
         assert count == done + 1
 
 
@@ -248,10 +248,10 @@ def test_the_second_agent_learns_beside_the_new_policy_of_the_first(monkeypatch)
     program, hyper = build(alberdice, **options)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     batch = sequence([[[0, 2]]])
-    seen, turn_of = {}, alberdice.turn_of
+    by_agent, turn_of = {}, alberdice.turn_of
 
     def spy(agent, batch, log_probs, *rest):
-        jax.debug.callback(lambda agent, found: seen.update({int(agent): found}), agent, log_probs)
+        jax.debug.callback(lambda agent, p: by_agent.update({int(agent): p}), agent, log_probs)
         return turn_of(agent, batch, log_probs, *rest)
 
     monkeypatch.setattr(alberdice, "turn_of", spy)
@@ -265,8 +265,8 @@ def test_the_second_agent_learns_beside_the_new_policy_of_the_first(monkeypatch)
         return [policy.log_prob(*arguments, jnp.full(2, a))[0][0] for a in range(3)]
 
     before, now = first_agent(state), first_agent(after)
-    np.testing.assert_allclose(seen[0][0, 0, 0], before, rtol=1e-4)
-    np.testing.assert_allclose(seen[1][0, 0, 0], now, rtol=1e-4)
+    np.testing.assert_allclose(by_agent[0][0, 0, 0], before, rtol=1e-4)
+    np.testing.assert_allclose(by_agent[1][0, 0, 0], now, rtol=1e-4)
     assert abs(before[0] - now[0]) > 0.1
 
 

@@ -42,8 +42,8 @@ def test_the_agent_that_deviates_most_has_the_largest_share(divergence_weight, s
     behaviour = jnp.log(jnp.array([[1.0, 1.0, 1e3]] * 3))
     legal = jnp.array([[True, True, False]] * 3)
     alive = jnp.array([True, True, False])
-    found = jax.jit(cfcql.penalty_shares)(q_own, behaviour, legal, alive, divergence_weight)
-    np.testing.assert_allclose(found, [*shares, 0.0], atol=1e-4)
+    result = jax.jit(cfcql.penalty_shares)(q_own, behaviour, legal, alive, divergence_weight)
+    np.testing.assert_allclose(result, [*shares, 0.0], atol=1e-4)
 
 
 def divergence(legal: list[int]) -> float:
@@ -85,11 +85,11 @@ def test_an_update_by_hand() -> None:
     np.testing.assert_allclose(metrics["q_tot"], (5 + 4 + 8 + 2 + 6) / 5, rtol=1e-6)
     # The penalty of an agent is log Σ exp(Q_i + Q_other) - Q_tot. Only in the first step do the
     # agents differ: there, the first may not take its best action.
-    every, some = np.log(np.exp(Q).sum()), np.log(np.exp(Q[:2]).sum())
+    of_all, of_legal = np.log(np.exp(Q).sum()), np.log(np.exp(Q[:2]).sum())
     scores = np.exp(3 * np.array([divergence([0, 1]), divergence([0, 1, 2])]))
     shares = scores / scores.sum()
-    first = shares @ [some + 4, every + 1] - 5
-    alike = [every - 2, every - 4, every - 1, (every - 2 + every - 4) / 2]
+    first = shares @ [of_legal + 4, of_all + 1] - 5
+    alike = [of_all - 2, of_all - 4, of_all - 1, (of_all - 2 + of_all - 4) / 2]
     np.testing.assert_allclose(metrics["cql_loss"], np.mean([first, *alike]), rtol=1e-5)
     expected = (shares.max() + 4 * 0.5) / 5
     np.testing.assert_allclose(metrics["largest_share"], expected, rtol=1e-5)
@@ -129,12 +129,12 @@ def test_targets_end_with_the_episode() -> None:
         return cfcql.targets(NETWORKS, GREEDY, q[:, 1:], target, batch, hyper)[0]
 
     lambdas = np.array([0.0, 0.25, 1.0], np.float32)
-    found = jax.jit(jax.vmap(targets))(lambdas)
+    result = jax.jit(jax.vmap(targets))(lambdas)
     # The best actions of slots 2 and 3 are worth 2·2·2 and 2·2·3.
     last = np.array([5.0, 5 + 0.5 * 12, 5 + 0.5 * 12])
     first = 2 + 0.5 * ((1 - lambdas) * 8 + np.outer(last, lambdas))
     last = np.broadcast_to(last[:, None], first.shape)
-    np.testing.assert_allclose(found, np.stack([first, last]).T, rtol=1e-6)
+    np.testing.assert_allclose(result, np.stack([first, last]).T, rtol=1e-6)
 
 
 def test_the_loss_has_the_weighted_penalty() -> None:
@@ -147,13 +147,13 @@ def test_the_loss_has_the_weighted_penalty() -> None:
     )
     batch = batch._replace(view=batch.view._replace(observation=number))
     values = {"gamma": 0.5, "td_lambda": 0.0, "divergence_weight": 0.0}
-    own = MixedParams(jnp.array(Q), None)
+    mixed = MixedParams(jnp.array(Q), None)
 
     @partial(jax.jit, compiler_options=QUICKLY)
     @partial(jax.value_and_grad, has_aux=True)
     def loss(agent: jax.Array, weight: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        params, hyper = own._replace(agent=agent), SimpleNamespace(**values, cql_weight=weight)
-        return cfcql.loss(NETWORKS, GREEDY, params, own, jnp.zeros(3), batch, hyper)
+        params, hyper = mixed._replace(agent=agent), SimpleNamespace(**values, cql_weight=weight)
+        return cfcql.loss(NETWORKS, GREEDY, params, mixed, jnp.zeros(3), batch, hyper)
 
     # 1 + 4 against ½ 2·4, and 2·4 against nothing. The penalty replaces the action of one agent at
     # a time, of those that are alive.
@@ -164,7 +164,7 @@ def test_the_loss_has_the_weighted_penalty() -> None:
     share, twice = np.exp(Q) / np.exp(Q).sum(), np.exp(2 * Q) / np.exp(2 * Q).sum()
     of_gap = (share + first / 2 - first + 2 * twice - second) / 2
     for weight in (0.0, 2.0):
-        (total, metrics), slope = loss(own.agent, jnp.float32(weight))
+        (total, metrics), slope = loss(mixed.agent, jnp.float32(weight))
         np.testing.assert_allclose(metrics["td_loss"], td_loss, rtol=1e-6)
         np.testing.assert_allclose(metrics["cql_loss"], gap, rtol=1e-5)
         np.testing.assert_allclose(total, td_loss + weight * gap, rtol=1e-6)
@@ -175,27 +175,27 @@ def test_improbable_actions_have_finite_divergences() -> None:
     """One agent prefers what the data never do, the other what they do."""
     q, data = np.array([[0.0, 60.0], [60.0, 0.0]]), np.array([[60.0, 0.0]] * 2)
     legal, alive = jnp.ones((2, 2), bool), jnp.ones(2, bool)
-    found = cfcql.penalty_shares(jnp.array(q), jnp.array(data), legal, alive, 0.25)
+    shares = cfcql.penalty_shares(jnp.array(q), jnp.array(data), legal, alive, 0.25)
     # Of probabilities 0 and 1, to which 1e-5 is added in the logarithms.
     scores = np.exp(0.25 * np.array([np.log((1 + 1e-5) / 1e-5), 0.0]))
-    np.testing.assert_allclose(found, scores / scores.sum(), rtol=1e-4)
+    np.testing.assert_allclose(shares, scores / scores.sum(), rtol=1e-4)
 
 
 def test_the_step_size_falls_over_the_updates_of_each_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program, hyper = build("cfcql", behaviour_updates=4)  # of ten
-    state, batch, given = blank(program, hyper), sequence([[[0, 2]]]), []
+    state, batch, counts = blank(program, hyper), sequence([[[0, 2]]]), []
     make_optimiser = cfcql.programs.make_optimiser
 
     def spy(*args: Any, updates: int) -> Any:
-        given.append(updates)
+        counts.append(updates)
         return make_optimiser(*args, updates=updates)
 
     monkeypatch.setattr(cfcql.programs, "make_optimiser", spy)
     for stage in program.stages:
         jax.eval_shape(stage.update, state, batch, jax.random.key(1), hyper)
-    assert given == [4, 6]
+    assert counts == [4, 6]
 
 
 def test_a_state_without_live_agents_is_not_penalised() -> None:
@@ -211,8 +211,8 @@ def test_no_gradient_through_the_shares_reaches_the_values() -> None:
     # The penalty of each agent is the same, so shares that the loss could change would not matter;
     # at other values they would.
     q = jnp.array([[1.0, 2.0, 4.0], [0.0, 1.0, 0.0]])
-    rest = jnp.zeros((2, 3)), jnp.ones((2, 3), bool), jnp.ones(2, bool), 2.0
-    slope = jax.jit(jax.grad(lambda q: cfcql.penalty_shares(q, *rest)[0]))(q)
+    inputs = jnp.zeros((2, 3)), jnp.ones((2, 3), bool), jnp.ones(2, bool), 2.0
+    slope = jax.jit(jax.grad(lambda q: cfcql.penalty_shares(q, *inputs)[0]))(q)
     np.testing.assert_array_equal(slope, 0.0)
 
 

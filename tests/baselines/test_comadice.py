@@ -15,7 +15,7 @@ from .building import blank, build, metrics_of, weights_of
 
 
 def constant(params, values):
-    """Networks whose outputs are these numbers wherever they are."""
+    """Return networks with these outputs for every input."""
     params = jax.tree.map(jnp.zeros_like, params)
     params["params"]["Dense_2"]["bias"] = jnp.array(values)
     return params
@@ -84,8 +84,8 @@ def test_a_dead_agent_has_no_part_in_the_policies():
     # A is 1 - 2, and twice that of the second agent in the second step; three losses are log 3.
     ratios = np.exp([-0.5, -1.5])
     np.testing.assert_allclose(metrics["ratio"], ratios.mean(), rtol=1e-6)
-    wanted = np.log(3) * (ratios[0] + 2 * ratios[1]) / 3
-    np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-6)
+    expected = np.log(3) * (ratios[0] + 2 * ratios[1]) / 3
+    np.testing.assert_allclose(metrics["policy_loss"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("largest", "ratio"), [({}, 2.0), ({"weight_max": 9.0}, 2.5)])
@@ -124,5 +124,5 @@ def test_where_the_data_are_all_alike_the_values_are_those_of_the_actions():
 
         return jax.grad(loss)(params.value)["params"]["Dense_2"]["bias"][0]
 
-    found = jax.jit(jax.vmap(value_gradient))(jnp.array([-1.0, 1.0, 3.0]))
-    assert found[0] < 0 and abs(found[1]) < 1e-6 and found[2] > 0
+    gradients = jax.jit(jax.vmap(value_gradient))(jnp.array([-1.0, 1.0, 3.0]))
+    assert gradients[0] < 0 and abs(gradients[1]) < 1e-6 and gradients[2] > 0

@@ -38,9 +38,9 @@ ACTION = jnp.full((3, 1, 2, 1), 0.25)
 def fake_networks(spec: EnvSpec = GO, sees: str = "joint", values: Any = value_of) -> Networks:
     """Policies that act by tanh(p x), x the number of a view, and critics of known values."""
 
-    def act(p: Any, seen: Any, _first: Any, method: str) -> Any:
+    def act(p: Any, x: Any, _first: Any, method: str) -> Any:
         assert method == "unroll_batch"
-        return jnp.repeat(p * seen, spec.action_size, axis=-1)
+        return jnp.repeat(p * x, spec.action_size, axis=-1)
 
     actor = SimpleNamespace(apply=act)
     critics = SimpleNamespace(values=values, network=SimpleNamespace(sees=sees))
@@ -95,10 +95,10 @@ def test_critics_by_hand(reward, ended, targets, counted, known):
 
 
 def test_target_actions_are_smoothed_for_each_agent_alone():
-    given = []
+    actions = []
 
     def values(params, view, action, own=None):
-        given.append(action)
+        actions.append(action)
         return value_of(params, view, action, own)
 
     batch = steps(0 * ACTION, alive_tm1=ALIVE, alive_t=ALIVE.at[0, 1].set(False))
@@ -106,12 +106,12 @@ def test_target_actions_are_smoothed_for_each_agent_alone():
     critics = (jnp.float32(1.0),) * 2
     networks, target = fake_networks(values=values), ActorCritics(jnp.float32(0.0), critics)
     critic_loss(networks, hyper, critics, target, target, batch, jax.random.key(0))
-    noise = np.asarray(given[0])[:, 0, :, 0]
+    noise = np.asarray(actions[0])[:, 0, :, 0]
     assert abs(noise).max() == 0.25 and noise[0, 1] == 0  # dead
     assert (noise[1:, 0] != noise[1:, 1]).any()
     hyper = hyper_of(matd3_bc, target_noise=0.0)
     critic_loss(networks, hyper, critics, target, target, batch, jax.random.key(0))
-    assert not np.asarray(given[2]).any()
+    assert not np.asarray(actions[2]).any()
 
 
 # ---------------------------------------------------------------------------------- penalty
@@ -136,21 +136,21 @@ def test_the_density_of_each_sample_of_the_penalty_by_hand():
     means = np.array([0.9, -0.5])  # in the step and in the next
     action = jnp.broadcast_to(jnp.array(means)[:, None, None], (3, 2, 2, 2))
     sample = jax.jit(sample_actions, static_argnums=3, compiler_options=QUICKLY)
-    found = sample(jax.random.key(0), action, batch, count, std)
+    out = sample(jax.random.key(0), action, batch, count, std)
     acts = np.asarray(batch.view_tm1.legal_actions & batch.view_tm1.alive[..., None])
     kinds = [uniform(-1, 2)]
     kinds += [truncnorm((-1 - m) / std, (1 - m) / std, m, std) for m in means]
-    samples = np.split(np.asarray(found.action), 3)
-    for kind, drawn, density in zip(kinds, samples, np.split(found.log_density, 3), strict=True):
-        wanted = np.where(acts, kind.logpdf(drawn), 0.0).sum(-1)
-        np.testing.assert_allclose(density, wanted, rtol=1e-4, atol=1e-4)
-        assert not drawn[:, ~acts].any() and drawn[:, acts].all()
+    samples = np.split(np.asarray(out.action), 3)
+    for kind, draws, density in zip(kinds, samples, np.split(out.log_density, 3), strict=True):
+        expected = np.where(acts, kind.logpdf(draws), 0.0).sum(-1)
+        np.testing.assert_allclose(density, expected, rtol=1e-4, atol=1e-4)
+        assert not draws[:, ~acts].any() and draws[:, acts].all()
     # The next view of the second step is unknown; after the third, all agents have terminated.
     valid = np.ones((6, 3, 1, 2), bool)
     valid[4:, 1:] = False
-    np.testing.assert_array_equal(found.valid, valid)
-    one = batch.terminated.at[2, 0, 0].set(False)  # one agent goes on
-    later = sample(jax.random.key(0), action, batch._replace(terminated=one), count, std).valid
+    np.testing.assert_array_equal(out.valid, valid)
+    ends = batch.terminated.at[2, 0, 0].set(False)  # one agent goes on
+    later = sample(jax.random.key(0), action, batch._replace(terminated=ends), count, std).valid
     np.testing.assert_array_equal(later[4:, :, 0, 0], [[True, False, True]] * 2)
 
 
@@ -159,27 +159,27 @@ def test_samples_of_the_penalty_have_the_density_that_is_stated():
     batch, count, std = wide_batch(), 4000, 1.0
     means = jnp.array([0.9, -0.5])[:, None, None]  # in the step and in the next
     action = jnp.broadcast_to(means, (3, 2, 2, 2))
-    found = jax.jit(sample_actions, static_argnums=3)(jax.random.key(0), action, batch, count, std)
-    uniform, now, later = np.split(np.asarray(found.action)[:, :, 0], 3)
+    result = jax.jit(sample_actions, static_argnums=3)(jax.random.key(0), action, batch, count, std)
+    uniform, now, later = np.split(np.asarray(result.action)[:, :, 0], 3)
     acts = np.ones((3, 2, 2))
     acts[:, 1, 1] = acts[2, 1] = 0
-    every = np.concatenate([uniform, now, later])
-    assert abs(every).max() <= 1 and not every[:, acts == 0].any()
-    assert (abs(every[:, acts == 1]) == 1).mean() < 1e-3  # the ends of the range are no atoms
-    np.testing.assert_allclose(found.log_density[:count, :, 0], -np.log(2) * acts.sum(-1)[None]
+    actions = np.concatenate([uniform, now, later])
+    assert abs(actions).max() <= 1 and not actions[:, acts == 0].any()
+    assert (abs(actions[:, acts == 1]) == 1).mean() < 1e-3  # the ends of the range are no atoms
+    np.testing.assert_allclose(result.log_density[:count, :, 0], -np.log(2) * acts.sum(-1)[None]
                                * np.ones((count, 1, 1)), rtol=1e-6)  # fmt: skip
     # The mean of 1 / density is the volume of the actions, for samples of each kind.
-    for one in np.split(np.asarray(found.log_density)[:, :, 0], 3):
-        np.testing.assert_allclose(np.exp(-one).mean(0), 2 ** acts.sum(-1), rtol=0.15)
+    for density in np.split(np.asarray(result.log_density)[:, :, 0], 3):
+        np.testing.assert_allclose(np.exp(-density).mean(0), 2 ** acts.sum(-1), rtol=0.15)
     for near, mean in ((now, 0.9), (later, -0.5)):  # truncated Gaussians, by another library
-        wanted = truncnorm((-1 - mean) / std, (1 - mean) / std, mean, std)
-        assert near[:, 0, 0].mean() == pytest.approx(wanted.mean(), abs=0.03)
-        assert near[:, 0, 0].std() == pytest.approx(wanted.std(), abs=0.03)
+        expected = truncnorm((-1 - mean) / std, (1 - mean) / std, mean, std)
+        assert near[:, 0, 0].mean() == pytest.approx(expected.mean(), abs=0.03)
+        assert near[:, 0, 0].std() == pytest.approx(expected.std(), abs=0.03)
     # Agents draw apart from one another, and so do entries.
-    assert np.unique(every[:, acts == 1].round(6)).size > 0.9 * every[:, acts == 1].size
+    assert np.unique(actions[:, acts == 1].round(6)).size > 0.9 * actions[:, acts == 1].size
     # The next view of the second step is unknown; after the third, all agents have terminated.
-    np.testing.assert_array_equal(found.valid[:, :, 0, 0].all(0), [True, False, False])
-    assert found.valid[: 2 * count].all() and not found.valid[2 * count :, 1:].any()
+    np.testing.assert_array_equal(result.valid[:, :, 0, 0].all(0), [True, False, False])
+    assert result.valid[: 2 * count].all() and not result.valid[2 * count :, 1:].any()
 
 
 @pytest.mark.parametrize("sees", ["joint", "state"])
@@ -187,8 +187,8 @@ def test_the_penalty_of_each_critic_is_of_its_own_values(sees):
     # Values are the sums of the actions, 1 and 5 times.
     def values(scales, view, action, own=None):
         joint = action.sum((-2, -1))[..., None] if sees == "joint" else 0.0
-        each = jnp.broadcast_to(joint, action.shape[:-1]) if sees == "joint" else action.sum(-1)
-        return jnp.stack([scale * each for scale in scales])[..., None]
+        of_agent = jnp.broadcast_to(joint, action.shape[:-1]) if sees == "joint" else action.sum(-1)
+        return jnp.stack([scale * of_agent for scale in scales])[..., None]
 
     batch, key = wide_batch(), jax.random.key(1)
     args = maddpg_cql.Args(vault=Path(), cql_samples=3, cql_weight=5.0)
@@ -198,25 +198,25 @@ def test_the_penalty_of_each_critic_is_of_its_own_values(sees):
 
     @partial(jax.jit, compiler_options=QUICKLY)
     def losses(key):
-        found = conservative_loss(networks, args, hyper, critics, actor, batch, key)
-        drawn = sample_actions(key, networks.actions(actor, batch), batch, 3, hyper.cql_noise)
-        given = networks, args, hyper, critics, target, target, batch, key
-        return found, drawn, conservative_critic_loss(*given)
+        penalty = conservative_loss(networks, args, hyper, critics, actor, batch, key)
+        samples = sample_actions(key, networks.actions(actor, batch), batch, 3, hyper.cql_noise)
+        inputs = networks, args, hyper, critics, target, target, batch, key
+        return penalty, samples, conservative_critic_loss(*inputs)
 
-    found, samples, (loss, metrics) = losses(key)
-    own, density = np.asarray(samples.action).sum(-1), np.asarray(samples.log_density)
+    penalty, samples, (loss, metrics) = losses(key)
+    sums, density = np.asarray(samples.action).sum(-1), np.asarray(samples.log_density)
     data = np.array([[0.5, 0.25], [0.5, 0.25], [0.5, 0.0]])[:, None]
     if sees == "joint":
-        own, density, data = (np.broadcast_to(x.sum(-1, keepdims=True), x.shape)
-                              for x in (own, density, data))  # fmt: skip
-    wanted = 0.0
+        sums, density, data = (np.broadcast_to(x.sum(-1, keepdims=True), x.shape)
+                              for x in (sums, density, data))  # fmt: skip
+    expected = 0.0
     for scale in (1.0, 5.0):
-        logits = np.where(samples.valid, scale * own - density, -np.inf)
+        logits = np.where(samples.valid, scale * sums - density, -np.inf)
         gap = logsumexp(logits, axis=0) - scale * data
-        wanted += np.asarray(gap)[[0, 0, 1, 1, 2], 0, [0, 1, 0, 1, 0]].mean()
-    assert found == pytest.approx(wanted, rel=1e-5)
-    wanted = float(metrics["td_loss"] + 5 * metrics["cql_loss"])
-    assert loss == pytest.approx(wanted, rel=1e-5)
+        expected += np.asarray(gap)[[0, 0, 1, 1, 2], 0, [0, 1, 0, 1, 0]].mean()
+    assert penalty == pytest.approx(expected, rel=1e-5)
+    expected = float(metrics["td_loss"] + 5 * metrics["cql_loss"])
+    assert loss == pytest.approx(expected, rel=1e-5)
 
 
 # ---------------------------------------------------------------------------------- policies
@@ -238,11 +238,11 @@ def test_the_policies_of_matd3_bc_by_hand():
     # The smaller value is -2 x + 0.25 + π, or without the dead agent's action -2 x + π, and is
     # always negative. If a gradient flowed through the mean size, that of the value would vanish.
     hyper = hyper_of(matd3_bc, alpha=2.0)
-    found, metrics = gradient_of(partial(matd3_bc.actor_loss, fake_networks(), hyper))
+    gradient, metrics = gradient_of(partial(matd3_bc.actor_loss, fake_networks(), hyper))
     q = -2 * X + np.array([0.25] * 4 + [0.0]) + POLICY
     slope = X * (1 - POLICY**2)
     of_value = -2.0 * slope.mean() / abs(q).mean()
-    assert found == pytest.approx(of_value + (2 * (POLICY - 0.25) * slope).mean(), rel=1e-5)
+    assert gradient == pytest.approx(of_value + (2 * (POLICY - 0.25) * slope).mean(), rel=1e-5)
     imitation = ((POLICY - 0.25) ** 2).mean()
     assert metrics["policy_loss"] == pytest.approx(imitation + 2.0, rel=1e-5)  # -α q / |q|
     assert metrics["imitation_loss"] == pytest.approx(imitation, rel=1e-5)
@@ -250,10 +250,10 @@ def test_the_policies_of_matd3_bc_by_hand():
 
 def test_the_policies_of_maddpg_cql_by_hand():
     hyper = hyper_of(maddpg_cql, regularise=0.5)
-    found, metrics = gradient_of(partial(maddpg_cql.actor_loss, fake_networks(), hyper))
+    gradient, metrics = gradient_of(partial(maddpg_cql.actor_loss, fake_networks(), hyper))
     q = -2 * X + np.array([0.25] * 4 + [0.0]) + POLICY
     slope = X * (1 - POLICY**2)
-    assert found == pytest.approx((slope * (POLICY - 1)).mean(), rel=1e-5)
+    assert gradient == pytest.approx((slope * (POLICY - 1)).mean(), rel=1e-5)
     assert metrics["policy_loss"] == pytest.approx((0.5 * POLICY**2 - q).mean(), rel=1e-5)
 
 
@@ -263,20 +263,20 @@ def test_squares_are_means_over_the_entries_that_live_agents_have(module: Any) -
     batch = steps(ACTION, alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE)
     legal = batch.view.legal_actions.at[0, :, 1].set(False)
     batch = batch._replace(view=batch.view._replace(legal_actions=legal))
-    given = jnp.float32(0.3), (jnp.float32(1.0), jnp.float32(-2.0)), batch, jax.random.key(0)
+    inputs = jnp.float32(0.3), (jnp.float32(1.0), jnp.float32(-2.0)), batch, jax.random.key(0)
 
     def losses(**options: float) -> tuple[Any, dict[str, Any]]:
         hyper = hyper_of(module, **options)
         args = (omar.Args(vault=Path(), search_samples=2),) if module is omar else ()
-        return module.actor_loss(fake_networks(), *args, hyper, *given)
+        return module.actor_loss(fake_networks(), *args, hyper, *inputs)
 
     policy = np.tanh(0.3 * np.array([1.0, 2, 2, 3]))
     if module is matd3_bc:
-        found, wanted = losses()[1]["imitation_loss"], ((policy - 0.25) ** 2).mean()
+        result, expected = losses()[1]["imitation_loss"], ((policy - 0.25) ** 2).mean()
     else:
-        found = losses(regularise=2.0)[0] - losses(regularise=0.0)[0]
-        wanted = 2 * (policy**2).mean()
-    assert found == pytest.approx(wanted, rel=1e-5)
+        result = losses(regularise=2.0)[0] - losses(regularise=0.0)[0]
+        expected = 2 * (policy**2).mean()
+    assert result == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -289,11 +289,11 @@ def test_the_policies_of_omar_imitate_what_the_search_finds(sign):
 
     args = omar.Args(vault=Path(), search_weight=0.75, regularise=0.5, search_samples=200)
     networks, hyper = fake_networks(values=values), hyperparameters(args)
-    found, metrics = gradient_of(partial(omar.actor_loss, networks, args, hyper))
+    gradient, metrics = gradient_of(partial(omar.actor_loss, networks, args, hyper))
     best, slope = sign * 0.8, X * (1 - POLICY**2)
     of_value = 10 * np.sign(best - POLICY) * slope
-    wanted = 0.75 * 2 * (POLICY - best) * slope - 0.25 * of_value + 0.5 * 2 * POLICY * slope
-    assert found == pytest.approx(wanted.mean(), abs=0.02)
+    expected = 0.75 * 2 * (POLICY - best) * slope - 0.25 * of_value + 0.5 * 2 * POLICY * slope
+    assert gradient == pytest.approx(expected.mean(), abs=0.02)
     assert metrics["found_better"] == 1.0
 
 
@@ -304,9 +304,9 @@ def test_the_policies_of_omar_stay_where_the_search_finds_nothing_better():
 
     args = omar.Args(vault=Path(), search_weight=0.75, regularise=0.5, search_samples=20)
     networks, hyper = fake_networks(values=values), hyperparameters(args)
-    found, metrics = gradient_of(partial(omar.actor_loss, networks, args, hyper))
-    wanted = 0.5 * 2 * POLICY * X * (1 - POLICY**2)  # of the squares alone
-    assert found == pytest.approx(wanted.mean(), rel=1e-5)
+    gradient, metrics = gradient_of(partial(omar.actor_loss, networks, args, hyper))
+    expected = 0.5 * 2 * POLICY * X * (1 - POLICY**2)  # of the squares alone
+    assert gradient == pytest.approx(expected.mean(), rel=1e-5)
     assert metrics["found_better"] == 0.0
 
 
@@ -314,30 +314,30 @@ def test_the_search_by_hand():
     entries = jnp.array([[True, True], [True, False]])
     weights = np.array([[1.0, -2.0], [3.0, 5.0]])
 
-    def values(drawn: jax.Array) -> jax.Array:
-        return (drawn * weights).sum(-1)
+    def values(samples: jax.Array) -> jax.Array:
+        return (samples * weights).sum(-1)
 
     key = jax.random.key(3)
     action, q = omar.search(key, values, entries, 2, 4, 2.0)
     mean, std = np.zeros((2, 2)), np.full((2, 2), 2.0)
     for round_key in jax.random.split(key, 2):
         noise = np.asarray(jax.random.normal(round_key, (4, 2, 2)))
-        drawn = np.clip(mean + std * noise, -1, 1) * np.asarray(entries)
-        scores = (drawn * weights).sum(-1)
+        samples = np.clip(mean + std * noise, -1, 1) * np.asarray(entries)
+        scores = (samples * weights).sum(-1)
         share = np.exp(scores) / np.exp(scores).sum(0)
-        mean = (share[..., None] * drawn).sum(0)
-        std = np.sqrt(((drawn - mean) ** 2).mean(0))
+        mean = (share[..., None] * samples).sum(0)
+        std = np.sqrt(((samples - mean) ** 2).mean(0))
     for agent in range(2):
         best = scores[:, agent].argmax()
-        np.testing.assert_allclose(action[agent], drawn[best, agent], rtol=1e-5)
+        np.testing.assert_allclose(action[agent], samples[best, agent], rtol=1e-5)
         assert q[agent] == pytest.approx(scores[best, agent], rel=1e-5)
     assert action[1, 1] == 0
 
 
 def test_the_search_finds_the_higher_of_two_peaks():
     # A policy at the lower peak, -0.6, would stay there by its gradient.
-    def values(drawn: jax.Array) -> jax.Array:
-        x = drawn[..., 0]
+    def values(samples: jax.Array) -> jax.Array:
+        x = samples[..., 0]
         return jnp.maximum(1 - 20 * (x + 0.6) ** 2, 2 - 20 * (x - 0.5) ** 2)
 
     entries = jnp.ones((100, 1, 1), bool)
@@ -378,13 +378,13 @@ def test_the_losses_of_cloning_by_hand(loss):
     )
     inside, std = np.array([0.5, -0.5, 0.25, 0.0]), np.log(2) + 0.01
     if loss == "clipped":
-        each = [norm.logsf(1, 0.3, std), *norm.logpdf(inside, 0.3, std)]
+        scores = [norm.logsf(1, 0.3, std), *norm.logpdf(inside, 0.3, std)]
     elif loss == "tanh":  # 1 is taken for the number before it
         a = np.array([1 - 2.0**-24, *inside])
-        each = norm.logpdf(np.arctanh(a), 0.3, std) - np.log(1 - a**2)
+        scores = norm.logpdf(np.arctanh(a), 0.3, std) - np.log(1 - a**2)
     else:
-        each = -((np.tanh(0.3) - np.array([1.0, *inside])) ** 2)
-    assert metrics["policy_loss"] == pytest.approx(-np.mean(each), rel=1e-4)
+        scores = -((np.tanh(0.3) - np.array([1.0, *inside])) ** 2)
+    assert metrics["policy_loss"] == pytest.approx(-np.mean(scores), rel=1e-4)
     greedy = program.policy(True).act(
         params,
         program.policy(True).initial_carry(),
@@ -411,7 +411,7 @@ def noisy_batch(seed: int) -> Sequence:
 
     The second agent lacks the second entry of actions, and dies in the first window.
     """
-    given, unknown = Noise(seed), bool(seed % 2)
+    noise, unknown = Noise(seed), bool(seed % 2)
     alive, meant = np.ones((3, 3, 2), bool), np.ones((3, 3), bool)
     alive[0, 1:, 1] = False
     meant[1, 1:] = meant[2, 2:] = False  # nothing follows the step of the second window
@@ -421,12 +421,12 @@ def noisy_batch(seed: int) -> Sequence:
     legal = np.broadcast_to([[True, True], [True, False]], (3, 3, 2, 2))
     acts = mask[..., None, None] & legal[:, :-1] & alive[:, :-1, :, None]
     return sequence(
-        jnp.clip(given.fill(acts, 3, 2, 2, 2), -1, 1),
-        observation=given.fill(alive & meant[..., None], 3, 3, 2, 2),
-        state=given.fill(meant, 3, 3, 2),
+        jnp.clip(noise.fill(acts, 3, 2, 2, 2), -1, 1),
+        observation=noise.fill(alive & meant[..., None], 3, 3, 2, 2),
+        state=noise.fill(meant, 3, 3, 2),
         legal_actions=jnp.asarray(legal),
-        alive=jnp.where(meant[..., None], alive, given.noise.random((3, 3, 2)) > 0.5),
-        reward=given.fill(mask[..., None] & alive[:, :-1], 3, 2, 2),
+        alive=jnp.where(meant[..., None], alive, noise.noise.random((3, 3, 2)) > 0.5),
+        reward=noise.fill(mask[..., None] & alive[:, :-1], 3, 2, 2),
         terminated=jnp.where(mask[..., None], terminated, unknown),
         truncated=jnp.asarray(truncated),
         behaviour_log_prob=jnp.full((3, 2, 2), jnp.nan),
@@ -445,21 +445,21 @@ def test_nothing_is_learned_from_padding_the_dead_and_missing_entries(module, op
     (stage,), key = program.stages, jax.random.key(0)
     state = jax.jit(program.init)(key, hyper)
     update = jax.jit(stage.update)
-    wanted = check_ignored(lambda batch: update(state, batch, key, hyper), noisy_batch)
-    assert all(np.isfinite(value).all() for value in wanted[1].values())
-    new, old = wanted[0].params, state.params
+    result = check_ignored(lambda batch: update(state, batch, key, hyper), noisy_batch)
+    assert all(np.isfinite(value).all() for value in result[1].values())
+    new, old = result[0].params, state.params
     assert all(map(differ, jax.tree.leaves(new.critics), jax.tree.leaves(old.critics)))
     assert differ(new.actor, old.actor) == (module is not matd3_bc)  # after the second update
     policy, batch, values = program.policy(True), noisy_batch(0), program.values
-    params, view = program.policy_params(wanted[0]), batch.view_tm1
+    params, view = program.policy_params(result[0]), batch.view_tm1
 
     @jax.jit
     def use(params: Any, state: Any) -> Any:
-        seen, legal = view.observation[0, 0], view.legal_actions[0, 0]
-        action, _, _ = policy.act(params, policy.initial_carry(), seen, legal, key)
+        observation, legal = view.observation[0, 0], view.legal_actions[0, 0]
+        action, _, _ = policy.act(params, policy.initial_carry(), observation, legal, key)
         return action, values.apply(values.params(state), view, batch.first[:, :-1], batch.action)
 
-    action, q = use(params, wanted[0])
+    action, q = use(params, result[0])
     assert action[1, 1] == 0 and (action != 0).sum() == 3
     assert q.shape == batch.reward.shape
     assert not policy.draws(params)

@@ -40,7 +40,7 @@ def probe(name: str) -> Any:
 
 
 class Fitted(NamedTuple):
-    """What a program has learned."""
+    """The functions of a trained program."""
 
     act: Callable[[View], jax.Array]
     """Returns the greedy actions ``(B, T, N)`` in the views of episodes."""
@@ -50,8 +50,8 @@ class Fitted(NamedTuple):
 
 def learn(module: Any, env: Any, batch: Sequence, updates: int, **options: Any) -> Fitted:
     """Train a program on the same batch again and again."""
-    known = {name: value for name, value in SMALL.items() if hasattr(module.Args, name)}
-    program, hyper = build(module, env.spec, updates=updates, **known | options)
+    settings = {name: value for name, value in SMALL.items() if hasattr(module.Args, name)}
+    program, hyper = build(module, env.spec, updates=updates, **settings | options)
     state = repeated(program, hyper, batch, updates)
     policy, params = program.policy(True), program.policy_params(state)
 
@@ -84,8 +84,8 @@ def test_td3_bc_stops_half_way_between_the_data_and_the_best_action() -> None:
     assert action.mean() == pytest.approx(0.5, abs=0.1)
     np.testing.assert_allclose(action, 0.5, atol=0.2)
     for action in (-1.0, 0.5, 1.0):
-        found = fitted.values(batch, jnp.full((128, 1, 2), action))
-        np.testing.assert_allclose(found, 0.5 + action / 4, atol=0.1)
+        values = fitted.values(batch, jnp.full((128, 1, 2), action))
+        np.testing.assert_allclose(values, 0.5 + action / 4, atol=0.1)
 
 
 @nightly
@@ -96,9 +96,9 @@ def test_joint_values_of_two_steps_are_the_exact_ones() -> None:
     fitted = learn(maddpg_cql, env, batch, 300, cql_weight=0.0)
     first = batch.action[:, 0, :, 0]
     share = (1 + first.mean(-1)) / 2
-    found = fitted.values(batch, batch.action[..., 0])
-    for time, wanted in enumerate((0.5 * (1 - share) + 0.9 * share, share)):
-        errors = abs(found[:, time] - wanted[:, None])
+    values = fitted.values(batch, batch.action[..., 0])
+    for time, expected in enumerate((0.5 * (1 - share) + 0.9 * share, share)):
+        errors = abs(values[:, time] - expected[:, None])
         assert errors.mean() < 0.04 and errors.max() < 0.15
     assert fitted.act(batch.view_tm1)[:, 0].min() > 0.9
 

@@ -30,8 +30,8 @@ def first_probabilities(learnt: Learnt, name: str) -> np.ndarray:
     """Return each agent's probability of action 1 in the first view."""
     view = envs.make(name).reset(jax.random.key(0))[1].view
     policy, params = learnt.program.policy(False), learnt.program.policy_params(learnt.state)
-    seen = view.observation, view.legal_actions
-    log_prob = jax.jit(policy.log_prob)(params, policy.initial_carry(), *seen, jnp.ones(2, int))[0]
+    args = view.observation, view.legal_actions
+    log_prob = jax.jit(policy.log_prob)(params, policy.initial_carry(), *args, jnp.ones(2, int))[0]
     return np.exp(log_prob)
 
 
@@ -57,8 +57,8 @@ def test_policies_of_alberdice_are_those_of_their_temperature(
     still = {"alpha_start": 0.5, "alpha_end": 0.5, "cql_weight": 0.0, "gradient_penalty": 0.0}
     options = SMALL | still | {"network": "feedforward", "schedule": "linear"}
     learnt = learn("alberdice", random_data("probe/one-step"), 1000, **options)
-    found = first_probabilities(learnt, "probe/one-step")
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-1)), atol=0.04)
+    probs = first_probabilities(learnt, "probe/one-step")
+    np.testing.assert_allclose(probs, 1 / (1 + np.exp(-1)), atol=0.04)
 
 
 @NIGHTLY
@@ -74,9 +74,9 @@ def test_values_of_comadice_give_the_data_a_mean_weight_of_one(
     batch = learnt.batch._replace(first=jnp.zeros_like(learnt.batch.first))
     target, steps = learnt.state.target, np.asarray(batch.mask)
     view, first = batch.view_tm1, batch.first[:, :-1]
-    found = jax.jit(networks.joint_values)(target.critic, view, first, batch.action)[..., 0]
+    values = jax.jit(networks.joint_values)(target.critic, view, first, batch.action)[..., 0]
     joint = np.asarray(batch.action).sum(-1) / 2
-    np.testing.assert_allclose(found[steps], joint[steps], atol=0.03)
+    np.testing.assert_allclose(values[steps], joint[steps], atol=0.03)
     weights = comadice.linear_weights(networks.mixer, target.critic.mixer, view)
     nu = comadice.mix_linearly(weights, networks.values(learnt.state.params.value, batch)[:, :-1])
 

@@ -67,23 +67,23 @@ def build(name: str, action: Any, scale: float, options: dict[str, Any]) -> tupl
     args = module.Args(Path(), gamma=GAMMA, **SHARED | options)
     statistics = DatasetStatistics(None, {"return_scale": np.asarray(scale)})
     hyper = hyperparameters(args, {SCALE: scale_of(statistics)})
-    made = module.make(spec, structure(args), statistics)
-    return normalised_as(args, made, statistics), hyper
+    program = module.make(spec, structure(args), statistics)
+    return normalised_as(args, program, statistics), hyper
 
 
-def windows(key: PRNGKeyArray, action: Any, reward: Array, seen: Array) -> Sequence:
+def windows(key: PRNGKeyArray, action: Any, reward: Array, observations: Array) -> Sequence:
     """Windows of behaviour that prefers some actions, inside of episodes."""
     lead, slots = reward.shape, (reward.shape[0], reward.shape[1] + 1)
     if isinstance(action, Continuous):
-        taken = jnp.clip(0.5 + 0.2 * jax.random.normal(key, (*lead, AGENTS, 1)), -1, 1)
+        actions = jnp.clip(0.5 + 0.2 * jax.random.normal(key, (*lead, AGENTS, 1)), -1, 1)
     else:
         often = jnp.log(jnp.array([0.7, 0.2, 0.1]))
-        taken = jax.random.categorical(key, often, shape=(*lead, AGENTS))
+        actions = jax.random.categorical(key, often, shape=(*lead, AGENTS))
     return sequence(
-        taken,
+        actions,
         EnvSpec("", AGENTS, 2, 2, action),
-        observation=jnp.broadcast_to(seen[..., None, :], (*slots, AGENTS, 2)),
-        state=jnp.broadcast_to(seen, (*slots, 2)),
+        observation=jnp.broadcast_to(observations[..., None, :], (*slots, AGENTS, 2)),
+        state=jnp.broadcast_to(observations, (*slots, 2)),
         reward=jnp.broadcast_to(reward[..., None], (*lead, AGENTS)),
     )
 
@@ -127,8 +127,8 @@ def test_the_largest_value_of_a_known_problem(
         return program.values.apply(params, view, first, choices[grid]).max()
 
     rewards = jnp.array([0.0, 1.0, -1.0])
-    found = jax.jit(jax.vmap(largest))(rewards)
-    np.testing.assert_allclose(found, rewards * scale, atol=0.1 * scale)
+    values = jax.jit(jax.vmap(largest))(rewards)
+    np.testing.assert_allclose(values, rewards * scale, atol=0.1 * scale)
 
 
 @pytest.mark.parametrize(("name", "action", "options"), CASES)
@@ -148,8 +148,8 @@ def test_rewards_have_no_unit(name: str, action: Any, options: dict[str, Any]) -
         params = program.policy_params(trained(program, hyper, 10, draw))
         policy, view = program.policy(True), draw(jax.random.key(7)).view_tm1
         act = partial(policy.act, params, policy.initial_carry())
-        seen = view.observation[:, 0], view.legal_actions[:, 0]
-        return params, jax.vmap(lambda *seen: act(*seen, jax.random.key(0))[0])(*seen)
+        inputs = view.observation[:, 0], view.legal_actions[:, 0]
+        return params, jax.vmap(lambda *inputs: act(*inputs, jax.random.key(0))[0])(*inputs)
 
     def learned(factor: float) -> tuple[Any, Array]:
         return run(jnp.float32(factor), scaled(scale=3.0 * factor)[1])

@@ -32,13 +32,13 @@ def build_flow(spec: EnvSpec, **options: Any) -> tuple[Any, Any, Any]:
 
 
 def with_outputs(state: Any, velocity: Any, policy: Any, values: Any, target: Any) -> Any:
-    """Return a state whose networks have these outputs, whatever happens."""
+    """Return a state whose networks have these outputs for every input."""
 
     def critics(outputs: list[Any]) -> Any:
-        found = jax.tree.map(lambda leaf: leaf, state.target)
-        for params, output in zip(found, outputs, strict=True):
+        networks = jax.tree.map(lambda leaf: leaf, state.target)
+        for params, output in zip(networks, outputs, strict=True):
             params["params"]["Dense_1"]["bias"] = jnp.array(output)
-        return found
+        return networks
 
     params = jax.tree.map(lambda leaf: leaf, state.params)
     params.flow["params"]["FeedForward_0"]["Dense_2"]["bias"] = jnp.array(velocity)
@@ -74,8 +74,8 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     flow_key, noise_key = jax.random.split(KEY)
     noise = jax.random.normal(jax.random.split(flow_key)[0], action.shape)
     field = np.reshape(velocity, (2, 3))
-    wanted = np.mean((field - (action - noise))[counts] ** 2)
-    np.testing.assert_allclose(metrics["flow_loss"], wanted, rtol=1e-5)
+    expected = np.mean((field - (action - noise))[counts] ** 2)
+    np.testing.assert_allclose(metrics["flow_loss"], expected, rtol=1e-5)
     # The flow moves the policies' noise by the velocity, which does not change on the way.
     noise = jax.random.normal(noise_key, (3, 3, 2, 3))[:, :-1]
     distance = np.mean((np.array([0.5, -2.0, 0.25]) - np.clip(noise + field, -1, 1))[counts] ** 2)
@@ -89,8 +89,8 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     errors = np.stack([share - targets, 2 * share - targets])
     np.testing.assert_allclose(metrics["critic_loss"], (errors**2).mean(), rtol=1e-6)
     largest = np.abs(errors).max(0)
-    wanted = [[largest[0], largest[1]], [largest[2], largest[3]], [0, 0]]
-    np.testing.assert_allclose(metrics[TD_ERRORS], wanted, rtol=1e-6)
+    expected = [[largest[0], largest[1]], [largest[2], largest[3]], [0, 0]]
+    np.testing.assert_allclose(metrics[TD_ERRORS], expected, rtol=1e-6)
     parts = (metrics[f"{name}_loss"] for name in ("flow", "policy", "critic"))
     np.testing.assert_allclose(total, sum(parts), rtol=1e-6)
 
@@ -102,12 +102,12 @@ def test_the_flow_learns_from_points_on_the_way_from_noise_to_the_data() -> None
     )
     action = np.random.default_rng(0).uniform(-1, 1, (1, 2, 2, 3)).astype(np.float32)
     batch = sequence(action, mask=jnp.array([[True, False]]))
-    found = mac_flow.flow_loss(model._replace(flow=velocity), 3.0, batch, KEY)
+    loss = mac_flow.flow_loss(model._replace(flow=velocity), 3.0, batch, KEY)
     noise_key, time_key = jax.random.split(KEY)
     noise, time = jax.random.normal(noise_key, action.shape), jax.random.uniform(time_key, (1, 2))
     z, a, t = np.asarray(noise)[0, 0], action[0, 0], float(time[0, 0])
-    wanted = np.mean((3 * ((1 - t) * z + t * a) + t - (a - z)) ** 2)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    expected = np.mean((3 * ((1 - t) * z + t * a) + t - (a - z)) ** 2)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
 def test_an_update_with_discrete_actions_by_hand() -> None:
@@ -126,8 +126,8 @@ def test_an_update_with_discrete_actions_by_hand() -> None:
     noise = jax.random.normal(jax.random.split(KEY)[1], (3, 3, 2, 3))
     else_best = 1 + int(noise[0, 0, 0, 2] > noise[0, 0, 0, 1])
     likelihoods = [[2 / 7, 5 / 7][else_best - 1], 5 / 8, 1 / 3, *[1 / 8, 5 / 8] * 3]
-    wanted = -np.log(likelihoods).mean()
-    np.testing.assert_allclose(metrics["distillation_loss"], wanted, rtol=1e-5)
+    expected = -np.log(likelihoods).mean()
+    np.testing.assert_allclose(metrics["distillation_loss"], expected, rtol=1e-5)
     # The values of the policies: over all actions, over the last two, and over the first two.
     mean = [(1 + 4 + 20) / 8, (4 + 20) / 7, (1 + 4) / 3]
     of_team = [(mean[1] + mean[0]) / 2, mean[2] / 2, *[mean[0]] * 3]
@@ -163,21 +163,21 @@ def test_the_value_changes_only_the_policy_and_its_scale_is_fixed() -> None:
     batch = batch._replace(next_known=jnp.zeros((3, 2), bool), terminated=batch.terminated & False)
     loss = partial(mac_flow.loss, model, True)
     gradient = jax.jit(jax.grad(loss, has_aux=True))
-    found, metrics = gradient(state.params, state.target, batch, KEY, hyper)
+    gradients, metrics = gradient(state.params, state.target, batch, KEY, hyper)
     assert metrics["critic_loss"] == 0
-    assert not any(leaf.any() for leaf in jax.tree.leaves(found.critics))
+    assert not any(leaf.any() for leaf in jax.tree.leaves(gradients.critics))
     assert metrics["q_tot"] > 50
-    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(found.policy)) > 1e-5
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients.policy)) > 1e-5
 
 
 def random_batch(seed: int) -> Sequence:
-    """Windows as in `BATCH`, with the noise of a seed in all that does not count."""
-    given, drawn = Noise(seed), partial(np.random.Generator.uniform, low=-1, high=1)
+    """Return windows as in `BATCH`, with a seed's noise in entries that no loss may depend on."""
+    noise, uniform = Noise(seed), partial(np.random.Generator.uniform, low=-1, high=1)
     steps, alive = np.asarray(BATCH["mask"]), np.asarray(BATCH["alive"])
     views = np.array([[True, True, True], [True, True, False], [True, False, False]])
-    fields = BATCH | {"reward": given.fill(steps, 3, 2, 2)}
-    action = given.fill(steps[..., None] & alive[:, :-1], 3, 2, 2, 3, draw=drawn)
-    return sequence(action, observation=given.fill(views[..., None] & alive, 3, 3, 2, 2), **fields)
+    fields = BATCH | {"reward": noise.fill(steps, 3, 2, 2)}
+    action = noise.fill(steps[..., None] & alive[:, :-1], 3, 2, 2, 3, draw=uniform)
+    return sequence(action, observation=noise.fill(views[..., None] & alive, 3, 3, 2, 2), **fields)
 
 
 @pytest.mark.slow
@@ -190,10 +190,10 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(network: str) -> None:
     params = spread_like(zeros.params, 0.5)
     state = zeros._replace(params=params, target=params.critics)
     step = jax.jit(program.stages[0].update)
-    wanted = check_ignored(lambda batch: step(state, batch, KEY, hyper), random_batch)
-    new = wanted[0].params.critics
-    moved = jax.tree.map(lambda old, new: old + 0.005 * (new - old), state.target, new)
-    chex.assert_trees_all_close(wanted[0].target, moved, atol=1e-6)
+    result = check_ignored(lambda batch: step(state, batch, KEY, hyper), random_batch)
+    new = result[0].params.critics
+    average = jax.tree.map(lambda old, new: old + 0.005 * (new - old), state.target, new)
+    chex.assert_trees_all_close(result[0].target, average, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------- learning

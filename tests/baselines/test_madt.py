@@ -61,21 +61,21 @@ def test_predictions_see_what_came_before_of_their_own_agent(field, at, changed)
     change = (other[:, at, 0] + 1) % 3 if field == "action" else other[:, at, 0] + 1
     after = before._replace(**{field: other.at[:, at, 0].set(change)})
     differs = (apply(params, before) != apply(params, after)).any(-1)[0]
-    wanted = np.zeros((4, 2), bool)
-    wanted[changed, 0] = True
-    np.testing.assert_array_equal(differs, wanted)
+    expected = np.zeros((4, 2), bool)
+    expected[changed, 0] = True
+    np.testing.assert_array_equal(differs, expected)
 
 
 @pytest.mark.slow
 def test_an_earlier_observation_and_the_return_act_together_at_first():
-    """What depends on both, but on neither alone, is learned if it has a part in the outputs."""
+    """A function of both, but of neither alone, is learned if it has a part in the outputs."""
     network = DecisionTransformer(3, width=32)
 
     def outputs(params, to_go, cue):
-        seen = trajectory(0)
-        observation = jnp.zeros_like(seen.observation).at[:, 0].set(cue)
-        seen = seen._replace(return_to_go=jnp.full_like(seen.return_to_go, to_go))
-        return network.apply(params, seen._replace(observation=observation))[:, -1]
+        steps = trajectory(0)
+        observation = jnp.zeros_like(steps.observation).at[:, 0].set(cue)
+        steps = steps._replace(return_to_go=jnp.full_like(steps.return_to_go, to_go))
+        return network.apply(params, steps._replace(observation=observation))[:, -1]
 
     @jax.jit
     def share(key):
@@ -96,9 +96,9 @@ def test_predictions_see_nothing_of_another_episode():
     apply, params = transformer()
     first, second = trajectory(0, (0, 2)), trajectory(1, (0, 2))
     mixed = jax.tree.map(lambda a, b: jnp.concatenate([a[:, :2], b[:, 2:]], 1), first, second)
-    found = apply(params, mixed)
-    np.testing.assert_allclose(found[:, :2], apply(params, first)[:, :2], rtol=1e-6)
-    np.testing.assert_allclose(found[:, 2:], apply(params, second)[:, 2:], rtol=1e-6)
+    logits = apply(params, mixed)
+    np.testing.assert_allclose(logits[:, :2], apply(params, first)[:, :2], rtol=1e-6)
+    np.testing.assert_allclose(logits[:, 2:], apply(params, second)[:, 2:], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -118,8 +118,8 @@ def test_acting_predicts_what_training_does(network):
         policy, params = program.policy(False), program.policy_params(state)
 
         def act(carry, step):
-            seen, action, reward = step
-            log_prob, carry = policy.log_prob(params, carry, seen, jnp.ones((2, 3), bool), action)
+            view, action, reward = step
+            log_prob, carry = policy.log_prob(params, carry, view, jnp.ones((2, 3), bool), action)
             return policy.after_step(carry, reward, jnp.zeros(2, bool)), -log_prob.mean()
 
         def learn(t):
@@ -139,12 +139,12 @@ def test_acting_predicts_what_training_does(network):
             return program.stages[0].update(state, batch, key, hyper)[1]["policy_loss"]
 
         steps = observation[0, :5], action[0], reward[0]
-        found = jax.lax.scan(act, policy.initial_carry(), steps)[1]
-        return found, jax.vmap(learn)(jnp.arange(5))
+        acting = jax.lax.scan(act, policy.initial_carry(), steps)[1]
+        return acting, jax.vmap(learn)(jnp.arange(5))
 
-    found, trained = losses(jax.random.key(0))
-    np.testing.assert_allclose(found, trained, rtol=1e-5)
-    assert len(np.unique(np.asarray(found).round(6))) == 5
+    acting, training = losses(jax.random.key(0))
+    np.testing.assert_allclose(acting, training, rtol=1e-5)
+    assert len(np.unique(np.asarray(acting).round(6))) == 5
 
 
 def linear(monkeypatch):
@@ -152,7 +152,7 @@ def linear(monkeypatch):
     monkeypatch.setattr(
         DecisionTransformer,
         "apply",
-        lambda _, params, seen: seen.return_to_go[..., None] * params["kernel"] + params["bias"],
+        lambda _, params, steps: steps.return_to_go[..., None] * params["kernel"] + params["bias"],
     )
     params = {"kernel": jnp.array([0.0, 1.0, 2.0]), "bias": jnp.zeros(3)}
     monkeypatch.setattr(DecisionTransformer, "init", lambda *_: params)
@@ -176,13 +176,13 @@ def test_returns_are_divided_by_their_scale_in_training_and_in_acting(monkeypatc
         logits = np.arange(3) * to_go / 8
         return logits - np.log(np.exp(logits).sum())
 
-    wanted = -(log_probs(4)[0] + log_probs(8)[2]) / 2
-    np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-6)
+    expected = -(log_probs(4)[0] + log_probs(8)[2]) / 2
+    np.testing.assert_allclose(metrics["policy_loss"], expected, rtol=1e-6)
     policy, legal = program.policy(False), jnp.ones((2, 3), bool)
     carry, params = policy.initial_carry(), program.policy_params(state)
-    for left in (4.0, 1.0):
-        found, carry = policy.log_prob(params, carry, jnp.zeros((2, 2)), legal, jnp.array([0, 2]))
-        np.testing.assert_allclose(found, log_probs(left)[np.array([0, 2])], rtol=1e-5)
+    for remaining in (4.0, 1.0):
+        result, carry = policy.log_prob(params, carry, jnp.zeros((2, 2)), legal, jnp.array([0, 2]))
+        np.testing.assert_allclose(result, log_probs(remaining)[np.array([0, 2])], rtol=1e-5)
         carry = policy.after_step(carry, jnp.full(2, 3.0), jnp.zeros(2, bool))
 
 
@@ -220,8 +220,8 @@ def test_the_loss_by_hand():
         episode=jnp.zeros((2, 3), jnp.int32),
     )
     _, metrics = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
-    wanted = (2 * np.log(3) + np.log(2) + 2 * np.log(3)) / 5
-    np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-6)
+    expected = (2 * np.log(3) + np.log(2) + 2 * np.log(3)) / 5
+    np.testing.assert_allclose(metrics["policy_loss"], expected, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -259,8 +259,8 @@ def test_linear_layers_decay_and_nothing_else():
     after, _ = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
     leaves = jax.tree_util.tree_leaves_with_path(after.network)
     for (path, new), old in zip(leaves, jax.tree.leaves(state.network), strict=True):
-        kept = 0.95 if path[-1].key == "kernel" else 1.0
-        np.testing.assert_allclose(new, kept * old, rtol=1e-6)
+        factor = 0.95 if path[-1].key == "kernel" else 1.0
+        np.testing.assert_allclose(new, factor * old, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -295,8 +295,8 @@ def test_only_legal_actions_are_taken():
     @jax.jit
     def actions(key):
         policy = program.policy(False)
-        found = policy.act(actor, policy.initial_carry(), jnp.zeros((2, 2)), legal, key)
-        return found[:2]
+        result = policy.act(actor, policy.initial_carry(), jnp.zeros((2, 2)), legal, key)
+        return result[:2]
 
     action, log_prob = jax.vmap(actions)(jax.random.split(jax.random.key(0), 64))
     assert set(np.unique(action[:, 0])) == {1} and set(np.unique(action[:, 1])) == {1, 2}

@@ -111,8 +111,8 @@ def test_the_first_line_is_that_of_the_first_update(
     options: dict[str, Any] = {"updates": 2, "eval_every": 1, "hidden": 8, "seeds": 2}
     train("bc", random_data("probe/one-step"), run, **options)
     rows = tracking.read(run / tracking.METRICS_FILE)
-    found = [(row["step"], row["seed"], "policy_loss" in row) for row in rows]
+    lines = [(row["step"], row["seed"], "policy_loss" in row) for row in rows]
     # The untrained policy comes second, and the evaluations are in order.
     kinds = [(1, True), (0, False), (1, False), (2, True), (2, False)]
-    assert found == [(step, seed, is_loss) for step, is_loss in kinds for seed in (0, 1)]
+    assert lines == [(step, seed, is_loss) for step, is_loss in kinds for seed in (0, 1)]
     assert all(np.shape(row[tracking.RETURN]) for row in rows if "policy_loss" not in row)

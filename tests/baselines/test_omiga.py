@@ -90,8 +90,8 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
 
 @pytest.mark.parametrize(("q", "z"), [(3.0, 0.5), (-3.0, -1.0), (1e6, 10.0), (-1e6, -10.0)])
 def test_exponents_are_clipped(q: float, z: float) -> None:
-    found = omiga.exponents(jnp.float32(0.5), jnp.float32(q), jnp.float32(1.0), 2.0)
-    np.testing.assert_allclose(found, z)
+    result = omiga.exponents(jnp.float32(0.5), jnp.float32(q), jnp.float32(1.0), 2.0)
+    np.testing.assert_allclose(result, z)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 4.0])
@@ -141,17 +141,17 @@ def test_targets_move_by_tau_and_parts_are_clipped_by_their_own_norms() -> None:
     program, hyper = build("omiga", tau=0.25, max_grad_norm=1e-4, value_temperature=0.5)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     batch = sequence([[[0, 2]], [[2, 1]]], reward=jnp.array([[[1e4, 1e4]], [[-1e4, 1e4]]]))
-    seen = jax.random.normal(jax.random.key(1), (2, 2, 2, 2))
-    view = batch.view._replace(observation=seen, state=jnp.ones((2, 2, 2)))
+    observation = jax.random.normal(jax.random.key(1), (2, 2, 2, 2))
+    view = batch.view._replace(observation=observation, state=jnp.ones((2, 2, 2)))
     batch = batch._replace(view=view)
     after, _ = update(program, state, batch, hyper)
-    moved = jax.tree.map(
+    errors = jax.tree.map(
         lambda old, new, target: float(jnp.abs(old + 0.25 * (new - old) - target).max()),
         state.target,
         omiga.Target(after.params.value, after.params.critic),
         after.target,
     )
-    assert max(jax.tree.leaves(moved)) < 1e-6
+    assert max(jax.tree.leaves(errors)) < 1e-6
     # Adam's first moments are 0.1 of the clipped gradients: those of a huge critic loss do not
     # shrink those of the actor and the values.
     moments = [

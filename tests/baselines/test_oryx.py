@@ -27,7 +27,7 @@ CONTINUOUS = replace(SPEC, action=Continuous(3))
 
 
 def outputs_of(params: Any, policy: list[float], value: list[float]) -> Any:
-    """A network with these outputs, whatever happens."""
+    """Return a network with these outputs for every input."""
     params = jax.tree.map(jnp.zeros_like, params)
     params["params"]["policy_output"]["Dense_1"]["bias"] = jnp.array(policy)
     params["params"]["value_output"]["Dense_1"]["bias"] = jnp.array(value)
@@ -122,10 +122,10 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     ],
 )
 def test_the_scale_of_values(targets: list[float], scale: float) -> None:
-    known = jnp.array([[[True, True], [True, True], [False, False]]])
+    mask = jnp.array([[[True, True], [True, True], [False, False]]])
     values = jnp.array([*targets, 1e9, 1e9]).reshape(1, 3, 2)
-    found = oryx.value_scale(values, known)
-    np.testing.assert_allclose(found, scale, rtol=1e-5)
+    result = oryx.value_scale(values, mask)
+    np.testing.assert_allclose(result, scale, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -140,8 +140,8 @@ def test_a_shared_reward_continues_after_an_agents_death(reward: str, follows: f
     spec, values = replace(SPEC, reward=reward), ([0.0, 0.0, 0.0], [1.0, 3.0, 2.0])
     metrics = metrics_of(spec, batch, *values, gamma=0.5)
     # Of the second agent's next action nothing is used; the first one's value is 3.
-    wanted = 0.5 * ((0.5 * 3) ** 2 + (0.5 * follows) ** 2) / 2
-    np.testing.assert_allclose(metrics["critic_loss"], wanted, rtol=1e-6)
+    expected = 0.5 * ((0.5 * 3) ** 2 + (0.5 * follows) ** 2) / 2
+    np.testing.assert_allclose(metrics["critic_loss"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("reward", "follows"), [("team", 3.0), ("individual", 0.0)])
@@ -189,14 +189,14 @@ def learner() -> Learner:
 
 
 def random_batch(seed: int) -> Sequence:
-    """Windows as in `BATCH`, with the noise of a seed in all that does not count."""
-    given, drawn = Noise(seed), partial(np.random.Generator.integers, low=0, high=3)
-    fields = {name: jnp.concatenate([each, each[:1]]) for name, each in BATCH.items()}
+    """Return windows as in `BATCH`, with a seed's noise in entries that no loss may depend on."""
+    noise, integers = Noise(seed), partial(np.random.Generator.integers, low=0, high=3)
+    fields = {name: jnp.concatenate([field, field[:1]]) for name, field in BATCH.items()}
     steps = np.asarray(fields["mask"])
     views = np.pad(steps, ((0, 0), (0, 1)))  # nothing follows from the view after the last step
-    action = given.fill(steps, 4, 2, 2, draw=drawn)
-    fields |= {"reward": given.fill(steps, 4, 2, 2)}
-    return sequence(action, observation=given.fill(views, 4, 3, 2, 2), **fields)
+    action = noise.fill(steps, 4, 2, 2, draw=integers)
+    fields |= {"reward": noise.fill(steps, 4, 2, 2)}
+    return sequence(action, observation=noise.fill(views, 4, 3, 2, 2), **fields)
 
 
 @pytest.mark.slow
@@ -208,8 +208,8 @@ def test_nothing_is_learnt_from_padding(learner: Learner) -> None:
 def test_the_target_follows_slowly(learner: Learner) -> None:
     state, _ = learner.learn(random_batch(0))
     old, new = learner.state.params, state.params
-    wanted = jax.tree.map(lambda old, new: old + 0.005 * (new - old), old, new)
-    chex.assert_trees_all_close(state.target, wanted, atol=1e-6)
+    expected = jax.tree.map(lambda old, new: old + 0.005 * (new - old), old, new)
+    chex.assert_trees_all_close(state.target, expected, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -223,8 +223,8 @@ def test_the_critic_that_is_loaded_is_that_of_the_loss(learner: Learner) -> None
     batch = random_batch(0)
     inputs = learner.state.params, batch.view_tm1, batch.first[:, :-1], batch.action
     q = np.asarray(jax.jit(learner.program.values.apply)(*inputs))[np.asarray(batch.mask)].mean()
-    found = [float(learner.learn(batch, seed)[1]["q"]) for seed in range(8)]
-    assert min(abs(each - q) for each in found) < 1e-5  # in the natural order of the agents
+    values = [float(learner.learn(batch, seed)[1]["q"]) for seed in range(8)]
+    assert min(abs(value - q) for value in values) < 1e-5  # in the natural order of the agents
 
 
 def test_widths_must_be_multiples_of_heads() -> None:

@@ -112,8 +112,8 @@ OTHERS = ("alberdice", "cfcql", "comadice", "iql_cql", "omiga", "qmix_bcq", "qmi
 def first_moments(state: Any) -> dict[str, Any]:
     """Return Adam's means of the gradients of all parameters, by their place in a state."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    named = ((jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
-    return {name: leaf for name, leaf in named if ".mu" in name}
+    pairs = ((jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
+    return {name: leaf for name, leaf in pairs if ".mu" in name}
 
 
 @pytest.mark.slow
@@ -139,9 +139,9 @@ def test_nothing_passes_from_one_episode_to_the_next(name: str) -> None:
             metrics_of["sorted errors"] = np.sort(errors[errors != 0])
         for metric, value in apart_metrics.items():
             np.testing.assert_allclose(metrics[metric], value, rtol=1e-5, err_msg=metric)
-        one, other = first_moments(apart), first_moments(packed)
-        chex.assert_trees_all_close(one, other, atol=1e-6)
-        assert any(jnp.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(one))
+        separate, together = first_moments(apart), first_moments(packed)
+        chex.assert_trees_all_close(separate, together, atol=1e-6)
+        assert any(jnp.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(separate))
 
 
 NIGHTLY = pytest.mark.nightly
@@ -166,10 +166,10 @@ def test_nothing_passes_between_episodes_of_continuous_actions(name: str) -> Non
     state, update = program.init(key, hyper), jax.jit(program.stages[0].update)
 
     def batch(windows: list[list[Piece]], case: Case, seed: int) -> Sequence:
-        found = batch_of(windows, case, seed)
-        legal = jnp.ones_like(found.view.legal_actions[..., :1])
-        view = found.view._replace(legal_actions=legal)
-        return found._replace(view=view, action=0.5 * (found.action[..., None] - 1.0))
+        base = batch_of(windows, case, seed)
+        legal = jnp.ones_like(base.view.legal_actions[..., :1])
+        view = base.view._replace(legal_actions=legal)
+        return base._replace(view=view, action=0.5 * (base.action[..., None] - 1.0))
 
     for ends in ((True, False), (False, True), (False, False)):
         case = Case(*ends, False)
@@ -179,8 +179,8 @@ def test_nothing_passes_between_episodes_of_continuous_actions(name: str) -> Non
             errors = metrics_of.pop(TD_ERRORS)
             metrics_of["sorted errors"] = np.sort(errors[errors != 0])
         for metric in apart_metrics.keys() - RANDOM:
-            wanted = apart_metrics[metric]
-            np.testing.assert_allclose(metrics[metric], wanted, rtol=1e-4, err_msg=metric)
-        one, other = apart.optimiser, packed.optimiser
-        chex.assert_trees_all_close(one, other, atol=1e-6)
-        assert all(any(jnp.abs(x).max() > 1e-4 for x in jax.tree.leaves(part)) for part in one)
+            expected = apart_metrics[metric]
+            np.testing.assert_allclose(metrics[metric], expected, rtol=1e-4, err_msg=metric)
+        separate, together = apart.optimiser, packed.optimiser
+        chex.assert_trees_all_close(separate, together, atol=1e-6)
+        assert all(any(jnp.abs(x).max() > 1e-4 for x in jax.tree.leaves(part)) for part in separate)

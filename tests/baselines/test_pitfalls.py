@@ -56,8 +56,8 @@ def acts(program: Any, hyper: Any, greedy: bool, legal: jax.Array) -> np.ndarray
     def choose(keys: jax.Array) -> jax.Array:
         params = program.policy_params(program.init(jax.random.key(0), hyper))
         policy = program.policy(greedy)
-        carry, seen = policy.initial_carry(), jnp.ones((2, 2))
-        return jax.vmap(lambda key: policy.act(params, carry, seen, legal, key)[0])(keys)
+        carry, observation = policy.initial_carry(), jnp.ones((2, 2))
+        return jax.vmap(lambda key: policy.act(params, carry, observation, legal, key)[0])(keys)
 
     return np.asarray(choose(jax.random.split(jax.random.key(1), 256)))
 
@@ -75,24 +75,24 @@ def acts(program: Any, hyper: Any, greedy: bool, legal: jax.Array) -> np.ndarray
 def test_only_legal_actions_are_taken(name: str, greedy: bool) -> None:
     program, hyper = build(name)
     for legal in ([[True, False, True], [False, True, True]], [[False, True, False]] * 2):
-        taken = acts(program, hyper, greedy, jnp.array(legal))
-        assert np.take_along_axis(np.array(legal), taken.T, axis=1).all()
+        actions = acts(program, hyper, greedy, jnp.array(legal))
+        assert np.take_along_axis(np.array(legal), actions.T, axis=1).all()
         if greedy or name not in SAMPLED:  # the other policies do not explore
-            assert (taken == taken[0]).all()
+            assert (actions == actions[0]).all()
 
 
 @pytest.mark.parametrize("name", ["omiga", *(pytest.param(x, marks=NIGHTLY) for x in SAMPLED[:2])])
 def test_agents_draw_their_actions_independently(name: str) -> None:
     program, hyper = build(name, agent_id="none")
-    taken = acts(program, hyper, False, jnp.ones((2, 3), bool))
+    actions = acts(program, hyper, False, jnp.ones((2, 3), bool))
     # Agents that observe the same have the same, almost uniform policy.
     counts = np.zeros((3, 3))
-    np.add.at(counts, tuple(taken.T), 1)
+    np.add.at(counts, tuple(actions.T), 1)
     np.testing.assert_allclose(counts / 256, 1 / 9, atol=0.07)
 
 
 def test_agents_draw_continuous_actions_independently() -> None:
     spec = replace(SPEC, action=Continuous(1))
     program, hyper = build("omiga", spec, agent_id="none")
-    taken = acts(program, hyper, False, jnp.ones((2, 1), bool))[..., 0]
-    assert abs(np.corrcoef(taken.T)[0, 1]) < 0.2 and taken.std(0).min() > 0.3
+    actions = acts(program, hyper, False, jnp.ones((2, 1), bool))[..., 0]
+    assert abs(np.corrcoef(actions.T)[0, 1]) < 0.2 and actions.std(0).min() > 0.3

@@ -16,11 +16,11 @@ SCRIPTS = [
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_runs_its_program(script, tmp_path, monkeypatch, capsys):
-    """It does what the same arguments of ``offmarl`` do: here, name what is missing."""
-    given = ["--vault", "absent.vlt"] if script.startswith("baselines") else ["--env", "absent/x"]
+    """It acts as ``offmarl`` with the same arguments: here, it names the missing one."""
+    flags = ["--vault", "absent.vlt"] if script.startswith("baselines") else ["--env", "absent/x"]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [script, *given])
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr(sys, "argv", [script, *flags])
+    with pytest.raises(SystemExit) as error:
         runpy.run_path(str(ROOT / script), run_name="__main__")
-    assert ended.value.code in (1, 2)
+    assert error.value.code in (1, 2)
     assert "absent" in capsys.readouterr().err

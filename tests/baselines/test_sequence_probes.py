@@ -47,10 +47,10 @@ def test_oryx_values_what_agents_have_chosen_so_far() -> None:
     inputs = program.values.params(state), batch.view_tm1, batch.first[:, :-1], batch.action
     values = np.asarray(jax.jit(program.values.apply)(*inputs))[:, 0]
     # The second agent knows both choices, the first its own; uniform play makes the other's.
-    found, choice = batch.reward[:, 0, 1], np.asarray(batch.action)[:, 0, 0]
-    of_first = [found[choice == either].mean() for either in (0, 1)]
+    reward, choice = batch.reward[:, 0, 1], np.asarray(batch.action)[:, 0, 0]
+    of_first = [reward[choice == either].mean() for either in (0, 1)]
     np.testing.assert_allclose(values[:, 0], np.take(of_first, choice), atol=0.05)
-    np.testing.assert_allclose(values[:, 1], found, atol=0.05)
+    np.testing.assert_allclose(values[:, 1], reward, atol=0.05)
     assert mean_return(program, state, env, greedy=True) == 1.0
 
 

@@ -31,7 +31,7 @@ def sum_of(params: Any) -> Any:
 
 
 def update(program: Any, state: Any, batch: Sequence, hyper: Any) -> tuple[Any, dict[str, float]]:
-    """Make an update of the last stage."""
+    """Return the state and the metrics after an update of the last stage."""
     return jax.jit(program.stages[-1].update)(state, batch, jax.random.key(1), hyper)
 
 
@@ -119,8 +119,8 @@ def test_maicq_by_hand() -> None:
     # Agent 1's first advantages are 1 - 3/2, over its legal actions, and 4 - 7/3: weights ½, 1½.
     # Elsewhere all log-probabilities are -log 3, weights have mean 1, mixing coefficients are ½.
     first = 0.5 * np.log(2) + 1.5 * np.log(3)
-    wanted = 0.5 * (first + 6 * np.log(3)) / 8
-    np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-5)
+    expected = 0.5 * (first + 6 * np.log(3)) / 8
+    np.testing.assert_allclose(metrics["policy_loss"], expected, rtol=1e-5)
 
 
 def test_a_dead_agent_has_no_part_in_the_policies_of_maicq() -> None:
@@ -178,15 +178,15 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
     meant[1:, 1:] = False
 
     def batch(seed: int) -> Sequence:
-        """The same windows, with other noise in all that does not count."""
-        given = Noise(seed)
-        drawn = partial(np.random.Generator.integers, low=0, high=3)
+        """Return the same windows, with other noise in every entry that no loss may depend on."""
+        noise = Noise(seed)
+        integers = partial(np.random.Generator.integers, low=0, high=3)
         return sequence(
-            given.fill(mask[..., None] & alive[:, :-1], 3, 2, 2, draw=drawn),
-            observation=given.fill(alive & meant[..., None], 3, 3, 2, 2),
-            state=given.fill(meant, 3, 3, 2),
-            alive=jnp.where(meant[..., None], alive, given.noise.random((3, 3, 2)) > 0.5),
-            reward=given.fill(mask, 3, 2, 2),
+            noise.fill(mask[..., None] & alive[:, :-1], 3, 2, 2, draw=integers),
+            observation=noise.fill(alive & meant[..., None], 3, 3, 2, 2),
+            state=noise.fill(meant, 3, 3, 2),
+            alive=jnp.where(meant[..., None], alive, noise.noise.random((3, 3, 2)) > 0.5),
+            reward=noise.fill(mask, 3, 2, 2),
             terminated=jnp.where(mask[..., None], terminated, bool(seed % 2)),
             behaviour_log_prob=jnp.full((3, 2, 2), jnp.nan),
             mask=jnp.asarray(mask),
@@ -198,9 +198,9 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
     program, hyper = build(name, replace(SPEC, reward="individual"))
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     step = jax.jit(program.stages[-1].update)
-    wanted = check_ignored(lambda batch: step(state, batch, jax.random.key(1), hyper), batch)
+    result = check_ignored(lambda batch: step(state, batch, jax.random.key(1), hyper), batch)
     # Not all: the gradient through an untrained mixer is too small to change numbers near 1.
-    assert differ(program.policy_params(wanted[0]), program.policy_params(state))
+    assert differ(program.policy_params(result[0]), program.policy_params(state))
 
 
 @pytest.mark.parametrize(
@@ -244,14 +244,14 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
     largest = np.abs(errors).reshape(3, 2).max(1)
     np.testing.assert_allclose(metrics[TD_ERRORS], [[x, 0] for x in largest], rtol=1e-6)
     np.testing.assert_allclose(metrics["q"], (1 + 4 + 2 + 2 + 4 + 4 + 2) / 7, rtol=1e-6)
-    every, some = np.log(np.exp([1, 2, 4]).sum()), np.log(np.exp([1, 2]).sum())
+    of_all, of_legal = np.log(np.exp([1, 2, 4]).sum()), np.log(np.exp([1, 2]).sum())
     # Dead agents have no penalty.
-    gaps = [every - 1, every - 4, some - 2, every - 2, every - 4, every - 4, every - 2]
+    gaps = [of_all - 1, of_all - 4, of_legal - 2, of_all - 2, of_all - 4, of_all - 4, of_all - 2]
     np.testing.assert_allclose(metrics["cql_loss"], np.mean(gaps), rtol=1e-6)
 
 
 def test_targets_take_the_next_action_of_the_data() -> None:
-    """They know none after the end of a window or of a truncated episode, and need none at ends."""
+    """No next action is known after a window or a truncated episode; terminations need none."""
     batch = sequence(
         [[[0, 2], [1, 1], [2, 0]], [[2, 2], [0, 0], [1, 1]]],
         terminated=jnp.zeros((2, 3, 2), bool).at[1, 0].set(True),
@@ -285,27 +285,27 @@ def test_the_gradient_of_iql_cql_has_the_weighted_penalty() -> None:
     )
     # 1 and 4 against ½ 2, of the action that is best by the other network; 4 and 2 against 0.
     of_error = [0 * np.eye(3)[0], 3 * np.eye(3)[2], 4 * np.eye(3)[2], 2 * np.eye(3)[1]]
-    every, some = softmax([1, 2, 4]), np.append(softmax([1, 2]), 0.0)
-    of_gap = [every - np.eye(3)[0], every - np.eye(3)[2], every - np.eye(3)[2], some - np.eye(3)[1]]
-    wanted = np.mean(of_error, 0) + 3 * np.mean(of_gap, 0)
-    np.testing.assert_allclose(head_gradient(program, state, batch, hyper), wanted, rtol=1e-5)
+    full, part = softmax([1, 2, 4]), np.append(softmax([1, 2]), 0.0)
+    of_gap = [full - np.eye(3)[0], full - np.eye(3)[2], full - np.eye(3)[2], part - np.eye(3)[1]]
+    expected = np.mean(of_error, 0) + 3 * np.mean(of_gap, 0)
+    np.testing.assert_allclose(head_gradient(program, state, batch, hyper), expected, rtol=1e-5)
 
 
 def test_the_gradient_of_qmix_cql_has_the_weighted_penalty() -> None:
     options = {"cql_weight": 3.0, "cql_samples": 2, "max_grad_norm": None, "gamma": 0.5}
     program, hyper = build("qmix_cql", mixer_embed=1, **options)
     state, value = blank(program, hyper), np.array([1.0, 2.0, 4.0])
-    own = state.params._replace(
+    params = state.params._replace(
         agent=values_of(state.params.agent, value.tolist()), mixer=sum_of(state.params.mixer)
     )
     batch = sequence([[[0, 2]]], terminated=jnp.ones((1, 1, 2), bool))
-    found = head_gradient(program, state._replace(params=own), batch, hyper)
-    others = sample_legal_actions(jax.random.key(1), batch.view_tm1.legal_actions, 2)[0, 0]
-    taken = np.eye(3)[0] + np.eye(3)[2]  # 1 + 4 against nothing
-    joint = [np.eye(3)[others[:, 0]].sum(0), np.eye(3)[others[:, 1]].sum(0), taken]
-    gap = softmax([one @ value for one in joint]) @ joint - taken
+    gradient = head_gradient(program, state._replace(params=params), batch, hyper)
+    samples = sample_legal_actions(jax.random.key(1), batch.view_tm1.legal_actions, 2)[0, 0]
+    of_data = np.eye(3)[0] + np.eye(3)[2]  # 1 + 4 against nothing
+    joint = [np.eye(3)[samples[:, 0]].sum(0), np.eye(3)[samples[:, 1]].sum(0), of_data]
+    gap = softmax([choice @ value for choice in joint]) @ joint - of_data
     assert np.abs(gap).max() > 0.01
-    np.testing.assert_allclose(found, 5 * taken + 3 * gap, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradient, 5 * of_data + 3 * gap, rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------- laws of all
@@ -327,8 +327,8 @@ SMALL: dict[str, dict[str, Any]] = {
 def small(name: str, **options: Any) -> tuple[Any, Any, EnvSpec]:
     """Return a small program without a memory, with its hyperparameters and spec."""
     spec = replace(SPEC, action=Continuous(3)) if name in OF_CONTINUOUS else SPEC
-    given = {"network": "feedforward"} | SMALL.get(name, {}) | options
-    return *build(name, spec, **given), spec
+    settings = {"network": "feedforward"} | SMALL.get(name, {}) | options
+    return *build(name, spec, **settings), spec
 
 
 @pytest.mark.parametrize("name", [*PERIODIC, *GRADUAL, *OF_CONTINUOUS])
@@ -340,8 +340,8 @@ def test_how_far_target_networks_move(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(optax, "apply_updates", lambda params, _updates: params)
     action = [[[0, 2]]] if spec is SPEC else np.zeros((1, 1, 2, 3), np.float32)
     batch, state = sequence(action), blank(program, hyper)
-    learned = {"params", "critic"} & {*state._fields}
-    state = state._replace(**{x: jax.tree.map(jnp.ones_like, getattr(state, x)) for x in learned})
+    names = {"params", "critic"} & {*state._fields}
+    state = state._replace(**{x: jax.tree.map(jnp.ones_like, getattr(state, x)) for x in names})
 
     @partial(jax.jit, compiler_options=QUICKLY)
     def target_after(updates: Any) -> Any:
@@ -350,11 +350,11 @@ def test_how_far_target_networks_move(name: str, monkeypatch: pytest.MonkeyPatch
         return after.target, after.updates
 
     first = name == "cfcql"  # one of the ten updates clones
-    for done, moved in ((2, 0), (3, 1)) if name in PERIODIC else ((2, 1 / 3), (3, 1 / 3)):
+    for done, distance in ((2, 0), (3, 1)) if name in PERIODIC else ((2, 1 / 3), (3, 1 / 3)):
         target, count = target_after(jnp.int32(done + first))
         assert count == done + first + 1
         for leaf in jax.tree.leaves(target):
-            np.testing.assert_allclose(leaf, moved, rtol=1e-6)
+            np.testing.assert_allclose(leaf, distance, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", [*PERIODIC, *GRADUAL, *OF_CONTINUOUS])
@@ -366,7 +366,7 @@ def test_nothing_follows_a_termination_and_something_a_truncation(name: str) -> 
     program, hyper, spec = small(name)
     rng, state = np.random.default_rng(0), blank(program, hyper)
     fields = {x: getattr(state, x) for x in ("params", "critic", "target") if hasattr(state, x)}
-    drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), fields)
+    noise = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), fields)
     action = rng.integers(0, 3, (4, 1, 2)) if spec is SPEC else rng.uniform(-1, 1, (4, 1, 2, 3))
     action = jnp.asarray(action, jnp.int32 if spec is SPEC else jnp.float32)
     batch = sequence(
@@ -376,31 +376,31 @@ def test_nothing_follows_a_termination_and_something_a_truncation(name: str) -> 
         terminated=jnp.zeros((4, 1, 2), bool).at[0].set(True).at[2, 0, 1].set(True),
         truncated=jnp.zeros((4, 1, 2), bool).at[1].set(True),
     )
-    seen = jnp.asarray(rng.normal(size=(4, 2, 2, 2)), jnp.float32)
-    batch = batch._replace(view=batch.view._replace(observation=seen, state=seen[:, :, 0]))
+    obs = jnp.asarray(rng.normal(size=(4, 2, 2, 2)), jnp.float32)
+    batch = batch._replace(view=batch.view._replace(observation=obs, state=obs[:, :, 0]))
 
     def errors(gamma: float) -> np.ndarray:
-        found = metrics(jnp.float32(gamma))
-        assert all(np.isfinite(value).all() for value in found.values())
-        return np.asarray(found[TD_ERRORS])[:, 0]
+        result = metrics(jnp.float32(gamma))
+        assert all(np.isfinite(value).all() for value in result.values())
+        return np.asarray(result[TD_ERRORS])[:, 0]
 
     @partial(jax.jit, compiler_options=QUICKLY)
     def metrics(gamma: Any) -> Any:
-        given = jax.tree_util.tree_map_with_path(
+        settings = jax.tree_util.tree_map_with_path(
             lambda path, value: gamma if path[0].name == "gamma" else value, hyper
         )
-        _, found = program.stages[-1].update(
-            state._replace(**drawn), batch, jax.random.key(1), given
+        _, result = program.stages[-1].update(
+            state._replace(**noise), batch, jax.random.key(1), settings
         )
-        return {name: value for name, value in found.items() if name != "grad_norm"}
+        return {name: value for name, value in result.items() if name != "grad_norm"}
 
-    none, half, whole = map(errors, (0.0, 0.5, 1.0))
-    assert none[0] == half[0] == whole[0] != 0
+    none, half, full = map(errors, (0.0, 0.5, 1.0))
+    assert none[0] == half[0] == full[0] != 0
     if name in ("cfcql", "iql_cql", "maicq", "oryx", "qmix_cql"):
         # They need the data's next action, which no window has.
-        assert not whole[1:].any()
+        assert not full[1:].any()
     else:
-        assert (half[1:] != none[1:]).all() and (half[1:] != whole[1:]).all()
+        assert (half[1:] != none[1:]).all() and (half[1:] != full[1:]).all()
 
 
 def test_iql_cql_rewards_an_agent_that_is_dead_and_not_terminated() -> None:
@@ -450,8 +450,8 @@ def test_qmix_bcq_by_hand() -> None:
     # third is allowed there (0.2 / 0.5 = 0.4) and best. 8 against 1, terminated.
     np.testing.assert_allclose(metrics["td_loss"], 0.5 * (1.5**2 + 7**2) / 2, rtol=1e-5)
     probs = np.array([1.0, 0.5, 0.2]) / 1.7
-    wanted = -np.log([probs[0], probs[2], probs[2], probs[2]]).mean()
-    np.testing.assert_allclose(metrics["behaviour_loss"], wanted, rtol=1e-5)
+    expected = -np.log([probs[0], probs[2], probs[2], probs[2]]).mean()
+    np.testing.assert_allclose(metrics["behaviour_loss"], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def first_values(learnt: Learnt, name: str) -> np.ndarray:
     views = jax.tree.map(lambda leaf: jnp.repeat(leaf[None, None], 4, 0), view)
     critic = learnt.program.values
     first, action = jnp.ones((4, 1), bool), jnp.asarray(JOINT)[:, None]
-    found = jax.jit(critic.apply)(critic.params(learnt.state), views, first, action)
-    return np.asarray(found)[:, 0]
+    values = jax.jit(critic.apply)(critic.params(learnt.state), views, first, action)
+    return np.asarray(values)[:, 0]
 
 
 @NIGHTLY
@@ -51,8 +51,8 @@ def test_independent_values(network: str, random_data: Callable[[str], Path]) ->
     )
     gamma = learnt.args.gamma
     expected = np.array([0.25 + 0.125 + gamma * 0.25, 0.125 + gamma * 0.75])
-    found = first_values(learnt, "probe/two-step")
-    np.testing.assert_allclose(found, expected[JOINT], atol=0.05)
+    values = first_values(learnt, "probe/two-step")
+    np.testing.assert_allclose(values, expected[JOINT], atol=0.05)
 
 
 DAILY = {("cfcql", "feedforward"), ("omiga", "feedforward")}
@@ -73,8 +73,8 @@ def test_joint_values(name: str, network: str, random_data: Callable[[str], Path
     )
     later = JOINT.mean(-1)
     expected = 0.5 * (1 - later) + learnt.args.gamma * later
-    found = first_values(learnt, "probe/two-step")
-    np.testing.assert_allclose(found[:, 0], expected, atol=0.05)
+    values = first_values(learnt, "probe/two-step")
+    np.testing.assert_allclose(values[:, 0], expected, atol=0.05)
     assert mean_return(learnt, "probe/two-step") == pytest.approx(1.0)
 
 
@@ -107,11 +107,11 @@ def test_values_under_a_penalty(
     options = SMALL | VALUED[name] | {"cql_weight": weight, "network": "feedforward"}
     options["schedule"] = "linear"  # so that the last batches do not decide
     learnt = learn(name, random_data("probe/one-step"), 600, **options)
-    found = first_values(learnt, "probe/one-step")
+    values = first_values(learnt, "probe/one-step")
     of_first, of_second = (
-        (found[2, 0] - found[0, 0], found[1, 1] - found[0, 1])
+        (values[2, 0] - values[0, 0], values[1, 1] - values[0, 1])
         if name == "iql_cql"
-        else (found[2, 0] - found[0, 0], found[1, 0] - found[0, 0])
+        else (values[2, 0] - values[0, 0], values[1, 0] - values[0, 0])
     )
     expected = penalised(0.5, weight * share)
     np.testing.assert_allclose([of_first, of_second], expected, atol=0.03)
@@ -130,8 +130,8 @@ def test_values_of_omiga_are_soft_maxima_of_the_data(random_data: Callable[[str]
     windows = jax.tree.map(lambda leaf: leaf[None, None], view)
     first, q = jnp.ones((1, 1), bool), []
     for action in (0, 1):
-        taken = jnp.full((1, 1, 2), action)
-        q.append(networks.action_values(state.target.critic.agent, windows, first, taken)[0, 0])
+        joint = jnp.full((1, 1, 2), action)
+        q.append(networks.action_values(state.target.critic.agent, windows, first, joint)[0, 0])
     v = networks.values(state.params.value, batch._replace(view=windows, first=first))[0, 0]
     weight = linear_weights(networks.mixer, state.target.critic.mixer, view).w
     alpha = learnt.args.value_temperature

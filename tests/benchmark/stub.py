@@ -38,8 +38,8 @@ def run(kind, name, options):
     if kind == "recorder":
         slowly(options)
         tiers = options["tiers"].split(",")
-        made = [{"tier": one, "path": vault(out / f"{name}-{one}")} for one in tiers]
-        return SimpleNamespace(data={"vaults": made})
+        vaults = [{"tier": tier, "path": vault(out / f"{name}-{tier}")} for tier in tiers]
+        return SimpleNamespace(data={"vaults": vaults})
     misfortune(options.get("hidden"))
     return train(name, options, out)
 

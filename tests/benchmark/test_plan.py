@@ -34,8 +34,8 @@ def path(tmp_path):
 
 def test_cells_are_baselines_on_datasets_with_the_options_of_both(path, tmp_path):
     plan = read_plan(path, tmp_path / "out")
-    found = {cell.label: dict(cell.options) for cell in plan.cells}
-    assert found == {
+    options = {cell.label: dict(cell.options) for cell in plan.cells}
+    assert options == {
         "bc on coverage random": {"seeds": 3, "updates": 20},
         "bc on mine": {"seeds": 3, "updates": 30, "env": "none"},
         "deep bc on mine": {"seeds": 3, "updates": 40, "env": "none", "layers": 3},
@@ -149,10 +149,10 @@ def test_a_baseline_for_other_data_is_found_before_anything_runs(path, random_da
     path.write_text(both)
     require_fit(read_plan(path))  # of the vault that is not there, nothing is known
     recorded = both.replace("coverage-3", "coverage-3:action=continuous")
-    here = both.replace("a.vlt", str(random_data("swarm/coverage-2:action=continuous")))
-    for content, where in ((recorded, "coverage random"), (here, "mine")):
+    local = both.replace("a.vlt", str(random_data("swarm/coverage-2:action=continuous")))
+    for content, label in ((recorded, "coverage random"), (local, "mine")):
         path.write_text(content)
-        message = f"maicq on {where}: .* needs discrete ones.* maicq a list of `datasets`"
+        message = f"maicq on {label}: .* needs discrete ones.* maicq a list of `datasets`"
         with pytest.raises(OptionError, match=message):
             require_fit(read_plan(path))
     path.write_text(PLAN.replace("bc = {}", "cfcql = { behaviour_updates = 30 }"))

@@ -79,21 +79,21 @@ def record_of(tmp_path, cell):
 def test_all_cells_run_once_with_their_options_and_vaults(run, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("OFFMARL_QUIET", raising=False)
     assert run() == (True, {})
-    said = re.findall(r"^bc on (\w+): episode return 3.200 after", capsys.readouterr().err, re.M)
-    assert sorted(said) == ["one", "two"]
+    lines = re.findall(r"^bc on (\w+): episode return 3.200 after", capsys.readouterr().err, re.M)
+    assert sorted(lines) == ["one", "two"]
     assert record_of(tmp_path, "two--deep_wide")["args"] == {
         "seeds": 5,
         "hidden": 8,
         "vault": "some/name/Good",
     }
-    one = json.loads((tmp_path / "out" / "cells" / "one--bc.json").read_text())
-    assert one["run.json"]["args"]["vault"] == one["data"] == "cover:random"
-    assert one["recorded"] == {"program": "mappo", "env": "swarm/coverage-3", "seed": 0}
-    assert one["options"] == {"seeds": 5}
+    cell = json.loads((tmp_path / "out" / "cells" / "one--bc.json").read_text())
+    assert cell["run.json"]["args"]["vault"] == cell["data"] == "cover:random"
+    assert cell["recorded"] == {"program": "mappo", "env": "swarm/coverage-3", "seed": 0}
+    assert cell["options"] == {"seeds": 5}
     (trained,) = (tmp_path / "out" / "runs").glob("one--bc-*/run")
     assert tracking.read_run(trained)["args"]["vault"].endswith("/vaults/mappo-random")
-    assert str(tmp_path) not in json.dumps(one)
-    assert one["seeds"] == [0, 1, 2, 3, 4]
+    assert str(tmp_path) not in json.dumps(cell)
+    assert cell["seeds"] == [0, 1, 2, 3, 4]
     assert run() == (False, {})  # nothing is missing
 
 
@@ -138,7 +138,7 @@ def test_a_missing_vault_fails_its_cells_and_the_others_go_on(read):
 def test_another_published_dataset_of_the_same_name_is_pulled_again(read):
     """Its cells run again, and must not take the data of the first."""
     plan = read()
-    jobs = [preparation(one, one.datasets["two"]) for one in (plan, read(name="some/name/Poor"))]
+    jobs = [preparation(p, p.datasets["two"]) for p in (plan, read(name="some/name/Poor"))]
     note_vaults(plan, jobs[0], [("", stub.vault(Path("pulled")))])
     assert [noted_vaults(job) is not None for job in jobs] == [True, False]
 
@@ -188,9 +188,9 @@ def make(read):
     """Return the work of such a plan, and the list of the programs that it runs."""
     programs = []
 
-    def run(*given):
-        programs.append(given)
-        return stub.run(*given)
+    def run(*arguments):
+        programs.append(arguments)
+        return stub.run(*arguments)
 
     return CellsWork(read(), run), programs
 
@@ -203,8 +203,8 @@ def test_tasks_run_the_cells_and_each_dataset_is_made_once(make):
         run_share(work, Share(index, 2))
     assert sorted(kind for kind, *_ in programs) == ["baseline"] * 4 + ["recorder"]
     for cell in plan.cells:
-        found = json.loads(cell_file(plan, cell).read_text())
-        assert (found["dataset"], found["baseline"]) == (cell.data.label, cell.baseline.label)
+        record = json.loads(cell_file(plan, cell).read_text())
+        assert (record["dataset"], record["baseline"]) == (cell.data.label, cell.baseline.label)
     vaults = [options["vault"] for kind, _, options in programs if kind == "baseline"]
     assert sum(path.endswith("vaults/mappo-random") for path in vaults) == 2
     assert sum(path.endswith("/pulled/some/name/Good") for path in vaults) == 2
@@ -242,10 +242,10 @@ def test_a_benchmark_has_no_steps(read, offmarl):
 
 
 def test_a_program_leaves_no_variables_and_no_memory_for_the_next_one(read, monkeypatch, released):
-    seen = []
+    values = []
 
     def run(*_):
-        seen.append(os.environ.get(STREAM_CACHE))
+        values.append(os.environ.get(STREAM_CACHE))
         os.environ[STREAM_CACHE] = "1"
         raise OptionError("no")
 
@@ -253,7 +253,7 @@ def test_a_program_leaves_no_variables_and_no_memory_for_the_next_one(read, monk
     for _ in range(2):
         with pytest.raises(OptionError, match="no"):
             CellsWork(read(), run).run(0)
-    assert seen == [None, None] and released == ["compiled", "garbage"] * 2
+    assert values == [None, None] and released == ["compiled", "garbage"] * 2
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_program_leaves_no_variables_and_no_memory_for_the_next_one(read, monk
 def test_a_cpu_is_split_once_for_all_cells(options, devices):
     data = benchmark.plan.Data("d", "v", "", "", {})
     method = benchmark.plan.Baseline("b", "bc", {}, None)
-    plan = SimpleNamespace(cells=[benchmark.Cell(data, method, one) for one in options])
+    plan = SimpleNamespace(cells=[benchmark.Cell(data, method, option) for option in options])
     assert cli._devices_of(plan) == devices
 
 
@@ -300,25 +300,25 @@ def scores(results):
 
 
 def test_returns_beside_partners_are_a_column_of_their_own(read, tmp_path):
-    """Of the methods whose agents act on their own; why others have none is a note."""
+    """Only methods whose agents act independently have one; a note says why others have none."""
     plan = read()
-    one = plan.datasets["one"]._replace(partners=("random",))
-    plan = plan._replace(datasets=plan.datasets | {"one": one})
-    found = {
+    data = plan.datasets["one"]._replace(partners=("random",))
+    plan = plan._replace(datasets=plan.datasets | {"one": data})
+    tables = {
         "bc": {"greedy": [0.0, 1, 2, 3, 4], "sampled": [1.0] * 5},
         "deep & wide": {"refused": "x"},
     }
     for cell in plan.cells:
-        if cell.data is one:
+        if cell.data is data:
             (tmp_path / cell.slug).mkdir()
-            tracking.write_json(tmp_path / cell.slug / "partners.json", found[cell.baseline.label])
+            tracking.write_json(tmp_path / cell.slug / "partners.json", tables[cell.baseline.label])
     results = cells(plan, tmp_path, SCORES)
     assert "deep & wide on one plays with no partner: x." in [*benchmark.notes(results, {})]
-    (beside,) = [one for one in benchmark.score_tables(results) if "partners" in one.title]
+    (beside,) = [t for t in benchmark.score_tables(results) if "partners" in t.title]
     assert [(name, score.value) for name, score, *_ in beside.rows] == [("bc (greedy)", 2.0)]
     compared = report.compare_runs(results.files["one"].values(), {}, {})
-    (shown,) = [one for one in compared.sections if "with partners" in one.columns]
-    assert shown.rows[0][-1].value == 2.0 and shown.rows[1][-1] is None
+    (section,) = [t for t in compared.sections if "with partners" in t.columns]
+    assert section.rows[0][-1].value == 2.0 and section.rows[1][-1] is None
     path = results.files["one"]["bc"]
     path.write_text(path.read_text().replace('"sampled": [', '"sampled": ["many", '))
     with pytest.raises(RunError, match=r"\(partners.json\) is not valid"):
@@ -327,14 +327,14 @@ def test_returns_beside_partners_are_a_column_of_their_own(read, tmp_path):
 
 @pytest.mark.parametrize("env", ["swarm/coverage-3", "none"])
 def test_partners_are_met_where_the_cell_is_evaluated(read, monkeypatch, env):
-    plan, played = read(), []
+    plan, works = read(), []
     data = plan.datasets["two"]._replace(vault="two.vlt", partners=("random",))
     plan = plan._replace(datasets={"two": data}, training={"env": env})
     run = run_of(plan, plan.cells[0])
     stub.vault(Path("two.vlt"))
 
     def play(work):
-        played.append(work)
+        works.append(work)
         return {"greedy": np.array([[[0.0, 0], [3, 0]], [[5, 0], [0, 0]]])}
 
     monkeypatch.setattr(tasks, "run_share", lambda *_: None)
@@ -343,8 +343,8 @@ def test_partners_are_met_where_the_cell_is_evaluated(read, monkeypatch, env):
     monkeypatch.setattr(tasks, "pack", lambda *_: None)
     write_policy(run, PolicyConfig("feedforward"), envs.make("swarm/coverage-3").spec, [0])
     CellsWork(plan, lambda *_: None).run(0)
-    (work,) = played
-    assert [one.name for one in work.members] == [f"{run}@0", "random"]
+    (work,) = works
+    assert [member.name for member in work.members] == [f"{run}@0", "random"]
     assert work.env.spec.name == "swarm/coverage-3"
     assert json.loads((run / "partners.json").read_text()) == {"greedy": [4.0]}
 
@@ -357,7 +357,7 @@ def test_a_cell_depends_on_the_runs_of_all_partners(read, tmp_path):
     assert [name.rpartition("/")[2] for name, _ in before] == ["a@*", "8"]
     with (runs[1] / "metrics.jsonl").open("a") as file:
         file.write("{}\n")
-    same = [one == other for one, other in zip(before, identity(cell)["partners"], strict=True)]
+    same = [a == b for a, b in zip(before, identity(cell)["partners"], strict=True)]
     assert same == [True, False]
 
 
@@ -378,18 +378,18 @@ APART = {("two", "bc"): [1.0, 2, 3, 4, 6.5], ("two", "deep & wide"): [6.0, 7, 8,
 )
 def test_bold_is_the_best_and_what_may_be_as_good(read, tmp_path, given, bc, deep):
     table = scores(cells(read(), tmp_path, given))
-    found = {method: [one.bold for one in row] for method, row in table.items()}
-    assert found == {"bc": bc, "deep & wide": deep}
+    bold = {method: [score.bold for score in row] for method, row in table.items()}
+    assert bold == {"bc": bc, "deep & wide": deep}
 
 
 def test_the_spread_is_the_best_minus_the_worst_in_widths_of_intervals(read, tmp_path):
     results = cells(read(), tmp_path, SCORES)
-    one, two = results.datasets.values()
-    width = np.mean([row.iqm.high - row.iqm.low for row in two])
-    assert spread(one) == 0 and spread(two) == pytest.approx(10 / width)
-    assert spread(two[:1]) is None
-    said = next(note for note in benchmark.notes(results, {}) if note.startswith("Spread"))
-    assert f"greedy: one 0.0, two {10 / width:.1f}." in said
+    first, second = results.datasets.values()
+    width = np.mean([row.iqm.high - row.iqm.low for row in second])
+    assert spread(first) == 0 and spread(second) == pytest.approx(10 / width)
+    assert spread(second[:1]) is None
+    sentence = next(note for note in benchmark.notes(results, {}) if note.startswith("Spread"))
+    assert f"greedy: one 0.0, two {10 / width:.1f}." in sentence
 
 
 def test_a_cell_whose_evaluation_is_not_finite_is_empty_and_named(read, tmp_path):
@@ -412,8 +412,8 @@ def test_a_dataset_without_a_common_score_leaves_the_others(read, tmp_path):
             (run / "marl_eval.json").write_text(text.replace("episode_return", "episode_return_a"))
         pack(cell, run, cell_file(plan, cell))
     results = benchmark.read_results(plan)
-    (one,) = scores(results)["bc"]
-    assert one.value == pytest.approx(8 / 3)
+    (score,) = scores(results)["bc"]
+    assert score.value == pytest.approx(8 / 3)
     note = "bc on two is not in the tables: these runs have a return for each team"
     assert note in " ".join(benchmark.notes(results, {}))
 
@@ -447,44 +447,44 @@ def test_labels_are_escaped_and_drawn_as_they_are(read, tmp_path):
 def test_tables_and_figures_of_other_data_are_removed(read, tmp_path):
     written = benchmark.write_results(cells(read(), tmp_path, SCORES))
     assert (tmp_path / "out" / "tables" / "scores.csv") in written
-    own = [tmp_path / "out" / name for name in ("curves/mine.svg", "tables/scores.xlsx")]
-    for path in own:
+    mine = [tmp_path / "out" / name for name in ("curves/mine.svg", "tables/scores.xlsx")]
+    for path in mine:
         path.touch()
-    others = benchmark.write_results(benchmark.read_results(read(seed=5, name="some/name/Poor")))
-    left = [one for one in written if one.exists() and one.suffix != ".svg"]
-    assert {*left} <= {*others} and not (tmp_path / "out" / "scores.svg").exists()
-    assert [*(tmp_path / "out" / "curves").glob("*")] == own[:1] and own[1].exists()
+    results = benchmark.write_results(benchmark.read_results(read(seed=5, name="some/name/Poor")))
+    remaining = [p for p in written if p.exists() and p.suffix != ".svg"]
+    assert {*remaining} <= {*results} and not (tmp_path / "out" / "scores.svg").exists()
+    assert [*(tmp_path / "out" / "curves").glob("*")] == mine[:1] and mine[1].exists()
 
 
 def test_a_list_of_results_names_no_file_outside_to_remove(read, tmp_path):
-    found = cells(read(), tmp_path, {})
-    out, kept = tmp_path / "out", tmp_path / "kept.txt"
-    kept.touch()
+    results = cells(read(), tmp_path, {})
+    out, outside = tmp_path / "out", tmp_path / "kept.txt"
+    outside.touch()
     (out / "cells").mkdir(parents=True)
     (out / "link").symlink_to(tmp_path)
     (out / "curves").symlink_to(tmp_path)
     for name in ("scores.svg", "cells/own.json", "kept.svg"):
         (out / name).touch()
     (tmp_path / "kept.svg").touch()
-    names = ["../kept.txt", str(kept), "link/kept.txt", "cells", "..", "", 3, None]
+    names = ["../kept.txt", str(outside), "link/kept.txt", "cells", "..", "", 3, None]
     names += ["cells/../page.html", "cells/own.json", "kept.svg", "curves/kept.svg"]
-    for listed in (3, {"a": 1}, ["\0"], ["x" * 5000], [*names, "scores.svg"]):
+    for content in (3, {"a": 1}, ["\0"], ["x" * 5000], [*names, "scores.svg"]):
         assert (out / "scores.svg").exists()
-        (out / "written.json").write_text(json.dumps(listed))
-        benchmark.write_results(found)
-        assert kept.exists() and (out / "cells").is_dir() and (out / "page.html").exists()
+        (out / "written.json").write_text(json.dumps(content))
+        benchmark.write_results(results)
+        assert outside.exists() and (out / "cells").is_dir() and (out / "page.html").exists()
         assert (out / "cells" / "own.json").exists() and (out / "kept.svg").exists()
         assert (tmp_path / "kept.svg").exists()
     assert not (out / "scores.svg").exists()
 
 
 def test_a_whole_benchmark_is_compared_and_a_cell_described(offmarl, read, tmp_path):
-    one = {key: values for key, values in SCORES.items() if key[0] == "one"}
-    cells(read(), tmp_path, one)
-    whole = offmarl("compare", "out", "--json")
-    assert whole.code == 0, whole.err
-    each = offmarl("compare", *sorted((tmp_path / "out" / "cells").iterdir()), "--json")
-    assert len(whole.json["datasets"]) == 1 and whole.json["datasets"] == each.json["datasets"]
+    part = {key: values for key, values in SCORES.items() if key[0] == "one"}
+    cells(read(), tmp_path, part)
+    first = offmarl("compare", "out", "--json")
+    assert first.code == 0, first.err
+    other = offmarl("compare", *sorted((tmp_path / "out" / "cells").iterdir()), "--json")
+    assert len(first.json["datasets"]) == 1 and first.json["datasets"] == other.json["datasets"]
     cell = offmarl("report", "out/cells/one--bc.json")
     assert cell.code == 0 and "bc" in cell.out
     assert offmarl("compare", "template/../out/nothing").code == 1
@@ -496,9 +496,10 @@ def test_a_whole_benchmark_is_compared_and_a_cell_described(offmarl, read, tmp_p
 
 def test_compare_names_the_runs_of_a_plan_as_the_plan_does(read, tmp_path):
     cells(read(), tmp_path, SCORES)
-    found = report.read_runs((tmp_path / "out" / "cells").iterdir())
-    for scores in found.results.values():  # one name on both datasets, so that they are pooled
-        assert {entry.label for entry in scores} == {"bc (greedy)", "iql_cql (deep & wide, greedy)"}
+    runs = report.read_runs((tmp_path / "out" / "cells").iterdir())
+    labels = [{entry.label for entry in scores} for scores in runs.results.values()]
+    # One name on both datasets, so that they are pooled.
+    assert labels == [{"bc (greedy)", "iql_cql (deep & wide, greedy)"}] * 2
 
 
 @pytest.mark.slow
@@ -509,23 +510,23 @@ def test_the_files_hold_all_datasets_and_methods(read, tmp_path):
     assert "| method | one | two |\n" in tables["md"].read_text()
     rows = csv.DictReader(tables["csv"].read_text().splitlines())
     assert [float(row["iqm"]) for row in rows] == [12, 12, 3, 13]
-    whole = json.loads((results.plan.out / "marl_eval.json").read_text())
-    assert set(whole["classic"]) == {"one", "two"}
-    assert set(whole["classic"]["one"]) == {"bc (greedy)", "deep & wide (greedy)"}
+    scores_of = json.loads((results.plan.out / "marl_eval.json").read_text())
+    assert set(scores_of["classic"]) == {"one", "two"}
+    assert set(scores_of["classic"]["one"]) == {"bc (greedy)", "deep & wide (greedy)"}
 
 
 def test_compare_reads_cells_as_it_reads_runs(read, tmp_path):
     cells(read(), tmp_path, SCORES)
     cell = next(cell for cell in read().cells if cell.data.label == "one")
     packed, run = cell_file(read(), cell), tmp_path / cell.slug
-    whole = tracking.read_run(run)
-    packed_args = whole["args"] | {"vault": "cover:random"}
+    record = tracking.read_run(run)
+    packed_args = record["args"] | {"vault": "cover:random"}
     label = {"label": cell.baseline.label}
-    assert tracking.read_run(packed) == whole | {"args": packed_args} | label
-    for read in (report.final_evaluation, report.best_scores):
-        ours, theirs = read(packed), read(run)
+    assert tracking.read_run(packed) == record | {"args": packed_args} | label
+    for measure in (report.final_evaluation, report.best_scores):
+        ours, theirs = measure(packed), measure(run)
         assert str(ours) == str(theirs)
-    curves = [report.curves_of(one)["episode_return"] for one in (packed, run)]
+    curves = [report.curves_of(path)["episode_return"] for path in (packed, run)]
     np.testing.assert_array_equal(curves[0].values, curves[1].values)
     with pytest.raises(RunError, match=r"it has no no\.json"):
         tracking.read_json(packed, "no.json")
@@ -543,7 +544,7 @@ def test_a_packed_run_scores_its_best_checkpoint_as_the_run_does(read, tmp_path,
             )
     cell = read().cells[0]
     pack(cell, run, tmp_path / "cell.json")
-    best = [report.best_scores(one) for one in (run, tmp_path / "cell.json")]
+    best = [report.best_scores(path) for path in (run, tmp_path / "cell.json")]
     np.testing.assert_allclose(*best, rtol=1e-12)
 
 
@@ -591,14 +592,14 @@ def test_a_cell_whose_code_data_or_first_run_changed_is_not_current(
     edited, local_cell, tmp_path, random_data, monkeypatch
 ):
     monkeypatch.syspath_prepend(tmp_path)
-    made = "def make():\n    return offmarl.envs.make('probe/observation')\n"
+    source = "def make():\n    return offmarl.envs.make('probe/observation')\n"
     (tmp_path / "helper.py").write_text("REWARD = 1\n")
-    (tmp_path / "game.py").write_text(f"import offmarl\nfrom helper import REWARD\n\n{made}")
+    (tmp_path / "game.py").write_text(f"import offmarl\nfrom helper import REWARD\n\n{source}")
     (tmp_path / "bench_pack").mkdir()
     (tmp_path / "bench_pack" / "__init__.py").touch()
     (tmp_path / "bench_pack" / "inner.py").write_text("REWARD = 1\n")
     (tmp_path / "bench_pack" / "games.py").write_text(
-        f"import offmarl\nfrom . import inner\n\n{made}"
+        f"import offmarl\nfrom . import inner\n\n{source}"
     )
     (tmp_path / "weights.py").write_text("def weigh(data):\n    return 1\n")
     write_run(tmp_path / "other run", "bc", "data", RETURNS)
@@ -625,7 +626,7 @@ def test_a_cell_whose_code_data_or_first_run_changed_is_not_current(
 
 
 def test_a_packed_cell_holds_no_directories(local_cell, tmp_path):
-    found = []
+    records = []
     for place in (tmp_path, tmp_path / "elsewhere"):
         place.mkdir(exist_ok=True)
         shutil.copy(registry.find("baseline")["bc"], place / "own.py")
@@ -637,9 +638,9 @@ def test_a_packed_cell_holds_no_directories(local_cell, tmp_path):
         run = write_run(place / "own run", "own", "data", RETURNS, **record)
         pack(cell, run, cell_file(plan, cell))
         assert is_current(cell, cell_file(plan, cell))
-        found.append(json.loads(cell_file(plan, cell).read_text()))
-        assert str(tmp_path) not in json.dumps(found)
-    assert found[0]["program"] == "own.py" and found[0]["data"].endswith("/mine.vlt")
+        records.append(json.loads(cell_file(plan, cell).read_text()))
+        assert str(tmp_path) not in json.dumps(records)
+    assert records[0]["program"] == "own.py" and records[0]["data"].endswith("/mine.vlt")
 
 
 def test_methods_with_different_data_are_noted(read, tmp_path):
@@ -648,7 +649,7 @@ def test_methods_with_different_data_are_noted(read, tmp_path):
         run = write_run(tmp_path / cell.slug, "bc", "data", RETURNS, vault_digest=f"{number // 3}")
         pack(cell, run, cell_file(plan, cell))
     notes = benchmark.notes(benchmark.read_results(plan), {})
-    (note,) = (one for one in notes if one.startswith("Do not"))
+    (note,) = (n for n in notes if n.startswith("Do not"))
     assert note.startswith("Do not compare the methods on two, whose data differ: bc 0, deep")
 
 
@@ -741,8 +742,8 @@ def test_the_command_from_the_recording_to_the_page(offmarl, tmp_path):
     assert outcome.json["finished"] == 1 and set(outcome.json["failed"]) == {"broken on random"}
     out = tmp_path / "runs" / "whole"
     assert "bc" in (out / "tables" / "scores.md").read_text()
-    found = json.loads((out / "cells" / "random--bc.json").read_text())
-    assert found["digest"] and found["hardware"]["cores"] and found["versions"]["jax"]
+    cell = json.loads((out / "cells" / "random--bc.json").read_text())
+    assert cell["digest"] and cell["hardware"]["cores"] and cell["versions"]["jax"]
     assert offmarl("compare", *(out / "cells").glob("*.json")).code == 0
-    shown = offmarl("benchmark", "whole.toml", "--dry-run")
-    assert shown.code == 0 and "Not run: broken on random" in shown.out
+    again = offmarl("benchmark", "whole.toml", "--dry-run")
+    assert again.code == 0 and "Not run: broken on random" in again.out

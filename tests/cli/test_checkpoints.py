@@ -28,26 +28,26 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 def test_evaluate_plays_the_policy_of_a_checkpoint(offmarl, run):
     def returns(*options):
-        played = offmarl("evaluate", run, *PROGRAM, "--eval-episodes", 16, "--json", *options)
-        assert played.code == 0, played.err
-        return [row["mean"] for row in played.json["seeds"]], played.json["checkpoint"]
+        outcome = offmarl("evaluate", run, *PROGRAM, "--eval-episodes", 16, "--json", *options)
+        assert outcome.code == 0, outcome.err
+        return [row["mean"] for row in outcome.json["seeds"]], outcome.json["checkpoint"]
 
     last, name = returns()
     assert name == "last" and returns("--checkpoint", 2) == (last, 2)
     first, _ = returns("--checkpoint", 1)
     assert returns("--checkpoint", "best") == ([first[0], last[1]], "best") != (first, "best")
-    shown = offmarl("evaluate", run, *PROGRAM, "--eval-episodes", 16, "--checkpoint", 1).out
-    assert ", step 1 of " in shown
+    text = offmarl("evaluate", run, *PROGRAM, "--eval-episodes", 16, "--checkpoint", 1).out
+    assert ", step 1 of " in text
 
 
 @pytest.mark.slow
 def test_a_recording_names_the_checkpoint_of_its_policy(offmarl, run):
     options = "--policy", run, *PROGRAM, "--steps", 20, "--num-envs", 2, "--json"
     for step, name in ((["--checkpoint", 1], "test-0-1"), ([], "test-0")):
-        made = offmarl("record", *options, *step)
-        assert made.code == 0, made.err
-        assert made.json["path"].endswith(f"bridge.vlt/{name}")
-        policy = made.json["provenance"]["policy"]
+        outcome = offmarl("record", *options, *step)
+        assert outcome.code == 0, outcome.err
+        assert outcome.json["path"].endswith(f"bridge.vlt/{name}")
+        policy = outcome.json["provenance"]["policy"]
         assert policy.get("checkpoint") == (1 if step else None)
 
 
@@ -55,21 +55,21 @@ def test_a_recording_names_the_checkpoint_of_its_policy(offmarl, run):
 def test_a_recording_of_a_side_is_that_of_how_it_acts_and_of_its_opponents(offmarl, tmp_path):
     run = write_side(tmp_path / "side")
     sizes = "--steps", 6, "--num-envs", 2, "--json"
-    named = "record", "--policy", run, *sizes, "--name", "a"
-    made = offmarl(*named)
-    assert made.code == 0, made.err
-    assert offmarl(*named).json == made.json
-    replay_episode(vault.open_vault(made.json["path"]), 1)  # opponents draw from the same keys
+    command = "record", "--policy", run, *sizes, "--name", "a"
+    outcome = offmarl(*command)
+    assert outcome.code == 0, outcome.err
+    assert offmarl(*command).json == outcome.json
+    replay_episode(vault.open_vault(outcome.json["path"]), 1)  # opponents draw from the same keys
     for changed, message in (
         (["--act", "sample"], "was started with act='greedy', not 'sample'"),
         (["--opponents", "scripted"], "with opponents.evaders.policy='random', not 'scripted'"),
         (["--env-states"], "was started with extras=None"),
     ):
-        refused = offmarl(*named, *changed)
+        refused = offmarl(*command, *changed)
         assert refused.code == 1 and message in refused.json["error"]["message"]
-    made = offmarl("record", "--policy", run, *sizes, "--act", "sample", "--env-states")
-    assert made.json["path"].endswith(".vlt/mappo-0-sampled"), made.err
-    data = vault.open_vault(made.json["path"])
+    outcome = offmarl("record", "--policy", run, *sizes, "--act", "sample", "--env-states")
+    assert outcome.json["path"].endswith(".vlt/mappo-0-sampled"), outcome.err
+    data = vault.open_vault(outcome.json["path"])
     assert data.spec.num_agents == 3 and {*data.spec.extras} == {"env_key", "env_state"}
     assert replay_episode(data, 0).exact
 
@@ -89,8 +89,8 @@ def test_a_policy_of_a_run_by_its_seed_plays_in_the_environment_of_the_run(offma
     assert not offmarl(*record, "--policy", "random", "--env", short).code
     vault, run = tmp_path / f"{short}.vlt/random-0", tmp_path / "run"
     assert not offmarl("train", "bc", "--vault", vault, "--updates", 1, "--out", run).code
-    made = offmarl(*record, "--policy", f"{run}@0", "--json")
-    assert made.json["vaults"][0]["path"].endswith(f"{short}.vlt/run-0-0")
+    outcome = offmarl(*record, "--policy", f"{run}@0", "--json")
+    assert outcome.json["vaults"][0]["path"].endswith(f"{short}.vlt/run-0-0")
     refused = offmarl("record", "--policy", "random")
     assert refused.code == 2 and "give --env" in refused.err
 
@@ -98,5 +98,5 @@ def test_a_policy_of_a_run_by_its_seed_plays_in_the_environment_of_the_run(offma
 def test_a_recording_of_named_policies_takes_a_file_of_options(offmarl, tmp_path):
     file = tmp_path / "few.toml"
     file.write_text('steps = 8\nnum_envs = 2\nenv = "classic/xor"\n')
-    made = offmarl("record", "--policy", "random", "--config", file, "--out", tmp_path, "--json")
-    assert made.json["vaults"][0]["steps"] == 8, made.err
+    outcome = offmarl("record", "--policy", "random", "--config", file, "--out", tmp_path, "--json")
+    assert outcome.json["vaults"][0]["steps"] == 8, outcome.err

@@ -79,7 +79,7 @@ def test_unknown_names_are_answered_with_the_nearest(offmarl, arguments, message
 
 
 class JaxRuntimeError(RuntimeError):
-    """As JAX raises."""
+    """The error of JAX, by its name."""
 
 
 @pytest.fixture
@@ -145,24 +145,24 @@ def test_ctrl_c_ends_as_other_programs_do(option):
         "from offmarl.cli import environments, main;"
         "environments.envs = lambda: signal.raise_signal(signal.SIGINT); main()"
     )
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, "envs", *option], check=False, capture_output=True, text=True
     )
     message = "stopped: repeat the command to finish it."
-    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, f"{message}\n")
+    assert (process.returncode, process.stderr) == (-signal.SIGINT, f"{message}\n")
     error = {"error": {"type": "KeyboardInterrupt", "message": message}}
-    assert (json.loads(ended.stdout) if option else ended.stdout) == (error if option else "")
+    assert (json.loads(process.stdout) if option else process.stdout) == (error if option else "")
 
 
 @pytest.mark.parametrize("kind", ["recorder", "baseline"])
 def test_programs_are_listed_with_their_first_line(offmarl, kind):
-    listed = offmarl(registry.VERBS[kind], "--json").json[f"{kind}s"]
+    summaries = offmarl(registry.VERBS[kind], "--json").json[f"{kind}s"]
     assert (
-        listed.keys()
+        summaries.keys()
         == registry.find(kind).keys()
         >= {"recorder": {"mappo"}, "baseline": {"bc"}}[kind]
     )
-    assert all(listed.values())
+    assert all(summaries.values())
 
 
 @pytest.mark.slow
@@ -175,10 +175,10 @@ def test_compare(offmarl, tmp_path):
     assert text.code == 0
     page = (tmp_path / "out" / "page.html").read_text()
     assert "Comparison of runs" in page and (tmp_path / "figure.png").stat().st_size > 10_000
-    for shown in (text.out, page):
-        assert name in shown and "1.00 [1.00, 1.00]" in shown
-        assert all(f"{one}" in shown for one in ("bc (greedy)", "bc (sampled)", "maicq (greedy)"))
-        assert "Returns in swarm/coverage-3 are normalised: 0 is random play (9.256)" in shown
+    for view in (text.out, page):
+        assert name in view and "1.00 [1.00, 1.00]" in view
+        assert all(f"{x}" in view for x in ("bc (greedy)", "bc (sampled)", "maicq (greedy)"))
+        assert "Returns in swarm/coverage-3 are normalised: 0 is random play (9.256)" in view
     data = offmarl("compare", "bc", "maicq", "--json").json
     rows = data["datasets"][name]
     assert {label: row["iqm"]["value"] for label, row in rows.items()} == {
@@ -206,8 +206,8 @@ def test_compare_writes_tables_to_files_and_to_standard_output(offmarl, tmp_path
     latex = (tmp_path / "out" / "t.tex").read_text()
     assert "% Episode return: a/b\n" in latex and "maicq (greedy) & 2 & \\textbf{5.000} & " in latex
     assert "% Minus bc, in pairs" in latex and "maicq (greedy) & +2.500 \\\\\n" in latex
-    told = offmarl("compare", "bc", "maicq", "--markdown", "t.md")
-    assert "wrote t.md" in told.out and "| +2.500 |" in (tmp_path / "t.md").read_text()
+    outcome = offmarl("compare", "bc", "maicq", "--markdown", "t.md")
+    assert "wrote t.md" in outcome.out and "| +2.500 |" in (tmp_path / "t.md").read_text()
     assert "--latex" in offmarl("compare", "bc", "--latex", ".").err
 
 
@@ -216,10 +216,10 @@ def test_compare_names_what_the_summary_leaves_out(offmarl, tmp_path):
     for place, (program, vault, seeds) in enumerate([*cells, ("maicq", "a/x", 3)]):
         write_run(tmp_path / f"{place}", program, vault, [[1, 2]] * seeds, vault_digest=vault)
     notes = offmarl("compare", *range(5), "--json").json["notes"]
-    found = [note.partition(" is in no summary")[::2] for note in notes if "no summary" in note]
-    assert [one for one, _ in found] == ["omar (greedy)", "maicq (greedy)"]
-    assert "its numbers of seeds differ (3, 4)" in found[0][1]
-    assert "it was not run on a/y" in found[1][1]
+    parts = [note.partition(" is in no summary")[::2] for note in notes if "no summary" in note]
+    assert [label for label, _ in parts] == ["omar (greedy)", "maicq (greedy)"]
+    assert "its numbers of seeds differ (3, 4)" in parts[0][1]
+    assert "it was not run on a/y" in parts[1][1]
 
 
 def test_the_best_checkpoint_by_agreement_takes_no_environment(offmarl, tmp_path):
@@ -227,7 +227,7 @@ def test_the_best_checkpoint_by_agreement_takes_no_environment(offmarl, tmp_path
     for seed in range(3):
         row = {"seed": seed, "step": 5, tracking.AGREEMENT: [0.4, 0.5]}
         tracking.append(run / tracking.METRICS_FILE, row)
-    (note,) = (one for one in offmarl("compare", "bc", "--json").json["notes"] if "Best" in one)
+    (note,) = (x for x in offmarl("compare", "bc", "--json").json["notes"] if "Best" in x)
     assert "environment" not in note
 
 
@@ -240,11 +240,11 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
     assert "--references smac_v1/3m RANDOM EXPERT" in raw
     assert "Intervals need at least 3 seeds" in few
     assert "some runs have 2 seeds" in warning
-    given = offmarl("compare", "bc", "--references", "smac_v1/3m", -1, 4, "--json").json
-    row = given["datasets"]["3m/Good"]["bc (greedy)"]
+    data = offmarl("compare", "bc", "--references", "smac_v1/3m", -1, 4, "--json").json
+    row = data["datasets"]["3m/Good"]["bc (greedy)"]
     assert row["normalised"] == {"value": 0.5, "low": None, "high": None}
     assert row["iqm"] == {"value": 1.5, "low": None, "high": None}
-    assert given["data"]["3m/Good"]["references"] == {"random": -1.0, "expert": 4.0}
+    assert data["data"]["3m/Good"]["references"] == {"random": -1.0, "expert": 4.0}
     text = offmarl("compare", "bc").out
     assert "1.500" in text and "[" not in text
     refused = offmarl("compare", "bc", "--references", "smac_v1/3m", 1, 1)
@@ -315,8 +315,8 @@ def test_compare_takes_results_of_other_projects(offmarl, tmp_path):
     }
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
-    found = offmarl("compare", "bc", *files, "--json").json
-    rows = found["datasets"]
+    result = offmarl("compare", "bc", *files, "--json").json
+    rows = result["datasets"]
     assert {name: [*entries] for name, entries in rows.items()} == {
         "coverage-3/medium": ["bc (greedy)", "qmix (same.json)"],
         "smax/3m (marl-eval)": ["ff_ippo (mava.json)", "mat (mava.json)"],
@@ -324,9 +324,9 @@ def test_compare_takes_results_of_other_projects(offmarl, tmp_path):
     }
     ippo = rows["smax/3m (marl-eval)"]["ff_ippo (mava.json)"]
     assert (ippo["runs"], ippo["mean"], ippo["acting"]) == (3, 2.0, None)
-    assert all(row["normalised"] is None for one in rows.values() for row in one.values())
-    assert found["probability_of_improvement"] == {}
-    assert any("do not say how their policies acted" in note for note in found["notes"])
+    assert all(row["normalised"] is None for methods in rows.values() for row in methods.values())
+    assert result["probability_of_improvement"] == {}
+    assert any("do not say how their policies acted" in note for note in result["notes"])
     alone = offmarl("compare", "mava.json", "--references", "smax/3m", 0, 4, "--json").json
     ippo = alone["datasets"]["smax/3m (marl-eval)"]["ff_ippo (mava.json)"]
     assert ippo["normalised"]["value"] == 0.5
@@ -372,9 +372,9 @@ def test_a_file_that_is_no_marl_eval_is_named(offmarl, tmp_path, text, words):
 def test_a_run_that_is_given_twice_counts_once(offmarl, tmp_path):
     write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2]])
     (tmp_path / "link").symlink_to("bc")
-    given = "bc", "bc/", "link", tmp_path / "x" / ".." / "bc"
+    paths = "bc", "bc/", "link", tmp_path / "x" / ".." / "bc"
     (tmp_path / "x").mkdir()
-    rows = offmarl("compare", *given, "--json").json["datasets"]["coverage-3/medium"]
+    rows = offmarl("compare", *paths, "--json").json["datasets"]["coverage-3/medium"]
     assert [*rows] == ["bc (greedy)"]
 
 
@@ -432,8 +432,8 @@ def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
 @pytest.mark.parametrize("width", [60, 200])
 def test_json_holds_the_reason_of_a_usage_error(offmarl, monkeypatch, arguments, reason, width):
     monkeypatch.setenv("COLUMNS", str(width))
-    shown = offmarl(*arguments)
-    assert (shown.code, shown.err) == (2, f"error: {reason}\n")
+    outcome = offmarl(*arguments)
+    assert (outcome.code, outcome.err) == (2, f"error: {reason}\n")
     refused = offmarl(*arguments, "--json")
     assert (refused.code, refused.err) == (2, "")
     assert refused.json == {"error": {"type": "OptionError", "message": reason}}
@@ -464,8 +464,8 @@ def test_help_lists_json_and_describes_each_flag_as_it_is_named(offmarl, command
 def test_flags_that_are_on_can_be_turned_off_and_on(monkeypatch):
     qmix = registry.load("recorder", "qmix")
     off, on = ["--no-share-parameters"], ["--share-parameters"]
-    for given, shared in (off, False), (on, True), ([], True):
-        monkeypatch.setattr(sys, "argv", ["qmix.py", *given])
+    for flags, shared in (off, False), (on, True), ([], True):
+        monkeypatch.setattr(sys, "argv", ["qmix.py", *flags])
         assert parse_script(qmix.Args, qmix.__doc__).share_parameters is shared
 
 
@@ -496,8 +496,8 @@ def test_a_script_has_the_help_of_the_command(offmarl, monkeypatch, capsys):
     script = capsys.readouterr().out.split()
     command = offmarl("train", "bc", "--help").out.split()
     options = [[word for word in text if word.startswith("--")] for text in (script, command)]
-    others = {"--json", *(f"--{name.replace('_', '-')}" for name in TaskOptions.__annotations__)}
-    assert options[0] == [word for word in options[1] if word.strip(",") not in others]
+    extra = {"--json", *(f"--{name.replace('_', '-')}" for name in TaskOptions.__annotations__)}
+    assert options[0] == [word for word in options[1] if word.strip(",") not in extra]
     assert {"--vault", "--schedule"} <= {*script} and "None)" not in script
 
 
@@ -530,8 +530,8 @@ def test_an_ordinary_file_is_no_vault_and_no_run(offmarl, tmp_path, command, nam
     outcome = offmarl(*command.replace("FILE", name).split())
     assert outcome.code == 1 and outcome.err.count("\n") == 1
     assert name in outcome.err and "Errno" not in outcome.err
-    wanted = ("is a file, and a vault is", "not a zip archive", "not the directory of a", "no dir")
-    assert any(words in outcome.err for words in wanted)
+    reasons = ("is a file, and a vault is", "not a zip archive", "not the directory of a", "no dir")
+    assert any(words in outcome.err for words in reasons)
 
 
 @pytest.mark.parametrize(("name", "verb"), verbs.VERBS.items(), ids=verbs.VERBS)
@@ -564,8 +564,8 @@ def test_help_keeps_lists_and_fits_the_terminal(offmarl, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = offmarl("record", "psro", "--help").out.splitlines()
     assert "- `last`: the newest member. This is self-play in turns;" in lines
-    listed = offmarl("record", "--help").out.splitlines()
-    for line in [*lines, *listed[:6], *listed[-3:]]:
+    programs = offmarl("record", "--help").out.splitlines()
+    for line in [*lines, *programs[:6], *programs[-3:]]:
         assert len(line) <= 80
     assert "`offmarl tune NAME --help`" in offmarl("tune", "--help").out
 
@@ -602,13 +602,13 @@ def test_an_encoding_that_lacks_characters(offmarl, monkeypatch, tmp_path, encod
 @pytest.mark.parametrize("closed", [{"stdout"}, {"stderr"}, {"stdin", "stdout", "stderr"}])
 def test_streams_that_were_closed(offmarl, monkeypatch, arguments, closed):
     """As by `>&-`, and by programs that start others without any."""
-    whole = offmarl(*arguments)
+    expected = offmarl(*arguments)
     for name in closed:
         monkeypatch.setattr(sys, name, None)
-    found = offmarl(*arguments)
-    assert found.code == whole.code
-    assert found.out == ("" if "stdout" in closed else whole.out)
-    assert found.err == ("" if "stderr" in closed else whole.err)
+    result = offmarl(*arguments)
+    assert result.code == expected.code
+    assert result.out == ("" if "stdout" in closed else expected.out)
+    assert result.err == ("" if "stderr" in closed else expected.err)
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)])
@@ -635,7 +635,7 @@ def test_doctor_says_that_the_chosen_devices_are_missing(tmp_path):
 
 @pytest.mark.slow
 def test_training_under_the_guards_of_jax(tmp_path):
-    """They are for users' own code: neither offmarl nor the libraries below keep to them."""
+    """They are for users' own code: offmarl and its libraries do not obey them."""
     rng = np.random.default_rng(0)
     ends = np.arange(40) % 10 == 9
     vaults.from_arrays(
@@ -665,8 +665,8 @@ def test_training_under_the_guards_of_jax(tmp_path):
         text=True,
     )
     assert done.returncode == 0
-    told = done.stderr.splitlines()
-    assert len(told) == 6 and all("has no effect" in one for one in told)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 6 and all("has no effect" in line for line in lines)
 
 
 SECRET = "https://me:pass/w@rd@example.org/data"

@@ -56,8 +56,8 @@ def test_options_take_precedence_over_the_file_and_it_over_the_defaults(file, mo
 @pytest.mark.parametrize("vault", ['["a=0.7", "b=0.3"]', "{ a = 0.7, b = 0.3 }"])
 def test_a_file_may_name_several_vaults(file, monkeypatch, vault):
     file.write_text(FILE.format(vault=vault))
-    found = parsed(monkeypatch, "--config", file).vault
-    assert found in (("a=0.7", "b=0.3"), {"a": 0.7, "b": 0.3})
+    vaults = parsed(monkeypatch, "--config", file).vault
+    assert vaults in (("a=0.7", "b=0.3"), {"a": 0.7, "b": 0.3})
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from offmarl.vault.format import encoding
 def test_there_and_back(offmarl, xor_file, layout):
     first = offmarl("convert", xor_file, "a.vlt", "--json").json
     out = "out.zarr" if layout == "zarr" else "out.npz"
-    told = offmarl("convert", "a.vlt", out, "--to", layout, "--json").json
-    assert (told["format"], told["episodes"], told["steps"]) == (layout, 3, 150)
+    data = offmarl("convert", "a.vlt", out, "--to", layout, "--json").json
+    assert (data["format"], data["episodes"], data["steps"]) == (layout, 3, 150)
     back = offmarl("convert", out, "b.vlt", "--from", layout, "--json").json
     assert back["digest"] == first["digest"]
 
@@ -50,8 +50,8 @@ def read_counts(source):
     lengths = [int(word) for word in Path(source).read_text().split()]
     spec = EnvSpec("", 1, 1, 1, Continuous(1), state="concatenated")
     records = (
-        Record(encoding.from_disk({name: x[None] for name, x in one.items()}, spec))
-        for one in map(episode, lengths)
+        Record(encoding.from_disk({name: x[None] for name, x in arrays.items()}, spec))
+        for arrays in map(episode, lengths)
     )
     yield Imported(spec, {"format": "counts"}, records, len(lengths))
 
@@ -69,7 +69,7 @@ def episode(length):
 
 @pytest.fixture
 def with_counts(monkeypatch):
-    """Start the command line with one more line in `READERS`."""
+    """Start the command line with another reader in `READERS`."""
     with monkeypatch.context() as patch:
         patch.setitem(convert.READERS, "counts", read_counts)
         importlib.reload(commands)
@@ -80,18 +80,18 @@ def with_counts(monkeypatch):
 @pytest.mark.usefixtures("with_counts")
 def test_an_import_format_is_a_reader_and_a_line(offmarl, tmp_path):
     (tmp_path / "lengths.txt").write_text("3 1 4")
-    made = offmarl("convert", "lengths.txt", "a.vlt", "--from", "counts", "--json").json
-    assert (made["episodes"], made["steps"]) == (3, 8)
-    found = vault.import_dataset("lengths.txt", "b.vlt", "counts")
-    assert found.episodes.length.tolist() == [3, 1, 4]
-    assert found.episodes.cause.tolist() == ["terminated"] * 3
-    shown = " ".join(offmarl("convert", "--help").out.replace("│", "").split())
-    assert "counts for a text file with the lengths of episodes" in shown
+    data = offmarl("convert", "lengths.txt", "a.vlt", "--from", "counts", "--json").json
+    assert (data["episodes"], data["steps"]) == (3, 8)
+    dataset = vault.import_dataset("lengths.txt", "b.vlt", "counts")
+    assert dataset.episodes.length.tolist() == [3, 1, 4]
+    assert dataset.episodes.cause.tolist() == ["terminated"] * 3
+    text = " ".join(offmarl("convert", "--help").out.replace("│", "").split())
+    assert "counts for a text file with the lengths of episodes" in text
     refused = offmarl("convert", "lengths.txt", "c.vlt", "--from", "counts", "--time-limit", 5)
     assert refused.code == 2 and "takes no --time-limit" in refused.err
 
 
 def test_every_layout_is_in_the_help(offmarl):
-    shown = offmarl("convert", "--help").out
-    assert all(f"{name}" in shown for name in (*convert.READERS, *convert.WRITERS))
-    assert all(read.__doc__.startswith("Read ") for read in convert.READERS.values())
+    text = offmarl("convert", "--help").out
+    assert all(f"{name}" in text for name in (*convert.READERS, *convert.WRITERS))
+    assert all(reader.__doc__.startswith("Read ") for reader in convert.READERS.values())

@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def here(runs, tmp_path, monkeypatch):
-    """A directory of the test with these runs."""
+    """Return a directory with links to these runs, which is the working directory."""
     monkeypatch.chdir(tmp_path)
     for run in runs.iterdir():
         (tmp_path / run.name).symlink_to(run)
@@ -64,27 +64,27 @@ def test_the_cells_of_the_xor_game_are_exact_in_both_seat_orders(here, monkeypat
     play = jax.jit(traced, static_argnums=(0, 1, 2, 3))
     monkeypatch.setattr(cross_play, "play_against", play)
     work = CrossPlayWork(["five", "more"], **FEW)
-    found = played(work)
+    tables = played(work)
     first, second = np.array(
         [actions("five", x) for x in range(5)] + [actions("more", x) for x in range(20, 35)]
     ).T
     expected = np.array([[0, 50], [50, -100]])[first[:, None], second]
-    np.testing.assert_array_equal(found["greedy"][..., 0], expected)
-    assert (found["greedy"][..., 1] == 0).all() and len(np.unique(expected)) == 3
-    assert found["greedy"].shape == found["sampled"].shape == (20, 20, 2)
-    assert (found["sampled"][..., 1] > 0).all()
+    np.testing.assert_array_equal(tables["greedy"][..., 0], expected)
+    assert (tables["greedy"][..., 1] == 0).all() and len(np.unique(expected)) == 3
+    assert tables["greedy"].shape == tables["sampled"].shape == (20, 20, 2)
+    assert (tables["sampled"][..., 1] > 0).all()
 
 
 @pytest.mark.slow
 def test_partners_are_met_in_both_seats_and_policies_have_self_play(here):
     work = CrossPlayWork(["five"], ["two@9", "five@1", "random"], **FEW)
     assert work.scored == [0, 1, 2, 3, 4] and work.partners == [5, 1, 6]
-    names = [one.name for one in work.members]
+    names = [member.name for member in work.members]
     assert names == [*(f"five@{x}" for x in range(5)), "two@9", "random"]
     table = played(work)["greedy"][..., 0]
-    met = np.eye(7, dtype=bool)
-    met[:5, [1, 5, 6]] = True
-    np.testing.assert_array_equal(np.isfinite(table), met | met.T)
+    mask = np.eye(7, dtype=bool)
+    mask[:5, [1, 5, 6]] = True
+    np.testing.assert_array_equal(np.isfinite(table), mask | mask.T)
 
 
 @pytest.mark.slow
@@ -101,11 +101,11 @@ def test_policies_that_compute_the_same_of_other_parameters_meet(here):
 @pytest.mark.slow
 def test_a_partner_whose_name_says_how_it_acts_does_so_in_both_tables(here):
     work = CrossPlayWork(["two@9"], ["five@0/sampled", "five@0"], **FEW)
-    names = [one.name for one in work.members]
+    names = [member.name for member in work.members]
     assert names == ["two@9", "five@0/sampled", "five@0"]
-    found = played(work)
+    tables = played(work)
     for way in ("greedy", "sampled"):
-        fixed, both = found[way][0, 1:, 1] > 0  # only drawn actions differ between episodes
+        fixed, both = tables[way][0, 1:, 1] > 0  # only drawn actions differ between episodes
         assert fixed and both == (way == "sampled")
 
 
@@ -116,7 +116,7 @@ def test_the_same_policy_counts_once(here):
 @pytest.mark.slow
 def test_a_table_does_not_depend_on_how_it_was_divided(here):
     again = CrossPlayWork(["five"], **FEW)
-    whole = played(again)
+    tables = played(again)
     again.row(3).write_text("kept")  # rows that are there are not played again
     run_share(again, Share(3, 5))
     assert again.row(3).read_text() == "kept"
@@ -124,7 +124,7 @@ def test_a_table_does_not_depend_on_how_it_was_divided(here):
         again.row(number).unlink()
     for number in (4, 2, 0, 1, 3):
         run_share(again, Share(number, 5))
-    chex.assert_trees_all_equal(again.tables(), whole)
+    chex.assert_trees_all_equal(again.tables(), tables)
     assert CrossPlayWork(["five"], seed=1, **FEW).path != again.path
 
 
@@ -145,11 +145,11 @@ def test_a_killed_table_ends_with_the_same_bits(here):
     command = ["cross-play", "more", "--eval-episodes", "16", "--program", plain.__file__]
     stopped([sys.executable, "-c", code, *command], work.row(1).exists)
     assert len(work.missing()) > 1
-    found = played(work)
+    tables = played(work)
     rows = [work.row(row).read_bytes() for row in range(15)]
     for row in range(15):
         work.row(row).unlink()
-    chex.assert_trees_all_equal(played(work), found)
+    chex.assert_trees_all_equal(played(work), tables)
     assert [work.row(row).read_bytes() for row in range(15)] == rows
 
 
@@ -157,9 +157,9 @@ def test_a_killed_table_ends_with_the_same_bits(here):
 def test_a_response_that_acts_for_one_agent_meets_partners_in_its_seat(here):
     run = write_side(here / "response", "classic/xor", "agent_1")
     table = played(CrossPlayWork([str(run)], ["five"], **FEW))["greedy"][..., 0]
-    met = np.zeros((6, 6), bool)
-    met[0, 1:] = True  # as the side that the run learned
-    np.testing.assert_array_equal(np.isfinite(table), met | np.diag([False, *[True] * 5]))
+    mask = np.zeros((6, 6), bool)
+    mask[0, 1:] = True  # as the side that the run learned
+    np.testing.assert_array_equal(np.isfinite(table), mask | np.diag([False, *[True] * 5]))
     response = played(CrossPlayWork(["five"], [str(run)], side="agent_0", **FEW))["greedy"]
     np.testing.assert_array_equal(response[:5, 5, 0], table[0, 1:])
     with pytest.raises(OptionError, match="no pair to play"):
@@ -264,26 +264,26 @@ NAMES = "ABC"
 def test_scores_of_known_numbers():
     """A and B know each other's convention; C is better, and only with itself."""
     table = np.array([[10.0, 8, 0], [6, 10, 2], [0, 0, 20]])
-    found = scores(table, NAMES, [0, 1, 2], [0, 1, 2])
-    rows = {name: [one[name] for one in found["policies"]] for name in found["policies"][0]}
+    result = scores(table, NAMES, [0, 1, 2], [0, 1, 2])
+    rows = {name: [row[name] for row in result["policies"]] for name in result["policies"][0]}
     assert rows["policy"] == ["A", "B", "C"] and rows["self_play"] == [10, 10, 20]
     assert rows["cross_play"] == [3.5, 4, 0.5]
     assert rows["worst"] == [0, 1, 0] and rows["worst_partner"] == ["C", "C", "A"]
     assert rows["best_response_share"] == pytest.approx([7 / 30, 8 / 30, 1 / 20])
-    values = [found[name]["value"] for name in ("self_play", "cross_play", "gap")]
+    values = [result[name]["value"] for name in ("self_play", "cross_play", "gap")]
     np.testing.assert_allclose(values, [40 / 3, 8 / 3, 32 / 3])
     # By hand: the gap without A, B and C; t of two degrees of freedom.
     without = np.array([15 - 1, 15 - 0, 10 - 7])
     half = 4.302652729911275 * np.sqrt(2 / 3 * ((without - without.mean()) ** 2).sum())
-    np.testing.assert_allclose(found["gap"]["high"] - found["gap"]["value"], half)
+    np.testing.assert_allclose(result["gap"]["high"] - result["gap"]["value"], half)
 
 
 def test_scores_beside_partners_and_in_one_seat():
     table = np.array([[5.0, NONE, 4], [NONE, 7, 2], [NONE, 6, 9]])
-    found = scores(table, NAMES, [0, 1], [2])
-    assert [one["cross_play"] for one in found["policies"]] == [4, 4]
-    assert [one["best_response_share"] for one in found["policies"]] == [4 / 9, 4 / 9]
-    assert found["gap"] == {"value": 2.0, "low": None, "high": None}
+    result = scores(table, NAMES, [0, 1], [2])
+    assert [row["cross_play"] for row in result["policies"]] == [4, 4]
+    assert [row["best_response_share"] for row in result["policies"]] == [4 / 9, 4 / 9]
+    assert result["gap"] == {"value": 2.0, "low": None, "high": None}
     only = scores(np.array([[NONE, 3.0], [NONE, -1]]), NAMES, [0], [1])
     assert only["policies"][0]["self_play"] is None and only["gap"]["value"] is None
     assert only["cross_play"]["value"] == 3 and only["best_response_share"] == 1
@@ -295,8 +295,8 @@ def test_scores_beside_partners_and_in_one_seat():
 
 def skilled(rng, count):
     """A table in which policies differ in skill, in either seat, and pairs and episodes vary."""
-    own, other = rng.normal(size=(2, count))
-    table = own[:, None] + other + 0.5 * rng.normal(size=(count, count))
+    skill, other_skill = rng.normal(size=(2, count))
+    table = skill[:, None] + other_skill + 0.5 * rng.normal(size=(count, count))
     np.fill_diagonal(table, 3 + 0.3 * rng.normal(size=count))
     return table
 
@@ -309,9 +309,9 @@ def test_intervals_of_the_gap_cover_as_often_as_they_claim(partners):
     apart = ~np.eye(5, dtype=bool)
     for _ in range(400):
         table = skilled(rng, 5 + partners)
-        others = [*range(5, 10)] if partners else [*range(5)]
-        found = scores(table, "ABCDEFGHIJ", [*range(5)], others)["gap"]
-        covered += found["low"] <= 3 <= found["high"]
+        columns = [*range(5, 10)] if partners else [*range(5)]
+        gap = scores(table, "ABCDEFGHIJ", [*range(5)], columns)["gap"]
+        covered += gap["low"] <= 3 <= gap["high"]
         cells, itself = table[:5, :5][apart], np.diag(table)[:5]
         half = 1.96 * np.sqrt(cells.var(ddof=1) / cells.size + itself.var(ddof=1) / 5)
         over_cells += abs(itself.mean() - cells.mean() - 3) <= half
@@ -324,33 +324,33 @@ def test_intervals_of_the_gap_cover_as_often_as_they_claim(partners):
 @pytest.mark.slow
 def test_the_command_in_text_json_and_on_a_page(here, offmarl, monkeypatch):
     (here / "<b>").symlink_to(here / "five")
-    given = ("cross-play", "<b>", "two@9", "--eval-episodes", 4, "--program", plain.__file__)
-    found = offmarl(*given, "--html", "page.html", "--json").json
+    command = ("cross-play", "<b>", "two@9", "--eval-episodes", 4, "--program", plain.__file__)
+    result = offmarl(*command, "--html", "page.html", "--json").json
     names = [*(f"<b>@{seed}" for seed in range(5)), "two@9"]
-    assert found["policies"] == found["partners"] == names
-    mean = np.array(found["greedy"]["returns"]["agent_0"])
-    assert set(mean.ravel()) <= {-100, 0, 50} and found["page"] == "page.html"
-    np.testing.assert_array_equal(mean, np.array(found["greedy"]["returns"]["agent_1"]).T)
-    assert found["greedy"]["self_play"]["value"] == np.diag(mean).mean()
-    assert found["greedy"].keys() == found["sampled"].keys() and found["notes"] == []
+    assert result["policies"] == result["partners"] == names
+    mean = np.array(result["greedy"]["returns"]["agent_0"])
+    assert set(mean.ravel()) <= {-100, 0, 50} and result["page"] == "page.html"
+    np.testing.assert_array_equal(mean, np.array(result["greedy"]["returns"]["agent_1"]).T)
+    assert result["greedy"]["self_play"]["value"] == np.diag(mean).mean()
+    assert result["greedy"].keys() == result["sampled"].keys() and result["notes"] == []
     page = (here / "page.html").read_text()
     assert "&lt;b&gt;@3" in page and "<b>" not in page and "Sampled" not in page.split("<h2>")[1]
     monkeypatch.setattr(output._out, "width", 80)
-    told = offmarl(*given).out
-    assert max(map(len, told.splitlines())) <= 80
-    assert "gap " in told and "two@9" in told and "█" in told
+    text = offmarl(*command).out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "gap " in text and "two@9" in text and "█" in text
 
 
 @pytest.mark.slow
 def test_a_table_is_divided_into_tasks(here, offmarl):
-    given = ("cross-play", "two", "--eval-episodes", 4, "--program", plain.__file__)
-    plan = offmarl(*given, "--dry-run", "--json").json
+    words = ("cross-play", "two", "--eval-episodes", 4, "--program", plain.__file__)
+    plan = offmarl(*words, "--dry-run", "--json").json
     assert plan["blocks"] == 2 and not (here / "runs").exists()
-    assert offmarl(*given, "--task", "1/2", "--json").json["missing"] == 1
-    assert offmarl(*given, "--join").code == 1
-    assert offmarl(*given, "--task", "0/2", "--json").json["missing"] == 0
-    joined = offmarl(*given, "--join", "--json").json
-    assert joined == offmarl(*given, "--json").json == offmarl(*given, "--tasks", 2, "--json").json
+    assert offmarl(*words, "--task", "1/2", "--json").json["missing"] == 1
+    assert offmarl(*words, "--join").code == 1
+    assert offmarl(*words, "--task", "0/2", "--json").json["missing"] == 0
+    table = offmarl(*words, "--join", "--json").json
+    assert table == offmarl(*words, "--json").json == offmarl(*words, "--tasks", 2, "--json").json
     alone = offmarl("cross-play", "two", "--eval-episodes", 1, "--json").json["greedy"]
     assert alone["standard_errors"] == dict.fromkeys(["agent_0", "agent_1"], [[None] * 2] * 2)
     assert None not in np.ravel(alone["returns"]["agent_0"])

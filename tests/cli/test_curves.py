@@ -34,9 +34,9 @@ def learned(directory, program, seeds, offset=0.0, **record):
 
 
 def test_curves_have_the_steps_that_all_seeds_have(tmp_path):
-    found = report.curves_of(learned(tmp_path / "run", "bc", 2))
-    assert list(found) == ["loss", tracking.WALL_TIME, tracking.RETURN]
-    curve = found[tracking.RETURN]
+    curves = report.curves_of(learned(tmp_path / "run", "bc", 2))
+    assert list(curves) == ["loss", tracking.WALL_TIME, tracking.RETURN]
+    curve = curves[tracking.RETURN]
     assert curve.steps.tolist() == [10, 20, 30, 40]
     np.testing.assert_allclose(curve.values, [RISING, np.array(RISING) + 1])
     np.testing.assert_allclose(curve.mean, np.array(RISING) + 0.5)
@@ -73,8 +73,8 @@ def test_runs_without_metrics_are_compared_without_curves(offmarl, tmp_path):
 def test_bars_of_one_dataset_have_one_scale():
     curve = Curve(np.arange(2), np.array([[0.0, 1.0]]))
     higher = Curve(np.arange(2), np.array([[3.0, 7.0]]))
-    found = {"data": {Entry("a"): curve, Entry("b"): higher}}
-    rows = learning_curves(found).rows
+    curves = {"data": {Entry("a"): curve, Entry("b"): higher}}
+    rows = learning_curves(curves).rows
     assert [row[3] for row in rows] == ["▁▂", "▄█"]
     long = Curve(np.arange(100), np.linspace(0, 1, 100)[None])
     (row,) = learning_curves({"data": {Entry("a"): long}}).rows
@@ -97,15 +97,15 @@ def test_a_run_has_a_page(offmarl, tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert page.count("<img") == 3 and "http" not in page.replace("http://www.w3.org", "")
     assert pages.run_page(pages.describe_run(run)) == page
-    found = offmarl("report", run, "--json").json
-    assert found["curves"][tracking.RETURN]["step"] == [10, 20, 30, 40]
-    assert found["record"]["program"] == "bc"
+    result = offmarl("report", run, "--json").json
+    assert result["curves"][tracking.RETURN]["step"] == [10, 20, 30, 40]
+    assert result["record"]["program"] == "bc"
     assert "episode return" in out  # what the evaluations measure heads their table
 
 
 def test_the_first_and_the_last_value_of_a_metric(tmp_path):
     described = pages.describe_run(learned(tmp_path / "run", "bc", 3))
-    (metrics,) = (one for one in described.sections() if one.title.startswith("Metrics"))
+    (metrics,) = (x for x in described.sections() if x.title.startswith("Metrics"))
     assert metrics.columns == ["metric", "first", "last", "steps"]
     assert metrics.rows[0] == ["loss", 5.0, 1.0, 40]
 
@@ -158,12 +158,12 @@ def test_a_dataset_shows_the_training_that_it_came_from(offmarl, tmp_path):
 
 
 def test_each_team_of_a_recorder_has_a_line_and_what_is_no_number_has_none(tmp_path):
-    known = [({"cats": 1.0, "mice": None}, 0), ({"cats": 2, "mice": 3.0}, 10), (None, 20), (7, "x")]
-    about = {"policies": [{"training_steps": step, "return": value} for value, step in known]}
+    pairs = [({"cats": 1.0, "mice": None}, 0), ({"cats": 2, "mice": 3.0}, 10), (None, 20), (7, "x")]
+    about = {"policies": [{"training_steps": step, "return": value} for value, step in pairs]}
     about["policies"] += ["another", {"training_steps": 5, "return": 4.0, "team": "mice"}]
-    found = report.survey(recorded(tmp_path / "a.vlt" / "x", provenance=about))
-    (axes,) = figure_training({"a": found, "b": found}).axes
+    stats = report.survey(recorded(tmp_path / "a.vlt" / "x", provenance=about))
+    (axes,) = figure_training({"a": stats, "b": stats}).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     cats, mice = [[0, 1], [10, 2]], [[10, 3], [5, 4]]
-    assert lines == {f"{one}, {x}": y for one in "ab" for x, y in (("cats", cats), ("mice", mice))}
-    assert "Learning curve: a: 2 policies." in pages.dataset_page({"a": found})
+    assert lines == {f"{n}, {x}": y for n in "ab" for x, y in (("cats", cats), ("mice", mice))}
+    assert "Learning curve: a: 2 policies." in pages.dataset_page({"a": stats})

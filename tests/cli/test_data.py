@@ -14,8 +14,8 @@ from tests.vault.experience import recorded
 
 def test_the_licence_of_a_source_is_kept(offmarl, xor_file):
     terms = ("--licence", "cc-by-4.0", "--citation", "@misc{them}")
-    found = offmarl("convert", xor_file, "a.vlt", "--env", "classic/xor", *terms, "--json").json
-    source = found["provenance"]["source"]
+    result = offmarl("convert", xor_file, "a.vlt", "--env", "classic/xor", *terms, "--json").json
+    source = result["provenance"]["source"]
     assert (source["licence"], source["citation"]) == ("CC-BY-4.0", "@misc{them}")
     assert (source["format"], source["file"]) == ("pymarl", "xor.npz")
     for wrong in (["mine"], ["other"]):
@@ -69,9 +69,9 @@ def test_convert_then_show_then_list(offmarl, xor_file, tmp_path):
     assert "(--provenance)\n\nNext: offmarl train bc --vault " in text and "xor.npz" not in text
     assert "xor.npz" in offmarl("show", "data/xor.vlt", "--provenance").out
 
-    (listed,) = offmarl("ls", "data", "--json").json["vaults"]
-    assert listed["path"] == str(tmp_path / "data/xor.vlt/mixed")
-    assert (listed["num_agents"], listed["episodes"], listed["mean_return"]) == (2, 3, 25.0)
+    (entry,) = offmarl("ls", "data", "--json").json["vaults"]
+    assert entry["path"] == str(tmp_path / "data/xor.vlt/mixed")
+    assert (entry["num_agents"], entry["episodes"], entry["mean_return"]) == (2, 3, 25.0)
     assert "data/xor.vlt/mixed" in offmarl("ls").out
 
 
@@ -98,11 +98,11 @@ def test_a_lineage_that_another_program_wrote_is_shown_as_it_is(
 ):
     about = {"lineage": lineage} | ({} if origins is None else {"origins": origins})
     recorded(tmp_path / "a.vlt" / "x", provenance=about)
-    shown = offmarl("show", "a.vlt")
-    assert shown.code == 0
+    outcome = offmarl("show", "a.vlt")
+    assert outcome.code == 0
     for name, value in about.items():
         text = value if isinstance(value, str) else json.dumps(value)
-        assert f"{name} {text}" in " ".join(shown.out.split())
+        assert f"{name} {text}" in " ".join(outcome.out.split())
     assert offmarl("show", "a.vlt", "--json").json["provenance"] == about
 
 
@@ -136,12 +136,12 @@ def test_what_does_not_exist_is_named(offmarl, arguments):
 
 def test_ls_remote_has_a_line_for_each_source_until_some_are_selected(offmarl):
     listing = offmarl("ls", "--remote").out, offmarl("ls", "--remote", "og_marl/smac").out
-    whole, some = (text.partition("Next:")[0] for text in listing)
-    assert len(whole.splitlines()) <= 24 and max(map(len, whole.splitlines())) < 80
-    names = [one["name"] for one in offmarl("ls", "--remote", "--json").json["datasets"]]
-    assert all(name.rpartition("/")[0] in whole and name not in whole for name in names)
-    listed = [name for name in names if name in some]
-    assert listed == [name for name in names if name.startswith("og_marl/smac")] != []
+    full, part = (text.partition("Next:")[0] for text in listing)
+    assert len(full.splitlines()) <= 24 and max(map(len, full.splitlines())) < 80
+    names = [x["name"] for x in offmarl("ls", "--remote", "--json").json["datasets"]]
+    assert all(name.rpartition("/")[0] in full and name not in full for name in names)
+    subset = [name for name in names if name in part]
+    assert subset == [name for name in names if name.startswith("og_marl/smac")] != []
 
 
 def test_a_directory_without_vaults_is_no_error(offmarl):
@@ -155,5 +155,5 @@ def test_a_vault_that_cannot_be_read_is_listed_with_its_error(offmarl, xor_file,
     (tmp_path / "a.vlt" / "main" / "manifest.ocdbt").write_bytes(b"damaged")
     outcome = offmarl("ls")
     assert outcome.code == 0 and "a.vlt" in outcome.out
-    (listed,) = offmarl("ls", "--json").json["vaults"]
-    assert listed["error"]
+    (entry,) = offmarl("ls", "--json").json["vaults"]
+    assert entry["error"]

@@ -7,14 +7,14 @@ from offmarl.envs.registry import options_of
 
 def test_environments_are_listed_with_their_traits(offmarl):
     done = offmarl("envs", "--json")
-    listed = done.json["environments"]
-    tag = listed["jaxmarl/mpe/simple_tag_v3"]
+    entries = done.json["environments"]
+    tag = entries["jaxmarl/mpe/simple_tag_v3"]
     assert (tag["agents"], tag["traits"], tag["extra"]) == (
         "any",
         ["adversarial", "heterogeneous"],
         "envs",
     )
-    assert listed["swarm/coverage-N"]["state"] == "native"
+    assert entries["swarm/coverage-N"]["state"] == "native"
     text = offmarl("envs").out
     assert "jaxmarl/mpe/simple_speaker_listener_v4" in text
     assert "pip install 'offmarl[envs]'" in text.replace("\n", " ")
@@ -22,8 +22,8 @@ def test_environments_are_listed_with_their_traits(offmarl):
 
 def test_a_part_of_the_list(offmarl):
     assert "one of: 2s3z, 3m" in offmarl("envs", "jaxmarl/smax/MAP").out
-    listed = offmarl("envs", "probe/", "--json").json["environments"]
-    assert len(listed) == 5
+    entries = offmarl("envs", "probe/", "--json").json["environments"]
+    assert len(entries) == 5
     refused = offmarl("envs", "probe/", "--seconds", "0")
     assert refused.code == 2 and "several environments: leave out --seconds" in refused.err
 
@@ -77,8 +77,8 @@ def test_a_plugin_is_listed_and_a_broken_one_is_explained(offmarl, tmp_path, mon
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad-envs\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[offmarl.envs]\nbad/game = nothing_like_that:Game\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    listed = offmarl("envs", "--json").json["environments"]
-    assert listed["bad/game"]["summary"] == "from the package bad-envs 1.2"
+    entries = offmarl("envs", "--json").json["environments"]
+    assert entries["bad/game"]["summary"] == "from the package bad-envs 1.2"
     done = offmarl("envs", "bad/game")
     assert done.code == 1
     assert "bad-envs 1.2" in done.err and "nothing_like_that" in done.err

@@ -65,8 +65,8 @@ def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
 def test_paths_are_as_the_arguments_write_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     note_given(["ls", "../data"])
-    found = following(["show"], {"path": tmp_path.parent / "data" / "a.vlt"})
-    assert found == "offmarl train bc --vault ../data/a.vlt --seeds 5 --updates 1000"
+    command = following(["show"], {"path": tmp_path.parent / "data" / "a.vlt"})
+    assert command == "offmarl train bc --vault ../data/a.vlt --seeds 5 --updates 1000"
     note_given([])
 
 
@@ -91,5 +91,5 @@ def test_a_successful_command_never_fails_for_what_follows(arguments, data):
 
 
 def test_values_are_not_templates():
-    found = following(["show"], {"path": "{given.__class__} $(x)"})
-    assert found == "offmarl train bc --vault '{given.__class__} $(x)' --seeds 5 --updates 1000"
+    command = following(["show"], {"path": "{given.__class__} $(x)"})
+    assert command == "offmarl train bc --vault '{given.__class__} $(x)' --seeds 5 --updates 1000"

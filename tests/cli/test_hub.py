@@ -20,12 +20,12 @@ def test_pull_look_verify_remove(offmarl):
     again = offmarl("pull", f"{NAME}/Good", "--json").json
     (path,) = again["paths"].values()
     assert again["fetched"] == 0 and str(Path(path).relative_to(Path.cwd())) in pulled.out
-    listed = offmarl("cache", "ls", "--json").json["datasets"]
-    (name,) = listed
-    assert name.startswith(f"{NAME}@") and list(listed[name]["uids"]) == ["Good"]
+    entries = offmarl("cache", "ls", "--json").json["datasets"]
+    (name,) = entries
+    assert name.startswith(f"{NAME}@") and list(entries[name]["uids"]) == ["Good"]
     for verify in (["cache", "verify", NAME], ["verify", NAME], ["verify", name]):
         assert "4 files match what was published" in offmarl(*verify).out
-    (Path(listed[name]["uids"]["Good"]) / "d" / "0").write_bytes(b"other")
+    (Path(entries[name]["uids"]["Good"]) / "d" / "0").write_bytes(b"other")
     damaged = offmarl("verify", NAME)
     assert damaged.code == 1 and "1 of 4 files" in damaged.err
     assert "1 removed" in offmarl("cache", "rm", name, "--yes").out
@@ -99,8 +99,8 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\u202e[bold]"
 
 def test_hostile_text_of_a_card_is_shown_and_not_obeyed(offmarl, hub):  # noqa: F811
     card = hub.cards / f"{NAME}.toml"
-    shown = "".join(f"\\u{ord(one):04x}" if one < " " or one > "~" else one for one in HOSTILE)
-    card.write_text(card.read_text().replace("Made up.", shown).replace("nobody", shown))
+    text = "".join(f"\\u{ord(c):04x}" if c < " " or c > "~" else c for c in HOSTILE)
+    card.write_text(card.read_text().replace("Made up.", text).replace("nobody", text))
     for command in (["pull", f"{NAME}/Good"], ["pull", NAME, "--dry-run"], ["ls", "--remote"]):
         outcome = offmarl(*command)
         assert outcome.code == 0 and not {*"\x1b\x07\r\u202e"} & {*outcome.out}
@@ -133,10 +133,10 @@ def test_hostile_names_are_shown_and_not_obeyed(offmarl, tmp_path):
 
 
 def test_ls_remote(offmarl):
-    found = offmarl("ls", "--remote", "--env", "suite/small", "--agents", 2, "--json").json[
+    result = offmarl("ls", "--remote", "--env", "suite/small", "--agents", 2, "--json").json[
         "datasets"
     ]
-    assert [one["name"] for one in found] == [NAME] and tuple(found[0]["uids"]) == UIDS
+    assert [entry["name"] for entry in result] == [NAME] and tuple(result[0]["uids"]) == UIDS
     assert "no dataset matches" in offmarl("ls", "--remote", "--agents", 3).out
 
 
@@ -162,9 +162,9 @@ def test_completion(offmarl, tmp_path):
         line = f"source {script}; COMP_WORDS=(offmarl {' '.join(words)}); "
         line += f"COMP_CWORD={len(words)}; _tyro_offmarl; printf '%s\\n' ${{#COMPREPLY[*]}} "
         line += '"${COMPREPLY[@]}"; complete -p offmarl | grep -q "o default"'
-        count, *found = run(["bash", "-c", line]).split()
-        assert int(count) == len(found)
-        return found
+        count, *words_after = run(["bash", "-c", line]).split()
+        assert int(count) == len(words_after)
+        return words_after
 
     assert complete("pu") == ["pull", "push"]
     assert "--vault" in complete("train", "maicq", "--va")

@@ -9,27 +9,27 @@ from tests.vault import damage
 
 def test_verify_then_salvage_then_compact(offmarl, tmp_path):
     path = damage.record(tmp_path / "v.vlt" / "a")
-    quick, whole = offmarl("verify", "v.vlt"), offmarl("verify", "v.vlt", "--deep").out
+    quick, deep = offmarl("verify", "v.vlt"), offmarl("verify", "v.vlt", "--deep").out
     assert "is intact as far as checked: 52 steps of each row, 70 chunks" in quick.out
     assert "Not checked, so damage there is not detected; --deep checks it:" in quick.out
     assert "the content of 70 chunks (" in quick.out
-    assert "is intact: 52 steps" in whole
-    assert "Not checked" not in whole
+    assert "is intact: 52 steps" in deep
+    assert "Not checked" not in deep
     place = commit.current_tree(Directory(path)).values["observations./0.3.0.0"]
     data = bytearray((path / place.file).read_bytes())
     data[place.offset] ^= 1
     (path / place.file).write_bytes(data)
 
-    found = offmarl("verify", "v.vlt", "--deep")
-    assert found.code == 1
-    assert "observations, rows 0 to 1, steps 24 to 31: its checksum is wrong (" in found.out
+    outcome = offmarl("verify", "v.vlt", "--deep")
+    assert outcome.code == 1
+    assert "observations, rows 0 to 1, steps 24 to 31: its checksum is wrong (" in outcome.out
     (fault,) = offmarl("verify", "v.vlt", "--deep", "--json").json["faults"]
     assert (fault["leaf"], fault["steps"]) == ("observations", [24, 32])
 
-    assert "Next: offmarl salvage " in found.out and found.out.endswith(" -o intact.vlt\n")
-    taken = offmarl("salvage", "v.vlt", "-o", "out.vlt")
-    assert "Lost:" in taken.out
-    assert "row 0, steps " in taken.out
+    assert "Next: offmarl salvage " in outcome.out and outcome.out.endswith(" -o intact.vlt\n")
+    salvage = offmarl("salvage", "v.vlt", "-o", "out.vlt")
+    assert "Lost:" in salvage.out
+    assert "row 0, steps " in salvage.out
     assert offmarl("verify", "out.vlt", "--deep").code == 0
     assert offmarl("verify", "v.vlt", "--deep").code == 1  # and left as it was
     assert offmarl("salvage", "v.vlt", "-o", "all.vlt", "--json").json["lost"]

@@ -24,8 +24,8 @@ def clean(monkeypatch):
 class TestEnvironment(EnvironmentConformance):
     @pytest.fixture
     def env(self, offmarl, tmp_path):
-        made = offmarl("new", "env", "meeting", "--out", "some where", "--json")
-        assert made.json["path"] == str(tmp_path / "some where" / "meeting.py")
+        outcome = offmarl("new", "env", "meeting", "--out", "some where", "--json")
+        assert outcome.json["path"] == str(tmp_path / "some where" / "meeting.py")
         return envs.make("some where/meeting.py:Meeting")
 
 
@@ -43,9 +43,9 @@ def test_an_environment_from_a_file_is_recorded_and_trained_on(offmarl, file):
     env = envs.make(f"{file}:time_limit=9")
     path = Path("line_game.vlt/random")
     record_policy(env, make_policy(PolicyConfig("random"), env.spec), (), path, 100, num_envs=2)
-    opened = vault.open_vault(path)
-    assert opened.spec.name == "line_game.py:LineGame:time_limit=9"
-    source = opened.provenance["environment_source"]
+    data = vault.open_vault(path)
+    assert data.spec.name == "line_game.py:LineGame:time_limit=9"
+    source = data.provenance["environment_source"]
     assert (source["file"], source["factory"]) == ("../code/line_game.py", "LineGame")
 
     refused = offmarl("train", "bc", "--vault", path, *TRAIN)
@@ -57,8 +57,8 @@ def test_an_environment_from_a_file_is_recorded_and_trained_on(offmarl, file):
 
 
 def test_the_commands_it_prints_can_be_pasted(offmarl):
-    made = offmarl("new", "baseline", "my_clone", "--out", "../some where", "--json").json
-    assert made["commands"][-1] == "offmarl train '../some where/my_clone.py' --vault VAULT"
+    data = offmarl("new", "baseline", "my_clone", "--out", "../some where", "--json").json
+    assert data["commands"][-1] == "offmarl train '../some where/my_clone.py' --vault VAULT"
 
 
 @pytest.mark.nightly
@@ -72,8 +72,8 @@ def test_every_command_takes_an_environment_from_a_file(offmarl, file):
     path = "vaults/line_game.py:LineGame:time_limit=9.vlt/mappo-0-random"
     trained = offmarl("train", "bc", "--vault", path, "--env", file, *TRAIN, "--json")
     run = trained.json["run"]
-    played = offmarl("evaluate", run, "--env", file, "--eval-episodes", 2, "--json")
-    assert played.json["env"] == "line_game.py:LineGame"
+    outcome = offmarl("evaluate", run, "--env", file, "--eval-episodes", 2, "--json")
+    assert outcome.json["env"] == "line_game.py:LineGame"
     again = ("record", "--policy", run, "--env", file, "--steps", 40, "--num-envs", 2, "--json")
     assert offmarl(*again).json["env"] == "line_game.py:LineGame"
 

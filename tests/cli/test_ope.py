@@ -20,12 +20,12 @@ FAST = ("--updates", 40, "--members", 1, "--episodes", 64)
 def runs(tmp_path):
     """Two runs of two seeds; the second was evaluated too, with returns that the test knows."""
     spec = envs.make("probe/two-step").spec
-    found = []
+    paths = []
     for name in ("first", "second"):
         run = tmp_path / name
         write_policy(run, PolicyConfig("feedforward"), spec, [0, 1], greedy=False)
-        found.append(run)
-    return found
+        paths.append(run)
+    return paths
 
 
 def evaluate(run, returns):
@@ -38,22 +38,22 @@ def evaluate(run, returns):
 def test_estimates_without_returns(offmarl, runs, random_data):
     data = random_data("probe/two-step")
     methods = ("--methods", "local", "fqe", "wis")
-    given = ("ope", *runs, "--vault", data, "--program", plain.__file__, *methods, *FAST)
-    found = offmarl(*given, "--json").json
-    assert found["episodes"] == 64 and found["vault"] == str(data)
+    words = ("ope", *runs, "--vault", data, "--program", plain.__file__, *methods, *FAST)
+    result = offmarl(*words, "--json").json
+    assert result["episodes"] == 64 and result["vault"] == str(data)
     labels = [f"{run}, seed {seed}" for run in runs for seed in (0, 1)]
-    assert list(found["policies"]) == labels
-    for one in found["policies"].values():
-        assert one["true_return"] is None and one["effective_sample_size"] > 20
+    assert list(result["policies"]) == labels
+    for estimates in result["policies"].values():
+        assert estimates["true_return"] is None and estimates["effective_sample_size"] > 20
         for method in ("local", "fqe", "wis"):
-            assert 0 < one[method]["value"] < 1.2
+            assert 0 < estimates[method]["value"] < 1.2
     # Both runs have the same parameters, so their estimates are equal: the first is chosen.
-    assert found["chosen"]["wis"]["setting"] == str(runs[0])
-    assert found["ranking"] == {}
-    assert 0 < found["data_return_by_fqe"] < 1.2
-    assert found["order"]["fqe"]["ranks"] == {key: [1, 4] for key in labels}  # without intervals
+    assert result["chosen"]["wis"]["setting"] == str(runs[0])
+    assert result["ranking"] == {}
+    assert 0 < result["data_return_by_fqe"] < 1.2
+    assert result["order"]["fqe"]["ranks"] == {key: [1, 4] for key in labels}  # without intervals
     same = [
-        x for x in found["order"]["wis"]["differences"] if len({y[-1] for y in x["policies"]}) < 2
+        x for x in result["order"]["wis"]["differences"] if len({y[-1] for y in x["policies"]}) < 2
     ]
     assert len(same) == 2 and all(x["value"] == x["low"] == x["high"] == 0 for x in same)
 
@@ -63,30 +63,30 @@ def test_estimates_beside_returns(offmarl, runs, random_data):
     evaluate(runs[0], [[0.5, 0.7], [0.2, 0.4]])
     evaluate(runs[1], [[0.9, 0.9], [0.8, 1.0]])
     data = random_data("probe/two-step")
-    given = ("ope", *runs, "--vault", data, "--program", plain.__file__, "--methods", "wis", *FAST)
-    found = offmarl(*given, "--json").json
-    assert found["policies"][f"{runs[0]}, seed 1"]["true_return"] == pytest.approx(0.3)
-    choice = found["chosen"]["wis"]
+    words = ("ope", *runs, "--vault", data, "--program", plain.__file__, "--methods", "wis", *FAST)
+    result = offmarl(*words, "--json").json
+    assert result["policies"][f"{runs[0]}, seed 1"]["true_return"] == pytest.approx(0.3)
+    choice = result["chosen"]["wis"]
     assert (choice["true_return"], choice["best_true_return"]) == pytest.approx((0.45, 0.9))
-    ranking = found["ranking"]["wis"]
-    estimates = [one["wis"]["value"] for one in found["policies"].values()]
+    ranking = result["ranking"]["wis"]
+    estimates = [row["wis"]["value"] for row in result["policies"].values()]
     lost = 0.9 - [0.6, 0.3][int(np.argmax(estimates[:2]))]
     assert ranking["policies"] == 4 and ranking["regret"]["1"] == pytest.approx(lost)
     assert ranking["chance_regret"] == pytest.approx(0.9 - np.mean([0.6, 0.3, 0.9, 0.9]))
-    text = offmarl(*given).out
+    text = offmarl(*words).out
     assert "\nfirst, seed 0" in text  # the directory stands in the heading
     assert "chosen by wis" in text and "rank correlation" in text
     assert "rank by wis" in text and "cannot be told from others" in text
 
 
 def test_a_method_that_evaluated_no_policy_is_left_out_of_the_tables():
-    known, returns = {"value": 1.0, "low": 1.0, "high": 1.0}, {"a, seed 0": 1.0, "b, seed 0": 2.0}
+    exact, returns = {"value": 1.0, "low": 1.0, "high": 1.0}, {"a, seed 0": 1.0, "b, seed 0": 2.0}
     settings = {label[0]: [label] for label in returns}
     compared = compare_with_returns({"wis": {}}, settings, {k: np.ones(1) for k in returns})
     data = compared | {
         "gamma": 1.0,
         "episodes": 3,
-        "data_return": known,
+        "data_return": exact,
         "data_return_by_fqe": None,
         "policies": {
             label: {"wis": None, "effective_sample_size": None, "true_return": value}
@@ -96,13 +96,13 @@ def test_a_method_that_evaluated_no_policy_is_left_out_of_the_tables():
         "notes": ["wis cannot evaluate them"],
     }
     assert data["ranking"]["wis"]["policies"] == 0
-    shown = [one for one in view(data) if isinstance(one, str)]
-    assert "wis cannot evaluate them" in shown
+    lines = [x for x in view(data) if isinstance(x, str)]
+    assert "wis cannot evaluate them" in lines
 
 
 def test_a_ranking_of_policies_that_act_in_different_ways_says_so():
     candidates = [Candidate(Path(run), seed, None) for run in ("bc", "maicq") for seed in (0, 1)]
-    draws = {one.label: one.run.name == "bc" for one in candidates}
+    draws = {candidate.label: candidate.run.name == "bc" for candidate in candidates}
     (note,) = notes(candidates, draws, {})
     assert note.startswith("Policies of bc sample their actions") and "--act greedy" in note
     alike = {label: draw for label, draw in draws.items() if draw}
@@ -114,28 +114,28 @@ def test_a_policy_without_a_finite_return_is_left_out_of_the_ranking(offmarl, ru
     evaluate(runs[0], [[0.5, 0.7], [0.2, None]])
     evaluate(runs[1], [[0.9, 0.9], [0.8, 1.0]])
     data = random_data("probe/two-step")
-    given = ("ope", *runs, "--vault", data, "--program", plain.__file__, "--methods", "wis", *FAST)
-    found = offmarl(*given, "--json").json
-    assert found["ranking"]["wis"]["policies"] == 3
-    assert found["policies"][f"{runs[0]}, seed 1"]["true_return"] is None
-    assert "seed 1 is left out of choices and rankings: its return" in " ".join(found["notes"])
+    words = ("ope", *runs, "--vault", data, "--program", plain.__file__, "--methods", "wis", *FAST)
+    result = offmarl(*words, "--json").json
+    assert result["ranking"]["wis"]["policies"] == 3
+    assert result["policies"][f"{runs[0]}, seed 1"]["true_return"] is None
+    assert "seed 1 is left out of choices and rankings: its return" in " ".join(result["notes"])
 
 
 @pytest.mark.nightly
 def test_checkpoints_and_other_ways_to_act(offmarl, runs, random_data):
     data = random_data("probe/two-step")
-    given = ("ope", runs[0], "--vault", data, "--program", plain.__file__, *FAST)
-    found = offmarl(*given, "--checkpoints", "all", "--act", "greedy", "--json").json
-    assert list(found["policies"]) == [f"{runs[0]}, step 1, seed {seed}" for seed in (0, 1)]
+    words = ("ope", runs[0], "--vault", data, "--program", plain.__file__, *FAST)
+    result = offmarl(*words, "--checkpoints", "all", "--act", "greedy", "--json").json
+    assert list(result["policies"]) == [f"{runs[0]}, step 1, seed {seed}" for seed in (0, 1)]
 
 
 @pytest.mark.slow
 def test_what_a_user_gets_wrong(offmarl, runs, random_data, tmp_path):
     data = random_data("probe/match")
     assert "no runs to evaluate" in offmarl("ope", "--vault", data).err
-    given = ("ope", runs[0], "--vault", data, "--program", plain.__file__)
-    assert offmarl(*given, "--gamma", 2).code == 2
-    assert "gamma must be from 0 to 1" in offmarl(*given, "--gamma", 2).err
+    words = ("ope", runs[0], "--vault", data, "--program", plain.__file__)
+    assert offmarl(*words, "--gamma", 2).code == 2
+    assert "gamma must be from 0 to 1" in offmarl(*words, "--gamma", 2).err
     wide = replace(envs.make("probe/match").spec, observation_size=9)
     write_policy(tmp_path / "wide", PolicyConfig("feedforward"), wide, [0])
     wrong = offmarl("ope", "wide", "--vault", data, "--program", plain.__file__)

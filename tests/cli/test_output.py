@@ -103,7 +103,7 @@ WIDE = "\N{CJK UNIFIED IDEOGRAPH-570B}" * 12
 
 
 def kinds_of_tables(cells):
-    """Everything that shows columns, with the same cells."""
+    """Every output with columns, with the same cells."""
     columns = [f"argument_number_{number}" for number in range(len(cells))]
     rows = [dict(zip(columns, row, strict=True)) for row in (cells, cells[::-1])]
     yield output.table(columns, [row.values() for row in rows], "title")
@@ -116,8 +116,8 @@ def kinds_of_tables(cells):
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_no_kind_of_table_cuts_a_number_at_any_width(width, count):
-    some = [NUMBERS_OF_ALL_KINDS[at % 8] for at in range(count)]
-    texts = [terminal.interval(x, x - 1, x + 1) if x == 0.5 else x for x in some]
+    numbers = [NUMBERS_OF_ALL_KINDS[at % 8] for at in range(count)]
+    texts = [terminal.interval(x, x - 1, x + 1) if x == 0.5 else x for x in numbers]
     for view in kinds_of_tables([WIDE, *texts, LONG]):
         console = Console(file=io.StringIO(), width=width)
         console.print(view, crop=False, overflow="ignore")
@@ -139,8 +139,8 @@ def test_tasks_tell_their_results_and_when_they_end(tmp_path, monkeypatch):
     ]
     tasks[2].status = Status("running", since=1_010.0)
     assert "left" not in _summary(tasks)
-    for one in tasks[:2]:
-        one.result, one.end = "episode return 3.200", 1_000.0
+    for task in tasks[:2]:
+        task.result, task.end = "episode return 3.200", 1_000.0
     assert _summary(tasks).endswith("1 running; 0 blocks done; about 0:00:26 left")
     console = Console(file=io.StringIO(), width=120)
     console.print(rows_of(tasks))

@@ -49,16 +49,16 @@ def test_returns_are_those_of_the_same_environment_in_jax(evaluate: Any) -> None
     assert Path("episode.png").stat().st_size > 5_000
     assert ours.pop("env") == ENV
     assert theirs.pop("env") == "mine.py:make"
-    for one, other in zip(ours["seeds"], theirs["seeds"], strict=True):
-        assert one == pytest.approx(other)  # the bridge draws nothing, nor do the policies
+    for first, second in zip(ours["seeds"], theirs["seeds"], strict=True):
+        assert first == pytest.approx(second)  # the bridge draws nothing, nor do the policies
 
 
 @pytest.mark.slow
 def test_sampled_returns_do_not_depend_on_the_number_of_processes(evaluate: Any) -> None:
     options = ("--env", "mine.py:make", "--act", "sample", "--seed", 7)
-    one, two = (evaluate(*options, "--jobs", jobs).json for jobs in (1, 2))
-    assert one == two
-    assert one["acting"] == "sampled"
+    first, second = (evaluate(*options, "--jobs", jobs).json for jobs in (1, 2))
+    assert first == second
+    assert first["acting"] == "sampled"
 
 
 @pytest.mark.slow
@@ -66,12 +66,12 @@ def test_sampled_returns_do_not_depend_on_the_number_of_processes(evaluate: Any)
 def test_ope_shows_the_returns_in_an_environment(
     evaluate: Any, offmarl: Any, random_data: Any, env: str
 ) -> None:
-    given = ("--program", plain.__file__, "--eval-episodes", 3, "--env", env, "--json")
+    options = ("--program", plain.__file__, "--eval-episodes", 3, "--env", env, "--json")
     act = ("--methods", "wis", "--act", "greedy")
-    found = offmarl("ope", "run", "--vault", random_data(ENV), *act, *given).json
-    assert found["env"] == env
-    returns = [one["true_return"] for one in found["policies"].values()]
-    assert returns == pytest.approx([one["mean"] for one in evaluate("--env", env).json["seeds"]])
+    result = offmarl("ope", "run", "--vault", random_data(ENV), *act, *options).json
+    assert result["env"] == env
+    returns = [row["true_return"] for row in result["policies"].values()]
+    assert returns == pytest.approx([row["mean"] for row in evaluate("--env", env).json["seeds"]])
 
 
 @pytest.mark.slow
@@ -83,8 +83,8 @@ def test_what_such_environments_lack_is_said(evaluate: Any) -> None:
 
 
 def test_such_an_environment_is_not_recorded_by_a_command(evaluate: Any, offmarl: Any) -> None:
-    given = ("--program", plain.__file__, "--env", "mine.py:make", "--steps", 8)
-    refused = offmarl("record", "--policy", "run", *given)
+    options = ("--program", plain.__file__, "--env", "mine.py:make", "--steps", 8)
+    refused = offmarl("record", "--policy", "run", *options)
     assert refused.code == 2
     assert "mine.py:make is a PettingZoo environment: use offmarl.record_ep" in refused.err
 
@@ -99,7 +99,7 @@ def test_a_run_in_code_of_the_users_names_it(evaluate: Any, tmp_path: Path) -> N
 
 
 def all_have_ended() -> bool:
-    """Whether no process of an environment runs any more; one that was killed may be ending."""
+    """Return whether no process of an environment runs; a killed one may still be ending."""
     for child in multiprocessing.active_children():
         child.join(20)
     return not multiprocessing.active_children()
@@ -179,13 +179,13 @@ def train(offmarl: Any, tmp_path: Any, duel: Any) -> Any:
     (tmp_path / "mine.py").write_text(FAULTY)
     sizes = {"--updates": 20, "--hidden": 4, "--batch-size": 4, "--length": 2, "--seeds": 2}
 
-    given = [item for pair in sizes.items() for item in pair]
+    flags = [item for pair in sizes.items() for item in pair]
 
     def run(env: str, *options: Any, out: str = "run") -> Any:
-        where = ("--vault", duel, "--env", env, "--out", out, "--json")
-        return offmarl("train", "bc", *where, *given, *options)
+        words = ("--vault", duel, "--env", env, "--out", out, "--json")
+        return offmarl("train", "bc", *words, *flags, *options)
 
-    run.sizes = given  # type: ignore[attr-defined]
+    run.sizes = flags  # type: ignore[attr-defined]
     return run
 
 
@@ -204,9 +204,9 @@ def one_process(monkeypatch: Any) -> None:
 
 @pytest.mark.slow
 def test_training_evaluates_greedy_and_sampled_actions_in_it(train: Any, offmarl: Any) -> None:
-    ended = train("mine.py:Duel", "--keep", "all")
-    assert ended.code == 0, ended.err
-    assert ended.json["seeds"][0].keys() > {"greedy_mean", "sampled_mean"}
+    outcome = train("mine.py:Duel", "--keep", "all")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["seeds"][0].keys() > {"greedy_mean", "sampled_mean"}
     assert all_have_ended()
     rows = [row for row in read(Path("run/metrics.jsonl")) if RETURN in row]
     assert [row["step"] for row in rows if row["seed"] == 1] == [0, 4, 8, 12, 16, 20]
@@ -217,19 +217,19 @@ def test_training_evaluates_greedy_and_sampled_actions_in_it(train: Any, offmarl
     assert "mine.py:Duel" in offmarl("compare", "run", "--json").out
 
     for same in ("mine.py:Duel", "mine.py:Swapped"):  # agents are told apart by their names
-        played = offmarl("evaluate", "run", "--env", same, "--json").json
-        for one, other in zip(played["seeds"], ended.json["seeds"], strict=True):
-            assert one["mean"] == other["greedy_mean"]  # the duel draws nothing
+        scores = offmarl("evaluate", "run", "--env", same, "--json").json
+        for first, second in zip(scores["seeds"], outcome.json["seeds"], strict=True):
+            assert first["mean"] == second["greedy_mean"]  # the duel draws nothing
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
 def test_settings_are_searched_in_it(train: Any, offmarl: Any, duel: Any) -> None:
     pytest.importorskip("optuna")
-    given = ("--vault", duel, "--env", "mine.py:Duel", *train.sizes)
-    found = offmarl("tune", "bc", *given, "--trials", 1, "--only", "learning_rate", "--json")
-    assert found.code == 0, found.err
-    assert [one["state"] for one in found.json["trials"]] == ["complete"]
+    options = ("--vault", duel, "--env", "mine.py:Duel", *train.sizes)
+    outcome = offmarl("tune", "bc", *options, "--trials", 1, "--only", "learning_rate", "--json")
+    assert outcome.code == 0, outcome.err
+    assert [trial["state"] for trial in outcome.json["trials"]] == ["complete"]
     assert all_have_ended()
 
 
@@ -284,9 +284,9 @@ def test_a_faulty_environment_is_an_error_of_one_line(
 ) -> None:
     refused = train(f"mine.py:{factory}")
     assert refused.code in (1, 2)
-    found = refused.json["error"]["message"]
-    assert message in found
-    assert "\n" not in found
+    error = refused.json["error"]["message"]
+    assert message in error
+    assert "\n" not in error
 
 
 @pytest.mark.slow

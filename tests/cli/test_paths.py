@@ -76,7 +76,7 @@ TO_MAKE = ["dots after a link", "home", "link", "slash"]
 
 @pytest.fixture
 def spelled(place, monkeypatch, request):
-    """Return how to write the path of something in the home, after going where that is meant."""
+    """Return a function that spells a path in the home directory, and changes directory."""
 
     def spell(name, spelling):
         directory, text = SPELLINGS[spelling](place, name)
@@ -89,7 +89,7 @@ def spelled(place, monkeypatch, request):
 
 @pytest.fixture
 def light(monkeypatch):
-    """Take out of the verbs what takes long: learning, acting, and the network."""
+    """Replace the slow parts of the verbs: learning, acting, and the network."""
     monkeypatch.setattr("offmarl.programs.runs.training.learn", lambda *_: None)
     returns = lambda _, loaded, *__: {"team": dict.fromkeys(loaded, np.zeros(2))}  # noqa: E731
     monkeypatch.setattr(policies, "play", returns)
@@ -101,8 +101,8 @@ def light(monkeypatch):
     monkeypatch.setattr(programs, "record_policy", record)
 
 
-def same(found, wanted):
-    return os.path.realpath(found) == os.path.realpath(wanted)
+def same(path, expected):
+    return os.path.realpath(path) == os.path.realpath(expected)
 
 
 # ------------------------------------------------------------------------------ what is there
@@ -143,15 +143,15 @@ def test_verbs_that_read_a_run(offmarl, place, spelled, light, spelling):
 @pytest.mark.parametrize("target", ["v.vlt", "v.vlt/main"])
 def test_library(place, spelled, spelling, target):
     text = spelled(target, spelling)
-    for given in (text, Path(text)):
-        data = library.open(given)
+    for path in (text, Path(text)):
+        data = library.open(path)
         assert isinstance(data, Dataset)
         assert (data.name, data.uid) == ("v", "main")
         assert same(data.path, place.home / "v.vlt" / "main")
-        assert vault.verify(given).sound
-        assert [one.name for _, one in vault.list_vaults(given)] == ["v"]
-        vault.resume(given).close()
-        vault.join(given, "me").close()
+        assert vault.verify(path).sound
+        assert [summary.name for _, summary in vault.list_vaults(path)] == ["v"]
+        vault.resume(path).close()
+        vault.join(path, "me").close()
 
 
 # ---------------------------------------------------------------------------- what is made
@@ -179,8 +179,8 @@ MAKING = {
 )
 def test_verbs_that_make_something(offmarl, place, spelled, light, verb, spelling):
     name = f"{verb} {spelling}.vlt".replace("record", "made")
-    named = {"in": "v.vlt/main", "npz": "n.npz", "run": "run", "out": name}
-    texts = {f"{{{key}}}": spelled(value, spelling) for key, value in named.items()}
+    names = {"in": "v.vlt/main", "npz": "n.npz", "run": "run", "out": name}
+    texts = {f"{{{key}}}": spelled(value, spelling) for key, value in names.items()}
     outcome = offmarl(verb, *(texts.get(word, word) for word in MAKING[verb]), "--json")
     assert outcome.code == 0, outcome
     assert (place.home / name).is_dir()
@@ -296,10 +296,10 @@ def test_dots_after_a_link_mean_what_they_mean_to_the_system(place, monkeypatch)
 def test_no_path_at_all(tmp_path, monkeypatch):
     with pytest.raises(OptionError, match="path is empty"):
         library.open("")
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    directory.rmdir()
     with pytest.raises(OptionError, match="was removed"):
         library.open("v.vlt")
 
@@ -309,9 +309,9 @@ def test_ls_follows_links_but_not_in_circles(offmarl, place, tmp_path):
     (tmp_path / "data2").symlink_to(place.home)
     (tmp_path / "up").symlink_to(tmp_path.parent)
     (tmp_path / "v2.vlt").symlink_to(place.home / "v.vlt")
-    found = [one["path"] for one in offmarl("ls", "--json").json["vaults"]]
-    assert str(tmp_path / "data/v.vlt/main") in found and str(tmp_path / "v2.vlt/main") in found
-    assert not any({"up", "data2"} & {*Path(path).parts} for path in found)
+    paths = [x["path"] for x in offmarl("ls", "--json").json["vaults"]]
+    assert str(tmp_path / "data/v.vlt/main") in paths and str(tmp_path / "v2.vlt/main") in paths
+    assert not any({"up", "data2"} & {*Path(path).parts} for path in paths)
     assert "data/v.vlt/main" in (out := offmarl("ls").out) and str(tmp_path) not in out
 
 
@@ -331,9 +331,9 @@ def test_ls_follows_links_but_not_in_circles(offmarl, place, tmp_path):
 def test_urls(url, wanted):
     from offmarl.vault.storage.location import absolute
 
-    found = absolute(url)
-    assert str(found) == wanted
-    assert absolute(found) is found
+    path = absolute(url)
+    assert str(path) == wanted
+    assert absolute(path) is path
 
 
 def test_credentials_reach_the_server_and_no_message():

@@ -46,8 +46,8 @@ class _Page(HTMLParser):
             self.cells[-1].append(data)
 
     def row(self, name: str, columns: int) -> list[str]:
-        (found,) = (row for row in self.cells if row[0] == name and len(row) == columns)
-        return found
+        (cells,) = (row for row in self.cells if row[0] == name and len(row) == columns)
+        return cells
 
 
 @pytest.fixture
@@ -83,10 +83,10 @@ def test_tiers_stand_side_by_side(offmarl, tiers):
     assert page.row("checked", 3)[1:] == 2 * ["agrees with its checksums"]
     data = vault.open_vault(tiers / "good")
     returns = data.episodes.returns.mean(1)
-    told = next(row for row in page.cells if row[0] == "good")
-    assert told[1:3] == [str(len(returns)), "120"]
+    cells = next(row for row in page.cells if row[0] == "good")
+    assert cells[1:3] == [str(len(returns)), "120"]
     assert (
-        told[3] == f"{returns.mean():.4g}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{returns.std():.3g}"
+        cells[3] == f"{returns.mean():.4g}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{returns.std():.3g}"
     )
     assert data.digest()[:12] in page.text
     assert set(re.findall(r'(?:src|href)="([a-z]+:)', page.text)) == {"data:"}
@@ -97,10 +97,10 @@ def test_tiers_stand_side_by_side(offmarl, tiers):
 
 
 def test_numbers_for_programs(offmarl, tiers):
-    found = offmarl("report", "made.vlt/good", "made.vlt/bad", "--json").json["vaults"]
-    assert list(found) == ["good", "bad"]  # as they were given
+    result = offmarl("report", "made.vlt/good", "made.vlt/bad", "--json").json["vaults"]
+    assert list(result) == ["good", "bad"]  # as they were given
     data = vault.open_vault(tiers / "bad")
-    bad = found["bad"]
+    bad = result["bad"]
     assert bad["digest"] == data.digest()
     assert bad["return"]["mean"] == data.episodes.returns.mean()
     assert bad["ends"] == dict(
@@ -109,7 +109,7 @@ def test_numbers_for_programs(offmarl, tiers):
     assert np.array(bad["actions"]["taken"]).shape == (2, 4)
     assert np.array(bad["observations"]["low"]).shape == (2, 3)
     assert bad["coverage"]["saco"] == bad["coverage"]["pairs"] / 120
-    assert [told["length"] for told in bad["windows"]] == [5, 10, 20, 50, 100]
+    assert [window["length"] for window in bad["windows"]] == [5, 10, 20, 50, 100]
 
 
 @pytest.mark.slow
@@ -252,7 +252,7 @@ def test_mistakes_are_named(offmarl, tiers, arguments, message, code):
 def test_files_that_cannot_be_written_are_refused_before_any_work(
     offmarl, tmp_path, command, option
 ):
-    given = "swarm/coverage-3" if command == "envs" else str(tmp_path / "missing")
+    argument = "swarm/coverage-3" if command == "envs" else str(tmp_path / "missing")
     (tmp_path / "file").write_text("")
     (tmp_path / "dangling").symlink_to("nowhere")
     for place, words in (
@@ -262,7 +262,7 @@ def test_files_that_cannot_be_written_are_refused_before_any_work(
         (Path("/proc/nowhere/page.png"), "cannot be written (No such file"),
         *([] if option == "--html" else [(tmp_path / "page.xyz", "give a path that ends in .")]),
     ):
-        found = offmarl(command, given, option, place)
-        assert found.code == 2
-        assert words in found.err
-        assert option in found.err
+        outcome = offmarl(command, argument, option, place)
+        assert outcome.code == 2
+        assert words in outcome.err
+        assert option in outcome.err

@@ -20,19 +20,19 @@ RETURNS = [1.0, 2.0, 6.0]
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     """Five episodes of two steps and one of one: the fourth is cut, the fifth and last run on."""
-    whole, _ = make(rows=1, steps=9)
+    base, _ = make(rows=1, steps=9)
     ends = np.array([0, 1, 0, 1, 0, 1, 0, 1, 0], bool)[None]
     reward = np.zeros((1, 9, 2), np.float32)
     reward[0, ::2, 0] = 2 * np.array([*RETURNS, 100, 200])  # all of it is agent 0's
     flags = np.repeat(ends[..., None], 2, -1)
     terminated = flags & (np.arange(9) < 4)[None, :, None]
-    transition = whole._replace(
+    transition = base._replace(
         reward=reward, last=ends, terminated=terminated, truncated=flags & ~terminated
     )
     path = tmp_path_factory.mktemp("returns") / "vaults" / "a.vlt" / "main"
     cut = np.zeros((1, 9), bool)
     cut[0, 7] = True
-    final = type(whole.view)(*(x[:, 7] for x in whole.view))
+    final = type(base.view)(*(x[:, 7] for x in base.view))
     finals = FinalObservations(np.zeros(1, int), np.full(1, 7), final)
     with vault.create(path, SPEC, rows=1) as writer:
         writer.append(transition, finals, cut=cut)
@@ -54,10 +54,10 @@ def test_the_table_of_episodes_tells_it(data):
 
 # What each command says of a vault's episodes.
 COMMANDS = {
-    "show": lambda found: found,
-    "ls": lambda found: found["vaults"][0],
-    "recode": lambda found: found["vaults"][0],
-    "report": lambda found: next(iter(found["vaults"].values())),
+    "show": lambda data: data,
+    "ls": lambda data: data["vaults"][0],
+    "recode": lambda data: data["vaults"][0],
+    "report": lambda data: next(iter(data["vaults"].values())),
 }
 
 
@@ -65,11 +65,11 @@ COMMANDS = {
 def test_commands_tell_the_same(path, offmarl, command):
     place = path.parents[1] if command == "ls" else path
     words = [command, place, *(["-o", "b.vlt"] if command == "recode" else [])]
-    found = COMMANDS[command](offmarl(*words, "--json").json)
-    assert (found["episodes"], found["incomplete"]) == (5, 2)
-    assert found.get("mean_return", (found.get("return") or {}).get("mean")) == 3.0
+    result = COMMANDS[command](offmarl(*words, "--json").json)
+    assert (result["episodes"], result["incomplete"]) == (5, 2)
+    assert result.get("mean_return", (result.get("return") or {}).get("mean")) == 3.0
     if command == "show":
-        assert (found["return"]["min"], found["return"]["max"]) == (1.0, 6.0)
+        assert (result["return"]["min"], result["return"]["max"]) == (1.0, 6.0)
         assert "to 6 (without 2 that the environment did not end)" in offmarl("show", path).out
     assert command != "ls" or "incomplete" in offmarl(*words).out
 
@@ -85,8 +85,8 @@ def test_the_library_tells_the_same(path, data):
 
 def test_percentiles_are_of_complete_episodes(data, tmp_path):
     """The median of all would be 6, and that of the complete ones is 2."""
-    made = vault.filter(data, "return >= p50", tmp_path / "a.vlt")
-    assert made.episodes.episode_returns.tolist() == [2.0, 6.0, 100.0, 200.0]
+    subset = vault.filter(data, "return >= p50", tmp_path / "a.vlt")
+    assert subset.episodes.episode_returns.tolist() == [2.0, 6.0, 100.0, 200.0]
     only = vault.filter(data, "complete and return >= p50", tmp_path / "b.vlt")
     assert only.episodes.episode_returns.tolist() == [2.0, 6.0]
 
@@ -123,8 +123,8 @@ def test_without_complete_episodes_there_is_no_return(offmarl, tmp_path):
     record_an_open_episode(tmp_path / "a.vlt")
     for command in (("show", "a.vlt"), ("ls",), ("report", "a.vlt", "--html", "page.html")):
         assert offmarl(*command).code == 0
-    found = offmarl("show", "a.vlt", "--json").json
-    assert (found["return"], found["incomplete"]) == ({}, 1)
+    result = offmarl("show", "a.vlt", "--json").json
+    assert (result["return"], result["incomplete"]) == ({}, 1)
     assert offmarl("ls", "--json").json["vaults"][0]["mean_return"] is None
 
 
@@ -140,11 +140,11 @@ def test_an_episode_without_a_return_is_told_and_left_out(offmarl, path, tmp_pat
     ):
         cut = np.arange(9)[None] == 7
         writer.append(transition._replace(reward=reward), cut=cut)
-    found = offmarl("show", "a.vlt", "--json").json
-    assert (found["return"]["mean"], found["episodes_without_return"]) == (4.0, 1)
-    shown = offmarl("show", "a.vlt")
-    assert shown.code == 0
-    assert "1 with rewards that are not finite" in shown.out
+    result = offmarl("show", "a.vlt", "--json").json
+    assert (result["return"]["mean"], result["episodes_without_return"]) == (4.0, 1)
+    outcome = offmarl("show", "a.vlt")
+    assert outcome.code == 0
+    assert "1 with rewards that are not finite" in outcome.out
     assert offmarl("ls", "--json").json["vaults"][0]["mean_return"] == 4.0
     page = offmarl("report", "a.vlt")
     assert page.code == 0 and "1 complete episodes have no finite return" in page.out

@@ -43,20 +43,20 @@ def test_options_of_tasks_alone(verb, offmarl):
 
 
 def test_options_of_tasks_are_taken_out():
-    given = ["bc", "--tasks", "100", "--vault=V", "--launcher-option", "time=60", "--join-x"]
-    given += ["--launcher-option=qos=low"]
-    options, rest = tasks.split(given)
+    words = ["bc", "--tasks", "100", "--vault=V", "--launcher-option", "time=60", "--join-x"]
+    words += ["--launcher-option=qos=low"]
+    options, rest = tasks.split(words)
     assert rest == ["bc", "--vault=V", "--join-x"]
     assert options.tasks == 100 and options.of_launcher == {"time": 60, "qos": "low"}
     assert tasks.split(["bc", "--vault=V"]) == (None, ["bc", "--vault=V"])
-    assert tasks.split([*given, "--help"])[0] is None
+    assert tasks.split([*words, "--help"])[0] is None
 
 
 def test_all_help_lists_the_options_of_tasks(offmarl):
     for command in (["record", "random"], ["record", "--policy"]):
-        shown = offmarl(*command, "--help-all").out
+        text = offmarl(*command, "--help-all").out
         for option in ("--tasks", "--launcher", "--task", "--join", "--dry-run"):
-            assert option in shown
+            assert option in text
         assert "--launcher" not in offmarl(*command, "--help").out
 
 
@@ -68,9 +68,9 @@ def test_a_recording_by_tasks_of_another_scheduler(offmarl, tmp_path):
     assert early.code == 1 and "2 of the 4 blocks" in early.err
     for index in (1, 2):
         assert offmarl(*RECORD, *BLOCKS, "--task", f"{index}/3").code == 0
-    joined = offmarl(*RECORD, *BLOCKS, "--join", "--json").json
-    found = vault.open_vault(tmp_path / "vaults" / "classic" / "xor.vlt" / "random-0")
-    assert joined["vaults"][0]["steps"] == found.num_steps == 64
+    result = offmarl(*RECORD, *BLOCKS, "--join", "--json").json
+    data = vault.open_vault(tmp_path / "vaults" / "classic" / "xor.vlt" / "random-0")
+    assert result["vaults"][0]["steps"] == data.num_steps == 64
     assert "complete already" in offmarl(*RECORD, *BLOCKS, "--join").out
 
 
@@ -113,13 +113,13 @@ def test_a_plan_is_printed_and_nothing_is_run(offmarl, tmp_path):
 def test_transforms_of_several_vaults_by_tasks(verb, offmarl, pair):
     name, *options = verb
     command = [name, "a.vlt", "b.vlt", *options, "-o"]
-    one = offmarl(*command, "one.vlt", "--json").json["vaults"][0]
+    alone = offmarl(*command, "one.vlt", "--json").json["vaults"][0]
     for index in range(2):
         share = offmarl(*command, "c.vlt", "--block-steps", 30, f"--task={index}/2", "--json").json
         assert share["ran"] == share["blocks"] > 0
-    joined = offmarl(*command, "c.vlt", "--block-steps", 30, "--join", "--json").json["vaults"][0]
+    result = offmarl(*command, "c.vlt", "--block-steps", 30, "--join", "--json").json["vaults"][0]
     for key in ("steps", "episodes", "return"):
-        assert joined[key] == one[key]
+        assert result[key] == alone[key]
     digests = [offmarl("show", path, "--json").json["digest"] for path in ("one.vlt", "c.vlt")]
     assert digests[0] == digests[1]
 

@@ -11,7 +11,7 @@ from offmarl.cli.verbs import VERBS, function_of
 
 
 def paths_in(directory):
-    return {one for one in directory.rglob("*") if "__pycache__" not in str(one)}
+    return {path for path in directory.rglob("*") if "__pycache__" not in str(path)}
 
 
 @pytest.mark.parametrize(
@@ -37,22 +37,22 @@ def test_a_command_that_fails_leaves_no_directory(offmarl, pair, monkeypatch, co
 
 
 def test_a_journey(offmarl, pair):
-    (joined,) = offmarl("cat", "a.vlt", "b.vlt", "-o", "c.vlt", "--json").json["vaults"]
-    assert (joined["path"], joined["steps"]) == (str(pair / "c.vlt" / "main"), 160)
+    (union,) = offmarl("cat", "a.vlt", "b.vlt", "-o", "c.vlt", "--json").json["vaults"]
+    assert (union["path"], union["steps"]) == (str(pair / "c.vlt" / "main"), 160)
     text = offmarl("filter", "c.vlt", "tier == 'good' and length > 1", "-o", "d.vlt").out
     assert "\nd.vlt/main " in text and "mean return" in text
     assert f"\n{pair}/d2.vlt/main " in offmarl("recode", "d.vlt", "-o", pair / "d2.vlt").out
-    (some,) = offmarl("sample", "c.vlt", "--steps", "1e2", "-o", "e.vlt", "--json").json["vaults"]
-    assert some["steps"] == 100
+    (sample,) = offmarl("sample", "c.vlt", "--steps", "1e2", "-o", "e.vlt", "--json").json["vaults"]
+    assert sample["steps"] == 100
     (best,) = offmarl("sample", "c.vlt", "--top", "10%", "-o", "f.vlt", "--json").json["vaults"]
-    assert best["episodes"] == round(0.1 * joined["episodes"])
+    assert best["episodes"] == round(0.1 * union["episodes"])
     like = offmarl("sample", "c.vlt", "--like", "f.vlt", "-o", "g.vlt", "--json").json
     assert like["vaults"][0]["return"]["min"] >= best["return"]["min"]
     parts = offmarl("split", "c.vlt", "--validation", ".25", "-o", "s.vlt", "--json").json["vaults"]
     assert [part["path"] for part in parts] == [
         str(pair / "s.vlt" / name) for name in ("train", "validation")
     ]
-    assert sum(part["episodes"] for part in parts) == joined["episodes"]
+    assert sum(part["episodes"] for part in parts) == union["episodes"]
     (late,) = offmarl("slice", "c.vlt", "--start", "-2", "-o", "h.vlt", "--json").json["vaults"]
     assert late["episodes"] == 2
     offmarl("cat", "h.vlt", "h.vlt", "-o", "i.vlt")
@@ -112,12 +112,12 @@ def test_a_verb_has_the_options_of_the_function(offmarl, name):
     parameters = {*inspect.signature(getattr(vault, name)).parameters}
     parameters -= {"condition", "progress", "provenance"}
     assert {*inspect.signature(function_of(name, VERBS[name])).parameters} == parameters
-    shown = offmarl(name, "--help").out
+    text = offmarl(name, "--help").out
     hidden = {"sources", "source"}  # which are arguments
-    options = {"--" + one.replace("_", "-") for one in parameters - hidden - {"path"}} | {"--out"}
-    options = {"--with" if one == "--function" else one for one in options}
-    assert options <= {word.strip(",") for word in shown.split()}
-    assert "As for" not in shown and "`" not in shown.split("Example")[1].split("\n", 1)[1]
+    options = {"--" + x.replace("_", "-") for x in parameters - hidden - {"path"}} | {"--out"}
+    options = {"--with" if x == "--function" else x for x in options}
+    assert options <= {word.strip(",") for word in text.split()}
+    assert "As for" not in text and "`" not in text.split("Example")[1].split("\n", 1)[1]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,6 @@ def test_a_verb_has_the_options_of_the_function(offmarl, name):
 )
 def test_fractions_may_be_percentages(offmarl, pair, fractions, episodes):
     count = len(vault.open_vault(pair / "a.vlt").episodes.row)
-    made = offmarl("split", "a.vlt", "-o", "c.vlt", "--json", "--fractions", *fractions)
-    assert made.json["vaults"][0]["episodes"] == round(episodes * count)
-    assert len(made.json["vaults"]) == len(fractions)
+    outcome = offmarl("split", "a.vlt", "-o", "c.vlt", "--json", "--fractions", *fractions)
+    assert outcome.json["vaults"][0]["episodes"] == round(episodes * count)
+    assert len(outcome.json["vaults"]) == len(fractions)

@@ -23,11 +23,11 @@ def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
     settings = tomllib.loads((tmp_path / "b.toml").read_text())["bandit"]
     assert "Next: offmarl record " in outcome.out
     assert "data:image/svg" in (tmp_path / "b.html").read_text()
-    found = offmarl(*command, "--trials", "3", "--json").json
-    assert [row["trial"] for row in found["trials"]] == [1, 2, 3]
-    assert found["ranges"] == {"rate": "0.01 to 1, log"}
+    result = offmarl(*command, "--trials", "3", "--json").json
+    assert [row["trial"] for row in result["trials"]] == [1, 2, 3]
+    assert result["ranges"] == {"rate": "0.01 to 1, log"}
     settings = tomllib.loads((tmp_path / "b.toml").read_text())["bandit"]
-    assert settings == {"num_envs": 4, "rate": found["best"]["rate"]}
+    assert settings == {"num_envs": 4, "rate": result["best"]["rate"]}
     out = ["--total-steps", "32", "--eval-episodes", "4", "--steps", "8", "--tiers", "random"]
     recorded = offmarl("record", BANDIT, "--env", "probe/one-step", "--settings", "b.toml", *out)
     assert recorded.code == 0, recorded.err

@@ -19,10 +19,10 @@ def test_show_lists_leaves_with_types_and_shapes(offmarl):
     for row in ("observations.camera.depth float16 (2, 2, 3)", "infos.state.wind bfloat16 (2,)"):
         assert row in text
     assert "extras.message int16 (2, 5)" in text
-    found = offmarl("show", "a.vlt", "--json").json
-    assert found["arrays"]["extras.cost"] == {"dtype": "float32", "shape": []}
-    assert found["stock_readable"] is True
-    assert found["spec"]["observation"]["gear"] == {"shape": [], "dtype": "int8"}
+    result = offmarl("show", "a.vlt", "--json").json
+    assert result["arrays"]["extras.cost"] == {"dtype": "float32", "shape": []}
+    assert result["stock_readable"] is True
+    assert result["spec"]["observation"]["gear"] == {"shape": [], "dtype": "int8"}
 
 
 def test_show_says_what_stock_cannot_read(offmarl):

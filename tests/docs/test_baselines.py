@@ -23,9 +23,9 @@ def test_defaults_are_those_of_the_program(name: str) -> None:
     program = registry.load("baseline", name)
     args = program.Args(vault=Path(), updates=100)
     actions, network, *numbers, source = ROWS[name]
-    found = [args.learning_rate, args.batch_size, args.length, getattr(args, "gamma", "")]
+    values = [args.learning_rate, args.batch_size, args.length, getattr(args, "gamma", "")]
     assert network == args.network
-    assert numbers == [str(value) for value in found]
+    assert numbers == [str(value) for value in values]
     commits = re.findall(r"`([0-9a-f]{7})`", source)
     assert commits and all(commit in program.__doc__ for commit in commits)
     for kind, action in (("discrete", Discrete(3)), ("continuous", Continuous(3))):

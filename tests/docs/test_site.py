@@ -29,12 +29,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_every_environment_has_a_page_that_builds_it():
-    found = pages.environments(with_extras=False)
-    index = found["catalogue/environments/index.md"]
+    site = pages.environments(with_extras=False)
+    index = site["catalogue/environments/index.md"]
     for name in envs.names():
-        text = found[f"catalogue/environments/{pages.slug(name)}.md"]
+        text = site[f"catalogue/environments/{pages.slug(name)}.md"]
         assert text.startswith(f"# {name}\n") and f"]({pages.slug(name)}.md)" in index
-    flock = found["catalogue/environments/swarm-flock-n.md"]
+    flock = site["catalogue/environments/swarm-flock-n.md"]
     assert "/environments/swarm--flock-8.png)" in flock and "| observation | 33 numbers |" in flock
     assert "`time_limit` (default `60`)\n:   Steps of an episode." in flock
 
@@ -46,35 +46,35 @@ def test_a_new_environment_gets_a_page():
 
     envs.register("mine/xor", classic.Xor)
     try:
-        found = pages.environments(with_extras=False)
+        site = pages.environments(with_extras=False)
     finally:
         del _registered["mine/xor"]
-    assert "[`mine/xor`](mine-xor.md)" in found["catalogue/environments/index.md"]
-    assert "| agents | 2 |" in found["catalogue/environments/mine-xor.md"]
+    assert "[`mine/xor`](mine-xor.md)" in site["catalogue/environments/index.md"]
+    assert "| agents | 2 |" in site["catalogue/environments/mine-xor.md"]
 
 
 def test_every_dataset_has_a_page():
-    found = pages.datasets()
-    assert len(found) == 2 + len(catalogue.names())
-    smac = found["catalogue/datasets/og_marl-smac_v1-3m.md"]
+    site = pages.datasets()
+    assert len(site) == 2 + len(catalogue.names())
+    smac = site["catalogue/datasets/og_marl-smac_v1-3m.md"]
     assert "offmarl pull og_marl/smac_v1/3m/Good" in smac and 'cy="17"' in smac
-    own = found["catalogue/datasets/offmarl-swarm-coverage-3.md"]
-    assert "offmarl record mappo --env swarm/coverage-3" in own and "offmarl pull" not in own
-    foraging = found["catalogue/datasets/offmarl-jumanji-lbf.md"]
+    page = site["catalogue/datasets/offmarl-swarm-coverage-3.md"]
+    assert "offmarl record mappo --env swarm/coverage-3" in page and "offmarl pull" not in page
+    foraging = site["catalogue/datasets/offmarl-jumanji-lbf.md"]
     assert "## Baselines on medium" in foraging and "/environments/jumanji--lbf.png)" in foraging
 
 
 def test_a_score_is_that_of_the_committed_runs():
     """The values of the page of measurements, and the recordings of the catalogue."""
-    found = {(score.dataset, score.baseline): score for score in scores.scores()}
-    warehouse = found["RWARE tiny-4ag medium", "bc"]
+    by_cell = {(score.dataset, score.baseline): score for score in scores.scores()}
+    warehouse = by_cell["RWARE tiny-4ag medium", "bc"]
     assert round(warehouse.best.value, 2) == 2.56 and round(warehouse.sampled.value, 2) == 9.24
-    assert warehouse.seeds == 10 and found["LBF medium", "bc"].seeds == 15  # of two files
-    assert found["XOR random", "oryx"].normalised.value == 1.0
-    assert found["climbing random", "bc"].reference is None  # no card states one
+    assert warehouse.seeds == 10 and by_cell["LBF medium", "bc"].seeds == 15  # of two files
+    assert by_cell["XOR random", "oryx"].normalised.value == 1.0
+    assert by_cell["climbing random", "bc"].reference is None  # no card states one
     digests = {uid.digest for card in catalogue.cards() for uid in card.uids.values()}
-    assert warehouse.digest in digests and found["bridge expert", "bc"].digest not in digests
-    assert {Path(name) for score in found.values() for name in score.sources} == {
+    assert warehouse.digest in digests and by_cell["bridge expert", "bc"].digest not in digests
+    assert {Path(name) for score in by_cell.values() for name in score.sources} == {
         Path(path.name) for path in scores.FOLDERS["separation"].glob("*.json")
     }
 
@@ -82,17 +82,17 @@ def test_a_score_is_that_of_the_committed_runs():
 def test_the_chart_of_scores_has_a_mark_for_each():
     svg = scores_chart(scores.scores())
     root = ElementTree.fromstring(svg)
-    shown = [score for score in scores.scores() if score.normalised]
-    assert len(root.findall("g")) == len(shown)
-    assert {text.text for text in root.findall("text[@class='end']")} == {s.dataset for s in shown}
+    marks = [score for score in scores.scores() if score.normalised]
+    assert len(root.findall("g")) == len(marks)
+    assert {text.text for text in root.findall("text[@class='end']")} == {s.dataset for s in marks}
 
 
 def test_pictures_of_environments_are_small_and_of_names_that_exist():
-    drawn = environment_pictures()
-    assert drawn.keys() <= {one for name in envs.names() for one in pages.examples_of(name)}
+    pictures = environment_pictures()
+    assert pictures.keys() <= {x for name in envs.names() for x in pages.examples_of(name)}
     for suite in ("jaxmarl/mpe", "jaxmarl/smax", "jaxmarl/jaxnav", "jaxmarl/overcooked", "jumanji"):
-        assert any(name.startswith(suite) for name in drawn)
-    assert sum(path.stat().st_size for path in drawn.values()) < 400_000
+        assert any(name.startswith(suite) for name in pictures)
+    assert sum(path.stat().st_size for path in pictures.values()) < 400_000
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_only_indented_blocks_with_mathematical_signs_are_equations():
 def test_every_program_has_a_page_with_its_arguments_and_its_source(monkeypatch):
     monkeypatch.setattr(pages, "flow_of", lambda module: module.__name__)  # tested below
     monkeypatch.setattr(pages, "flow_chart", lambda flow, data: f"{data} of {flow}\n")
-    found = pages.algorithms()
+    site = pages.algorithms()
     for kind in ("recorder", "baseline"):
         for name, path in registry.find(kind).items():
-            text = found[f"catalogue/algorithms/{name}.md"]
+            text = site[f"catalogue/algorithms/{name}.md"]
             assert path.read_text().rstrip() in text
             learns = name not in ("random", "psro")
             assert ("`--learning-rate` (default" if learns else "`--steps` (default") in text
@@ -136,23 +136,23 @@ def test_a_new_baseline_gets_a_page(monkeypatch):
     path = ROOT / "examples/own_baseline.py"
     monkeypatch.setattr(registry, "find", lambda kind: {f"mine_{kind}": path})
     monkeypatch.setattr(pages, "flow_chart", lambda flow, data: f"losses: {flow.results[0]}\n")
-    found = pages.algorithms()
-    assert "[`mine_baseline`](mine_baseline.md)" in found["catalogue/algorithms/index.md"]
-    text = found["catalogue/algorithms/mine_baseline.md"]
+    site = pages.algorithms()
+    assert "[`mine_baseline`](mine_baseline.md)" in site["catalogue/algorithms/index.md"]
+    text = site["catalogue/algorithms/mine_baseline.md"]
     assert "`--temperature` (default `1.0`)\n:   Lower values give" in text
     assert "losses: policy_loss" in text
 
 
 @pytest.mark.slow
 def test_the_flow_of_a_baseline_is_read_off_its_computation():
-    found = flow_of(registry.load("baseline", "qmix_cql"))
-    assert found.networks == ("agent", "mixer", "target agent", "target mixer")
-    assert found.results == ("cql_loss", "td_loss", "best action")
-    assert found.targets("observation") == {"agent", "target agent"}
-    assert found.targets("state") == {"mixer", "target mixer"}
-    assert found.targets("reward") == found.targets("target agent") == {"td_loss"}
-    assert found.targets("agent") == set(found.results)
-    assert "truncated" not in found.fields  # nor behaviour_log_prob: QMIX+CQL does not use them
+    flow = flow_of(registry.load("baseline", "qmix_cql"))
+    assert flow.networks == ("agent", "mixer", "target agent", "target mixer")
+    assert flow.results == ("cql_loss", "td_loss", "best action")
+    assert flow.targets("observation") == {"agent", "target agent"}
+    assert flow.targets("state") == {"mixer", "target mixer"}
+    assert flow.targets("reward") == flow.targets("target agent") == {"td_loss"}
+    assert flow.targets("agent") == set(flow.results)
+    assert "truncated" not in flow.fields  # nor behaviour_log_prob: QMIX+CQL does not use them
 
 
 def test_the_flow_passes_loops_branches_and_networks_in_a_row():
@@ -161,14 +161,14 @@ def test_the_flow_passes_loops_branches_and_networks_in_a_row():
             return carry @ weights["inner"] + piece, piece
 
         after, pieces = jax.lax.scan(body, x, y)
-        chosen = jax.lax.cond(y.sum() > 0, lambda: after, lambda: 2 * after)
-        return chosen @ weights["outer"], pieces.sum()
+        branch = jax.lax.cond(y.sum() > 0, lambda: after, lambda: 2 * after)
+        return branch @ weights["outer"], pieces.sum()
 
     trace = Trace()
     inner, outer = ({Weights(name)} for name in ("inner", "outer"))
     eye = jnp.eye(2)
     inputs = {"inner": eye, "outer": eye}, jnp.ones(2), jnp.ones((3, 2))
-    tags = [frozenset(one) for one in (inner, outer, {Source("x")}, {Source("y")})]
+    tags = [frozenset(sources) for sources in (inner, outer, {Source("x")}, {Source("y")})]
     first, second = trace.run(jax.make_jaxpr(loop)(*inputs).jaxpr, tags)
     assert first == {Source("outer", True)} and second == {Source("y")}
     assert trace.arrows == {
@@ -205,10 +205,10 @@ def test_a_diagram_has_a_box_for_each_name_and_fits_a_phone():
 
 
 def test_a_new_dataset_gets_a_page(monkeypatch):
-    made = catalogue.Card("a/b/c", "Made for a test.", 2, "@misc{x}", catalogue.Licence("MIT"))
-    monkeypatch.setattr(catalogue, "cards", lambda: iter([made]))
-    found = pages.datasets()
-    assert "Made for a test." in found["catalogue/datasets/a-b-c.md"]
+    card = catalogue.Card("a/b/c", "Made for a test.", 2, "@misc{x}", catalogue.Licence("MIT"))
+    monkeypatch.setattr(catalogue, "cards", lambda: iter([card]))
+    site = pages.datasets()
+    assert "Made for a test." in site["catalogue/datasets/a-b-c.md"]
 
 
 def test_code_in_a_docstring_is_a_block_of_code():
@@ -230,16 +230,16 @@ def test_the_api_has_every_public_name(absent, monkeypatch):
         for cached in ("TorchBatches", "TorchWindows"):
             monkeypatch.delitem(vars(replay), cached, raising=False)
 
-    found = pages.api()
-    written = "\n".join(found.values())
+    site = pages.api()
+    written = "\n".join(site.values())
     modules = dict(pages.public_modules())
     assert "offmarl.envs" in modules and "offmarl.vault" in modules
     for name in offmarl.__all__:
-        listed = f"::: offmarl.{name}\n" in written or f"[`offmarl.{name}`]" in written
-        assert listed or name.startswith("_")
+        present = f"::: offmarl.{name}\n" in written or f"[`offmarl.{name}`]" in written
+        assert present or name.startswith("_")
     for name, module in modules.items():
-        for one in pages.public_names(module):
-            assert f"::: {name}.{one}\n" in found[f"api/{pages.slug(name)}.md"]
+        for member in pages.public_names(module):
+            assert f"::: {name}.{member}\n" in site[f"api/{pages.slug(name)}.md"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)

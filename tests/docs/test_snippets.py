@@ -72,13 +72,13 @@ PAGES = {
 
 
 def _marks(snippets: list[Snippet]) -> list[Any]:
-    trains = any(one.language == "bash" and TRAINS.search(one.code) for one in snippets)
+    trains = any(snippet.language == "bash" and TRAINS.search(snippet.code) for snippet in snippets)
     return [pytest.mark.nightly if trains else pytest.mark.slow]
 
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory) -> Path:
-    """Return a directory with the vaults and the run that the pages speak of."""
+    """Return a directory with the vaults and the run that the pages use."""
     root = tmp_path_factory.mktemp("documented")
     env = envs.make("swarm/coverage-3")
     uniform = make_policy(PolicyConfig("random"), env.spec)
@@ -134,7 +134,7 @@ def run_bash(code: str) -> None:
             continue
         if command.startswith("offmarl ") and ">" not in shlex.split(command):
             words = [*map(glob, shlex.split(command.removeprefix("offmarl ")))]
-            call(smaller(" ".join(shlex.quote(one) for word in words for one in word)))
+            call(smaller(" ".join(shlex.quote(part) for word in words for part in word)))
         else:
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
             home = {"PATH": path, "HOME": str(Path.cwd())}
@@ -142,12 +142,12 @@ def run_bash(code: str) -> None:
 
 
 def glob(word: str) -> list[str]:
-    found = sorted(map(str, Path().glob(word))) if "*" in word and "/" in word else []
-    return found or [word]
+    paths = sorted(map(str, Path().glob(word))) if "*" in word and "/" in word else []
+    return paths or [word]
 
 
 def given(page: str) -> dict[str, Any]:
-    """Return the names that a page takes for the reader's own."""
+    """Return the names that a page expects the reader to define."""
     if page == "writing.md":
         return {"number": 1, "DriverConformance": object, "pytest": pytest}
     if page == "adapters.md":
@@ -173,8 +173,8 @@ def given(page: str) -> dict[str, Any]:
 def test_the_snippets_of_a_page_run(page, prepared, tmp_path, monkeypatch):
     if page == "learners.md":
         pytest.importorskip("torch", reason="needs PyTorch")
-    where = shutil.copytree(prepared, tmp_path / "here")
-    monkeypatch.chdir(where)
+    directory = shutil.copytree(prepared, tmp_path / "here")
+    monkeypatch.chdir(directory)
     # What the page makes itself must not be there yet.
     recording = "offmarl record mappo --env swarm/coverage-3 --tiers"
     for command, folder in (("offmarl train bc", "runs"), (recording, "vaults")):
@@ -217,5 +217,5 @@ def test_the_parser_sees_every_snippet():
 
 
 def test_a_window_of_the_start_page_has_the_shape_it_prints():
-    (code,) = (one.code for one in PAGES["start.md"] if "replay.sample" in one.code)
+    (code,) = (snippet.code for snippet in PAGES["start.md"] if "replay.sample" in snippet.code)
     assert np.prod(eval(re.search(r"# (\(.*\))", code)[1])) == 32 * 20 * 3

@@ -63,7 +63,7 @@ class Rivals:
         )
 
     def scripted(self) -> Policy:
-        """Everyone does the number of its index."""
+        """Each agent's action is its index."""
 
         def act(_params, carry, observation, legal_actions, _key):
             action = jnp.arange(3, dtype=jnp.int32)

@@ -20,7 +20,7 @@ from .wrapped import wrapped_by
 
 @pytest.fixture(scope="module", autouse=True)
 def packages():
-    """Import them here: it takes seconds, and every worker collects this file."""
+    """Import the packages here: it takes seconds, and every worker collects this file."""
     for name in ("jaxmarl", "jumanji", "matrax", "pgx"):
         pytest.importorskip(name, reason="needs pip install 'offmarl[envs,games]'")
 
@@ -91,8 +91,8 @@ def test_vehicles_that_stay_are_stopped_after_twice_as_many_steps_as_customers()
 @pytest.mark.slow
 def test_an_illegal_move_of_a_cleaner_is_a_termination_also_in_the_last_step(limit):
     env = envs.make(f"jumanji/cleaner:num_rows=5,num_cols=5,num_agents=2,time_limit={limit}")
-    state, begun = env.reset(jax.random.key(0))
-    legal = begun.view.legal_actions
+    state, first = env.reset(jax.random.key(0))
+    legal = first.view.legal_actions
     for action, ends in ((legal.argmax(1), (False, limit == 1)), (legal.argmin(1), (True, False))):
         _, timestep = jax.jit(env.step)(jax.random.key(0), state, action)
         assert (bool(timestep.terminated.all()), bool(timestep.truncated.all())) == ends
@@ -109,9 +109,9 @@ def test_continuous_actions_are_stretched_over_their_bounds():
     from offmarl.envs.spaces import Actions, Box
 
     actions = Actions((Box((0.0, -2.0), (1.0, 2.0)), Box((-1.0,), (1.0,))))
-    one, other = actions.split(np.array([[0.0, 1.0], [0.5, 0.7]], np.float32))
-    assert one.tolist() == [0.5, 2.0]
-    assert other.tolist() == [0.5]
+    first, second = actions.split(np.array([[0.0, 1.0], [0.5, 0.7]], np.float32))
+    assert first.tolist() == [0.5, 2.0]
+    assert second.tolist() == [0.5]
     assert actions.mask.tolist() == [[True, True], [True, False]]
 
 
@@ -119,13 +119,13 @@ def test_the_tables_know_every_map_and_layout():
     from jaxmarl.environments import overcooked_layouts, overcooked_v2_layouts
     from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
 
-    known = {
+    tables = {
         "smax/MAP": MAP_NAME_TO_SCENARIO,
         "overcooked/LAYOUT": overcooked_layouts,
         "overcooked_v2/LAYOUT": overcooked_v2_layouts,
     }
-    for name, wanted in known.items():
-        assert set(envs.describe()[f"jaxmarl/{name}"].choices) == set(wanted)
+    for name, expected in tables.items():
+        assert set(envs.describe()[f"jaxmarl/{name}"].choices) == set(expected)
 
 
 def named(package):
@@ -267,7 +267,7 @@ def test_a_missing_package_is_one_line_that_helps(name, package, monkeypatch):
 
 
 class Missing:
-    """Finds nothing of a package, as if it were not installed."""
+    """An import hook that hides a package, as if it were not installed."""
 
     def __init__(self, package):
         self.package = package
@@ -307,9 +307,9 @@ def test_dead_soldiers_do_not_end_the_battle():
 def test_a_battle_is_won_by_those_who_are_left_alone():
     battle, won = SimpleNamespace(num_allies=2), jaxmarl.COMPAT["smax"].won
     alive = {"110001": False, "010000": True, "001000": False, "000000": False}
-    for units, wanted in alive.items():
+    for units, expected in alive.items():
         state = SimpleNamespace(unit_alive=jnp.array([unit == "1" for unit in units]))
-        assert won(battle, state) == wanted
+        assert won(battle, state) == expected
 
 
 @pytest.mark.nightly
@@ -345,7 +345,7 @@ def test_the_shaped_rewards_of_overcooked_are_apart_from_its_rewards():
         state, _ = env.reset(key)
         return jax.lax.scan(step, state, jax.random.split(key, (100, 2)))[1]
 
-    found, wanted, reward = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), 8))
-    np.testing.assert_array_equal(found, wanted)
-    assert set(np.unique(found)) == {0, 3}  # an onion in a pot
+    shaping, expected, reward = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), 8))
+    np.testing.assert_array_equal(shaping, expected)
+    assert set(np.unique(shaping)) == {0, 3}  # an onion in a pot
     assert not reward.any()  # no soup was delivered

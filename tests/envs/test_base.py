@@ -24,16 +24,16 @@ class Countdown:
 
     def reset(self, key):
         jax.debug.callback(lambda: self.resets.append(1))
-        left = jax.random.randint(key, (), 1, 10)
-        return left, restart(self.view(left))
+        count = jax.random.randint(key, (), 1, 10)
+        return count, restart(self.view(count))
 
     def step(self, key, state, action):
-        left = state - 1
-        ended = left[None] == 0
-        return left, transition(self.view(left), -ended.astype(float), ended, ~ended & ended)
+        count = state - 1
+        ended = count[None] == 0
+        return count, transition(self.view(count), -ended.astype(float), ended, ~ended & ended)
 
-    def view(self, left):
-        return view_of(self.spec, left)
+    def view(self, count):
+        return view_of(self.spec, count)
 
 
 def walk(env, states, keys):
@@ -52,12 +52,12 @@ def env():
 
 def test_episodes_follow_one_another(env):
     state, take_step = jnp.asarray(2), jax.jit(env.step)
-    seen = []
+    steps = []
     for i in range(30):
         state, step = take_step(jax.random.key(i), state, jnp.zeros(1, jnp.int32))
-        seen.append((int(step.next_view.state[0]), int(step.view.state[0]), bool(step.last)))
-    assert seen[:2] == [(1, 1, False), (0, seen[1][1], True)]
-    for (_, now, _), (then, _, last) in itertools.pairwise(seen):
+        steps.append((int(step.next_view.state[0]), int(step.view.state[0]), bool(step.last)))
+    assert steps[:2] == [(1, 1, False), (0, steps[1][1], True)]
+    for (_, now, _), (then, _, last) in itertools.pairwise(steps):
         assert then == now - 1
         assert last == (then == 0)
 

@@ -120,12 +120,12 @@ def best_return(env, horizon):
     for _ in range(horizon):
         reached = {}
         for position, total in frontier.items():
-            here = state._replace(position=jnp.asarray(position).reshape(2, 2))
-            after, step = jax.device_get(try_all(KEY, here, actions))
+            start = state._replace(position=jnp.asarray(position).reshape(2, 2))
+            after, step = jax.device_get(try_all(KEY, start, actions))
             totals = total + step.reward[:, 0]
             best = max(best, totals[step.last].max(initial=-np.inf))
-            for where, value in zip(after.position.reshape(-1, 4), totals, strict=True):
-                place = tuple(where.tolist())
+            for positions, value in zip(after.position.reshape(-1, 4), totals, strict=True):
+                place = tuple(positions.tolist())
                 reached[place] = max(value, reached.get(place, -np.inf))
         frontier = reached
     return best

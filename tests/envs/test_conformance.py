@@ -88,9 +88,9 @@ def cases(extras):
     for name, about in envs.describe().items():
         if about.extra not in extras or name in TOO_LONG:
             continue
-        for each in examples(name, about):
-            slow = pytest.mark.slow if each in DAILY else pytest.mark.nightly
-            params.append(pytest.param(each, marks=[] if name in QUICK else slow))
+        for example in examples(name, about):
+            slow = pytest.mark.slow if example in DAILY else pytest.mark.nightly
+            params.append(pytest.param(example, marks=[] if name in QUICK else slow))
     return params
 
 

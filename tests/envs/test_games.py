@@ -44,7 +44,7 @@ def by_name(name, tree):
         {at: node for node, at in enumerate(zip(level.parent, level.action, strict=True))}
         for level in tree.levels[1:]
     ]
-    found = {}
+    infosets = {}
 
     def walk(state, depth, nodes):
         """Walk on from a state, and our nodes of the cards dealt by then, with their cards left."""
@@ -56,22 +56,22 @@ def by_name(name, tree):
                 walk(
                     state.child(rank),
                     depth,
-                    [(x, left[1:]) for x, left in nodes if left[0] == rank],
+                    [(x, cards[1:]) for x, cards in nodes if cards[0] == rank],
                 )
         else:
             level = tree.levels[depth]
             assert {level.seat[node] for node, _ in nodes} == {state.current_player()}
             (infoset,) = {level.infoset[node] for node, _ in nodes}
-            assert found.setdefault(state.information_state_string(), infoset) == infoset
+            assert infosets.setdefault(state.information_state_string(), infoset) == infoset
             ours = np.flatnonzero(tree.legal[infoset])
             assert {order[action] for action in ours} == {*state.legal_actions()}
             for action in ours:
-                after = [(children[depth][x, action], left) for x, left in nodes]
+                after = [(children[depth][x, action], cards) for x, cards in nodes]
                 walk(state.child(order[action]), depth + 1, after)
 
     walk(game.new_initial_state(), 0, [*enumerate(deals)])
-    assert sorted(found.values()) == [*range(len(tree.seats))]
-    return game, found
+    assert sorted(infosets.values()) == [*range(len(tree.seats))]
+    return game, infosets
 
 
 def policy_of(name, tree, names, table):
@@ -109,9 +109,9 @@ def test_the_equilibrium_of_kuhn_poker_has_its_known_value():
     for infoset, row in names.items():
         for action, probability in theirs.action_probabilities(infoset).items():
             table[row, SPIEL[name][1].index(action)] = probability
-    found = solve(tree, table)
-    np.testing.assert_allclose(found.value, [-1 / 18, 1 / 18], atol=1e-9)
-    assert found.nash_conv == pytest.approx(0, abs=1e-9)
+    solution = solve(tree, table)
+    np.testing.assert_allclose(solution.value, [-1 / 18, 1 / 18], atol=1e-9)
+    assert solution.nash_conv == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_a_table_holds_the_probabilities_with_which_a_policy_plays(config):
 @pytest.mark.slow
 def test_boards_have_exact_values_too():
     tree = game_tree(envs.make("pgx/tic_tac_toe"))
-    found = solve(tree, uniform(tree))
+    solution = solve(tree, uniform(tree))
     wins, losses = 737 / 1260, 121 / 420  # of the first of two who move at random
-    np.testing.assert_allclose(found.value, [wins - losses, losses - wins], atol=1e-12)
+    np.testing.assert_allclose(solution.value, [wins - losses, losses - wins], atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["pgx/connect_four", "classic/xor"])

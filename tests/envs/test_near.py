@@ -45,9 +45,9 @@ def stepping(**changes):
     """Return a step whose timestep differs: in arrays, or by functions of the timestep."""
 
     def changed(*arguments):
-        time, found = step(*arguments)
-        new = {name: x(found) if callable(x) else x for name, x in changes.items()}
-        return time, found._replace(**new)
+        time, timestep = step(*arguments)
+        new = {name: x(timestep) if callable(x) else x for name, x in changes.items()}
+        return time, timestep._replace(**new)
 
     return changed
 
@@ -136,10 +136,10 @@ def test_numbers_of_other_types_are_cast(changes, made, tmp_path):
     np.testing.assert_array_equal(steps.reward, np.tile(steps.action.sum(1)[:, None], 2))
     assert steps.last.tolist() == [False] * 4 + [True] and not steps.terminated.any()
     assert steps.extras is None or steps.extras["cost"].tolist() == [0, 1, 2, 3, 4]
-    _, begun = env.reset(jax.random.key(0))
+    _, first = env.reset(jax.random.key(0))
     _, later = env.step(jax.random.key(0), jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.int32))
     chex.assert_trees_all_equal_shapes_and_dtypes(
-        begun._replace(extras=None), later._replace(extras=None)
+        first._replace(extras=None), later._replace(extras=None)
     )
 
 

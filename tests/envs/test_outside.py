@@ -114,8 +114,8 @@ def test_a_file_anywhere_is_an_environment(folder, path):
     state, _ = env.reset(jax.random.key(0))
     _, step = env.step(jax.random.key(0), state, jax.numpy.array([0, 1]))
     assert step.reward.tolist() == [2, 2]
-    made = envs.source(env.spec.name)
-    assert made["file"] == str(path) and made["factory"] == "Game" and len(made["sha256"]) == 64
+    info = envs.source(env.spec.name)
+    assert info["file"] == str(path) and info["factory"] == "Game" and len(info["sha256"]) == 64
 
 
 def test_a_changed_file_is_imported_again(folder, monkeypatch):
@@ -159,12 +159,12 @@ def test_a_registered_environment(folder, monkeypatch):
     with pytest.raises(UnknownNameError, match="mine/plain takes no options"):
         envs.make("mine/plain:time_limit=3")
     envs.register("mine/match", Match)  # the same again, as in a notebook
-    for taken, owner in {"mine/match": "register", "mine/sized-3": "mine/sized-N"}.items():
+    for used, owner in {"mine/match": "register", "mine/sized-3": "mine/sized-N"}.items():
         with pytest.raises(OptionError, match=f"taken.*{owner}"):
-            envs.register(taken, Game)
-    for taken in ("swarm/coverage-8", "swarm/coverage-N", "jaxmarl/smax/3m", "classic/xor"):
+            envs.register(used, Game)
+    for used in ("swarm/coverage-8", "swarm/coverage-N", "jaxmarl/smax/3m", "classic/xor"):
         with pytest.raises(OptionError, match="taken: offmarl defines"):
-            envs.register(taken, Game)
+            envs.register(used, Game)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../up", "/etc", "a:b", "a//b", "game.py:x"])
@@ -247,12 +247,12 @@ def test_no_code_runs_that_data_names(folder, monkeypatch, code):
     sys.path.append(str(folder))
     (folder / "outside_game.py").write_text("raise RuntimeError('the code ran')")
     spec = EnvSpec(code.format(folder=folder), 2, 1, 1, offmarl.Discrete(2))
-    read = EnvSpec.from_json(json.loads(json.dumps(spec.to_json())))
-    assert read == spec
+    copy = EnvSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    assert copy == spec
     with pytest.raises(UnknownNameError, match=r"does not run code that data names.*--env"):
-        envs.make(read.name)
+        envs.make(copy.name)
     with pytest.raises(UnknownNameError, match="does not run code"):
-        envs.info(read.name)
+        envs.info(copy.name)
     with pytest.raises(OptionError, match="the code ran"):
         envs.make(spec.name)  # which the user typed
 

@@ -57,12 +57,12 @@ def test_steps_are_those_of_the_environment():
         action = jax.numpy.asarray(rng.integers(5, size=2))
         step_key, key = jax.random.split(key)
         state, timestep = step(step_key, state, action)
-        given = dict(zip(wrapped.possible_agents, action.tolist(), strict=True))
-        observations, rewards, terminations, truncations, _ = wrapped.step(given)
+        joint = dict(zip(wrapped.possible_agents, action.tolist(), strict=True))
+        observations, rewards, terminations, truncations, _ = wrapped.step(joint)
         for i, agent in enumerate(wrapped.possible_agents):
-            seen = observations[agent]
-            np.testing.assert_array_equal(seen["observation"], timestep.view.observation[i])
-            np.testing.assert_array_equal(seen["action_mask"], timestep.view.legal_actions[i])
+            view = observations[agent]
+            np.testing.assert_array_equal(view["observation"], timestep.view.observation[i])
+            np.testing.assert_array_equal(view["action_mask"], timestep.view.legal_actions[i])
             assert rewards[agent] == timestep.reward[i]
             assert terminations[agent] == timestep.terminated[i]
             assert truncations[agent] == timestep.truncated[i]
@@ -166,7 +166,7 @@ def test_a_policy_of_ours_acts():
 
 
 class Remembering:
-    """A policy that keeps what it is given of each step."""
+    """A policy that records the arguments of each step."""
 
     def __init__(self):
         self.outcomes = []
@@ -200,5 +200,5 @@ def test_recorded_episodes_give_a_policy_its_rewards(tmp_path):
     policy = Remembering()
     make_policy = partial(envs.PettingZooPolicy, policy)
     offmarl.record_episodes(Duel, tmp_path / "duel.vlt", 2, make_policy)
-    played = offmarl.open(tmp_path / "duel.vlt")[:]
-    assert [reward for reward, _ in policy.outcomes] == played.reward[0].tolist()
+    steps = offmarl.open(tmp_path / "duel.vlt")[:]
+    assert [reward for reward, _ in policy.outcomes] == steps.reward[0].tolist()

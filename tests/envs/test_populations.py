@@ -33,7 +33,7 @@ ALTERNATING = Policy(
 
 def conventions(*partners, weights=None):
     """The population of these actions of agent 1; agent 0 would do the other one."""
-    members = [TeamPolicy(CONVENTION, np.array([1 - one, one], np.int32), BOTH) for one in partners]
+    members = [TeamPolicy(CONVENTION, np.array([1 - a, a], np.int32), BOTH) for a in partners]
     return population(XOR.spec, members, weights)
 
 
@@ -43,28 +43,28 @@ def response(partners):
 
 def test_a_response_meets_one_member_in_each_episode():
     """To two conventions at even odds, the memoryless optimum is half of the return to one."""
-    own, key = Policy(tuple, still), jax.random.key(0)
+    mine, key = Policy(tuple, still), jax.random.key(0)
     for action, returns in ((0, {0.0, 4.0}), (1, {4.0, -8.0})):
-        found = play_policy(response(conventions(0, 1)), own, 512, None, np.array([action]), key)
-        assert set(found.returns.tolist()) == returns
-        assert abs(found.returns.mean() - sum(returns) / 2) < 0.5
+        plays = play_policy(response(conventions(0, 1)), mine, 512, None, np.array([action]), key)
+        assert set(plays.returns.tolist()) == returns
+        assert abs(plays.returns.mean() - sum(returns) / 2) < 0.5
     never = response(conventions(0, 1, weights=[0, 2]))
-    found = play_policy(never, own, 512, None, np.array([1]), key)
-    assert set(found.returns.tolist()) == {-8.0}
+    plays = play_policy(never, mine, 512, None, np.array([1]), key)
+    assert set(plays.returns.tolist()) == {-8.0}
 
 
 def test_another_population_compiles_nothing():
     """Of ten populations of 20, and what is recorded has the id of each drawn member."""
-    rng, own = np.random.default_rng(0), Policy(tuple, CONVENTION.act)
+    rng, policy = np.random.default_rng(0), Policy(tuple, CONVENTION.act)
     sides = [response(conventions(*rng.integers(0, 2, 20))) for _ in range(10)]
     env = autoreset(slot(sides[0]))
 
     @jax.jit
     @chex.assert_max_traces(n=1)
     def play(state, key):
-        return rollout(env, own, jnp.zeros(1, jnp.int32), state, key, 8, policy_id=3)
+        return rollout(env, policy, jnp.zeros(1, jnp.int32), state, key, 8, policy_id=3)
 
-    blank = init_rollout(env, own, jax.random.key(0), 64)
+    blank = init_rollout(env, policy, jax.random.key(0), 64)
     for number, side in enumerate(sides):
         assert slot(side) is env.env
         state, steps, views = play(meet(side, blank), jax.random.key(number))
@@ -72,12 +72,12 @@ def test_another_population_compiles_nothing():
         steps, views = jax.tree.map(lambda x: np.asarray(x).swapaxes(0, 1), (steps, views))
         ends = np.nonzero(steps.last)
         finals = FinalObservations(*ends, jax.tree.map(operator.itemgetter(ends), views))
-        whole, _ = side.whole(steps, finals, 100)
-        member = whole.policy_id[..., 1] - 100
-        assert (whole.policy_id[..., 0] == 3).all()
+        joint, _ = side.whole(steps, finals, 100)
+        member = joint.policy_id[..., 1] - 100
+        assert (joint.policy_id[..., 0] == 3).all()
         assert (member[:, :4] == member[:, :1]).all() and len(np.unique(member)) == 20
         actions = np.asarray(side.others[0].members[0])[:, 1]
-        np.testing.assert_array_equal(whole.action[..., 1], actions[member])
+        np.testing.assert_array_equal(joint.action[..., 1], actions[member])
 
 
 def test_members_of_several_kinds_have_a_memory_of_their_own():
@@ -92,9 +92,9 @@ def test_members_of_several_kinds_have_a_memory_of_their_own():
     _, steps, _ = jax.jit(lambda state: rollout(env, joint, params, state, jax.random.key(1), 8))(
         state
     )
-    played = steps.action[..., 1].T.reshape(32, 4).tolist()
+    actions = steps.action[..., 1].T.reshape(32, 4).tolist()
     member = steps.policy_id[..., 1].T.reshape(32, 4)[:, 0] + 1
-    assert played == [[[1, 1, 1, 1], [0, 1, 0, 1]][one] for one in member.tolist()]
+    assert actions == [[[1, 1, 1, 1], [0, 1, 0, 1]][index] for index in member.tolist()]
     assert set(member.tolist()) == {0, 1}
 
 

@@ -79,8 +79,8 @@ def test_continuous_actions_are_shares_of_the_discrete_ones(name):
     np.testing.assert_allclose(halves.mean(), returns.mean(), atol=1e-6)
     # Linear in one agent's action, so 0.5 lies three quarters of the way.
     low, high, between = (ends[:1].at[:, :, 0].set(x) for x in (-1.0, 1.0, 0.5))
-    wanted = returns_of(env, low) / 4 + 3 * returns_of(env, high) / 4
-    np.testing.assert_allclose(returns_of(env, between), wanted, atol=1e-6)
+    expected = returns_of(env, low) / 4 + 3 * returns_of(env, high) / 4
+    np.testing.assert_allclose(returns_of(env, between), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", PROBES)
@@ -97,22 +97,22 @@ def observations(name, actions):
     """Return what is seen at the start and after each of the ``(T, N)`` actions."""
     env = envs.make(name)
     state, first = reset(env, jax.random.key(0))
-    seen = [first.view.observation.tolist()]
+    views = [first.view.observation.tolist()]
     for action in actions:
         state, step = take_step(env, state, jnp.asarray(action, jnp.int32))
-        seen.append(step.view.observation.tolist())
-    return state, seen
+        views.append(step.view.observation.tolist())
+    return state, views
 
 
 def test_memory_shows_the_cue_once_and_asks_at_the_end():
-    state, seen = observations("probe/memory", [(0, 0), (1, 1)])
-    assert seen[0] == [[1 - cue, cue, 0] for cue in state.cue.tolist()]
-    assert seen[1:] == [[[0, 0, 0]] * 2, [[0, 0, 1]] * 2]
+    state, views = observations("probe/memory", [(0, 0), (1, 1)])
+    assert views[0] == [[1 - cue, cue, 0] for cue in state.cue.tolist()]
+    assert views[1:] == [[[0, 0, 0]] * 2, [[0, 0, 1]] * 2]
 
 
 def test_two_step_shows_what_was_chosen():
-    _, seen = observations("probe/two-step", [(0, 1)])
-    assert seen == [[[1, 0, 0]] * 2, [[0, 1, 0], [0, 0, 1]]]
+    _, views = observations("probe/two-step", [(0, 1)])
+    assert views == [[[1, 0, 0]] * 2, [[0, 1, 0], [0, 0, 1]]]
 
 
 def test_observation_gives_each_agent_its_own_cue():

@@ -21,12 +21,12 @@ def test_every_name_has_a_line():
 
 
 def test_equal_names_give_equal_environments():
-    one, other = envs.make("swarm/coverage-8"), envs.make("swarm/coverage-8")
-    assert one == other
-    assert hash(one) == hash(other)
-    assert one.spec == other.spec
-    assert envs.autoreset(one) == envs.autoreset(other)
-    assert one != envs.make("swarm/coverage-3")
+    first, second = envs.make("swarm/coverage-8"), envs.make("swarm/coverage-8")
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first.spec == second.spec
+    assert envs.autoreset(first) == envs.autoreset(second)
+    assert first != envs.make("swarm/coverage-3")
 
 
 def test_an_environment_is_rebuilt_from_the_name_in_its_spec():

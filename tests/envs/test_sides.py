@@ -48,10 +48,10 @@ AS_MICE = play_side(ENV, "mice", {"cats": CHANCE["cats"]})
     [((1, 0, 0), 4 * (1 + 0) / 2, -4), ((2, 1, 2), 4 * 3, -16), ((0, 0, 0), 0, 0)],
 )
 def test_each_team_has_a_return_of_its_own(actions, cats, mice):
-    found = jax.jit(lambda key: evaluate(ENV, always(*actions), (), key, 2))(jax.random.key(0))
-    np.testing.assert_array_equal(found.team_returns, [[cats, mice]] * 2)
+    result = jax.jit(lambda key: evaluate(ENV, always(*actions), (), key, 2))(jax.random.key(0))
+    np.testing.assert_array_equal(result.team_returns, [[cats, mice]] * 2)
     with pytest.raises(ShapeError, match="2 teams have no single return"):
-        _ = found.returns
+        _ = result.returns
 
 
 class TestSides(EnvironmentConformance):
@@ -80,15 +80,15 @@ def test_a_side_equals_the_environment_with_the_same_actions(side):
         step_key = jax.random.fold_in(key, number)
         action = jnp.full(len(mine), number % 2)
         view = timestep.view
-        after, own = side.step(step_key, state, action)
-        packed = own.extras["others-003"]  # the others' actions
+        after, step = side.step(step_key, state, action)
+        packed = step.extras["others-003"]  # the others' actions
         joint = jnp.zeros(3, jnp.int32).at[mine].set(action).at[theirs].set(packed)
         inner, timestep = ENV.step(jax.random.split(step_key)[1], inner, joint)
         for name in ("reward", "terminated", "truncated"):
-            np.testing.assert_array_equal(getattr(own, name), getattr(timestep, name)[mine])
-        np.testing.assert_array_equal(own.view.observation, timestep.view.observation[mine])
-        np.testing.assert_array_equal(own.extras["others-000"], view.observation[theirs])
-        np.testing.assert_array_equal(own.extras["others-005"], timestep.reward[theirs])
+            np.testing.assert_array_equal(getattr(step, name), getattr(timestep, name)[mine])
+        np.testing.assert_array_equal(step.view.observation, timestep.view.observation[mine])
+        np.testing.assert_array_equal(step.extras["others-000"], view.observation[theirs])
+        np.testing.assert_array_equal(step.extras["others-005"], timestep.reward[theirs])
         chex.assert_trees_all_equal(after.inner, inner)
         state = after
 
@@ -103,18 +103,18 @@ def test_recordings_of_a_side_hold_all_agents(side, tmp_path):
     assert data.spec == ENV.spec
     assert vault.verify(path, deep=True).sound
     for number in range(len(data.episodes.row)):
-        played, end = data.episode(number)
-        action, mouse = np.asarray(played.action), played.action[:, 1]
+        steps, end = data.episode(number)
+        action, mouse = np.asarray(steps.action), steps.action[:, 1]
         cats = action[:, 0] + action[:, 2]
         expected = np.stack([action[:, 0] + mouse, -cats, action[:, 2] + mouse], 1)
-        np.testing.assert_array_equal(played.reward, expected)
-        seen = np.concatenate([played.view.observation, end.observation[None]])
-        np.testing.assert_array_equal(seen[1:, :, 1], action)
-        np.testing.assert_array_equal(seen[..., 0], np.arange(len(seen))[:, None] + np.zeros(3))
+        np.testing.assert_array_equal(steps.reward, expected)
+        views = np.concatenate([steps.view.observation, end.observation[None]])
+        np.testing.assert_array_equal(views[1:, :, 1], action)
+        np.testing.assert_array_equal(views[..., 0], np.arange(len(views))[:, None] + np.zeros(3))
         mine = np.isin(EVERYONE, side.team.agents)
-        assert (played.policy_id[:, mine] == 0).all()
-        assert (played.policy_id[:, ~mine] == 1).all()
-        np.testing.assert_allclose(played.behaviour_log_prob, -np.log(3), rtol=1e-6)
+        assert (steps.policy_id[:, mine] == 0).all()
+        assert (steps.policy_id[:, ~mine] == 1).all()
+        np.testing.assert_allclose(steps.behaviour_log_prob, -np.log(3), rtol=1e-6)
     assert set(data.episodes.cause) <= {"terminated", "truncated", "cut"}
     returns = data.episodes.complete_team_returns
     assert set(returns) == {"cats", "mice"}
@@ -122,12 +122,12 @@ def test_recordings_of_a_side_hold_all_agents(side, tmp_path):
 
 @pytest.mark.slow
 def test_composed_policies_act_for_their_own_agents():
-    learned = PolicyConfig("recurrent", hidden=4)
+    config = PolicyConfig("recurrent", hidden=4)
     spec = ENV.spec
-    params = init_policy(learned, spec, jax.random.key(0))
+    params = init_policy(config, spec, jax.random.key(0))
     seats = [
         Seat(CATS.agents, always(1, 2), CATS.agents),
-        Seat(MICE.agents, make_policy(learned, spec), EVERYONE),
+        Seat(MICE.agents, make_policy(config, spec), EVERYONE),
     ]
     policy = compose(spec, seats)
     _, first = ENV.reset(jax.random.key(1))
@@ -137,7 +137,7 @@ def test_composed_policies_act_for_their_own_agents():
     )
     assert action[jnp.array([0, 2])].tolist() == [1, 2]
     assert log_prob[jnp.array([0, 2])].tolist() == [-1.0, -2.0]
-    alone = make_policy(learned, spec)
+    alone = make_policy(config, spec)
     own_action, own_log_prob, own_carry = alone.act(
         params,
         alone.initial_carry(),

@@ -45,14 +45,14 @@ def jaxmarl(env):
             return seen(*raw.reset(key))
 
     def step(key, state, action):
-        given = [action[i] for i in range(len(raw.agents))]
+        actions = [action[i] for i in range(len(raw.agents))]
         if isinstance(env.spec.action, Continuous):
             spaces = [raw.action_space(agent) for agent in raw.agents]
-            given = [stretched(space, own) for space, own in zip(spaces, given, strict=True)]
-        by_agent = dict(zip(raw.agents, given, strict=True))
+            actions = [stretched(space, part) for space, part in zip(spaces, actions, strict=True)]
+        by_agent = dict(zip(raw.agents, actions, strict=True))
         with quiet(*WARNINGS):
             observations, after, rewards, dones, _ = raw.step_env(
-                key, state.inner, tuple(given) if name == "jaxmarl/storm_2p" else by_agent
+                key, state.inner, tuple(actions) if name == "jaxmarl/storm_2p" else by_agent
             )
         reward = jnp.stack([rewards[agent] for agent in raw.agents]).astype(jnp.float32)
         last = None if name in SHORTENED else dones["__all__"]
@@ -62,19 +62,19 @@ def jaxmarl(env):
 
 
 def stretched(space, action):
-    own = action[: space.shape[0]]
-    return space.low + (own + 1) / 2 * (space.high - space.low)
+    part = action[: space.shape[0]]
+    return space.low + (part + 1) / 2 * (space.high - space.low)
 
 
-def observations_of_jaxmarl(raw, seen):
-    if isinstance(seen, dict) and "inventory" in seen:  # storm
-        grids, inventory = seen["observations"], seen["inventory"]
+def observations_of_jaxmarl(raw, view):
+    if isinstance(view, dict) and "inventory" in view:  # storm
+        grids, inventory = view["observations"], view["inventory"]
         return [{"grid": grids[agent], "inventory": inventory[:, agent]} for agent in raw.agents]
-    if isinstance(seen, dict):
-        return [seen[agent] for agent in raw.agents]
-    if isinstance(seen[0], dict):  # storm_2p
-        return [{"grid": each["observation"], "inventory": each["inventory"]} for each in seen]
-    return list(seen)
+    if isinstance(view, dict):
+        return [view[agent] for agent in raw.agents]
+    if isinstance(view[0], dict):  # storm_2p
+        return [{"grid": x["observation"], "inventory": x["inventory"]} for x in view]
+    return list(view)
 
 
 def legal_in_jaxmarl(name, raw, state):
@@ -97,8 +97,8 @@ def jumanji(env):
 
     def seen(timestep, **of_a_step):
         observation = timestep.observation
-        each = OBSERVE[name](observation, num_agents)
-        return Seen(each, getattr(observation, "action_mask", None), **of_a_step)
+        observations = OBSERVE[name](observation, num_agents)
+        return Seen(observations, getattr(observation, "action_mask", None), **of_a_step)
 
     def step(key, state, action):
         after, timestep = raw.step(state, action.astype(raw.action_spec.dtype))
@@ -111,42 +111,42 @@ def jumanji(env):
     return Reference(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
 
 
-def view_of_jumanji(seen, num_agents):
-    return [vector(seen.agents_view[i]) for i in range(num_agents)]
+def view_of_jumanji(view, num_agents):
+    return [vector(view.agents_view[i]) for i in range(num_agents)]
 
 
-def view_of_a_searcher(seen, num_agents):
+def view_of_a_searcher(view, num_agents):
     return [
-        vector(seen.searcher_views[i], seen.positions[i], seen.targets_remaining)
+        vector(view.searcher_views[i], view.positions[i], view.targets_remaining)
         for i in range(num_agents)
     ]
 
 
-def view_of_a_connector(seen, num_agents):
+def view_of_a_connector(view, num_agents):
     from jumanji.environments.routing.connector.utils import get_path, get_position, get_target
 
     kinds = get_path, get_position, get_target
     agents = range(num_agents)
-    own = [[seen.grid == kind(i) for kind in kinds] for i in agents]
-    others = [
-        [sum(own[j][k].astype(int) for j in agents if j != i) for k in range(3)] for i in agents
+    planes = [[view.grid == kind(i) for kind in kinds] for i in agents]
+    other_planes = [
+        [sum(planes[j][k].astype(int) for j in agents if j != i) for k in range(3)] for i in agents
     ]
-    return [jnp.stack([*own[i], *others[i]], axis=-1).astype(bool) for i in agents]
+    return [jnp.stack([*planes[i], *other_planes[i]], axis=-1).astype(bool) for i in agents]
 
 
-def view_of_a_cleaner(seen, num_agents):
+def view_of_a_cleaner(view, num_agents):
     from jumanji.environments.routing.cleaner.constants import DIRTY, WALL
 
     agents = range(num_agents)
-    empty = jnp.zeros_like(seen.grid, jnp.float32)
-    here = [empty.at[tuple(seen.agents_locations[i])].set(1) for i in agents]
-    others = [sum(here[j] for j in agents if j != i) > 0 for i in agents]
-    maze = [seen.grid == DIRTY, seen.grid == WALL]
-    return [jnp.stack([*maze, here[i], others[i]], axis=-1).astype(bool) for i in agents]
+    empty = jnp.zeros_like(view.grid, jnp.float32)
+    places = [empty.at[tuple(view.agents_locations[i])].set(1) for i in agents]
+    other_places = [sum(places[j] for j in agents if j != i) > 0 for i in agents]
+    maze = [view.grid == DIRTY, view.grid == WALL]
+    return [jnp.stack([*maze, places[i], other_places[i]], axis=-1).astype(bool) for i in agents]
 
 
-def view_of_a_vehicle(seen, num_agents):
-    fleet, nodes = seen.vehicles, jax.tree.leaves((seen.nodes, seen.windows, seen.coeffs))
+def view_of_a_vehicle(view, num_agents):
+    fleet, nodes = view.vehicles, jax.tree.leaves((view.nodes, view.windows, view.coeffs))
     rows = [
         vector(fleet.coordinates[i], fleet.local_times[i], fleet.capacities[i])
         for i in range(num_agents)
@@ -168,7 +168,7 @@ def matrax(env):
     raw = env.wrapped
 
     def seen(timestep, **of_a_step):
-        return Seen([vector(each) for each in timestep.observation.agent_obs], **of_a_step)
+        return Seen([vector(x) for x in timestep.observation.agent_obs], **of_a_step)
 
     def step(key, state, action):
         after, timestep = raw.step(state, action)
@@ -185,14 +185,14 @@ def pgx(env):
         """What pgx shows a player, and what it may do: only the last if it is not its turn."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            seen = raw.observe(state, player)
-        seen = seen.astype(jnp.float32) if seen.ndim == 1 else seen
+            view = raw.observe(state, player)
+        view = view.astype(jnp.float32) if view.ndim == 1 else view
         waits = (player != state.current_player) | state.terminated
-        return seen, jnp.append(jnp.where(waits, False, state.legal_action_mask), waits)
+        return view, jnp.append(jnp.where(waits, False, state.legal_action_mask), waits)
 
     def seen(state, first, **of_a_step):
-        each, legal = zip(of_seat(state, first), of_seat(state, 1 - first), strict=True)
-        return Seen([*each], jnp.stack(legal), **of_a_step)
+        observations, legal = zip(of_seat(state, first), of_seat(state, 1 - first), strict=True)
+        return Seen([*observations], jnp.stack(legal), **of_a_step)
 
     def reset(key):
         state = raw.init(key)

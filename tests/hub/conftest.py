@@ -73,11 +73,11 @@ def write_card(
     path: str = PATH,
     uids: tuple[str, ...] = UIDS,
 ):
-    listed = "\n".join(f"[uids.{uid}]" for uid in uids)
+    sections = "\n".join(f"[uids.{uid}]" for uid in uids)
     line = f'sha256 = "{sha256}"' if sha256 else ""
     file = directory / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = CARD.format(name=name, repository=REPOSITORY, path=path, sha256=line, uids=listed)
+    text = CARD.format(name=name, repository=REPOSITORY, path=path, sha256=line, uids=sections)
     file.write_text(text)
     catalogue.names.cache_clear()
 

@@ -99,7 +99,7 @@ class Hub:
         history = self.repositories[repository]
         if revision == "main":
             return history[-1] if history else ("0" * 40, {})
-        return next((one for one in history if one[0] == revision), None)
+        return next((commit for commit in history if commit[0] == revision), None)
 
 
 def size_of(data: bytes | Path) -> int:
@@ -190,13 +190,13 @@ class _Front(_Handler):
             return self.fail(401, "RepoNotFound")
         if repository not in self.hub.repositories:
             return self.fail(404, "RepoNotFound")
-        found = self.hub.files(repository, revision)
-        return found or self.fail(404, "RevisionNotFound")
+        snapshot = self.hub.files(repository, revision)
+        return snapshot or self.fail(404, "RevisionNotFound")
 
     def resolve(self, repository, revision, path):
-        if not (found := self.known(repository, revision)):
+        if not (snapshot := self.known(repository, revision)):
             return None
-        commit, files = found
+        commit, files = snapshot
         if path not in files:
             return self.fail(404, "EntryNotFound")
         data = files[path]
@@ -207,13 +207,13 @@ class _Front(_Handler):
         oid = oid_of(data)
         claimed = oid if self.hub.faults.etag is None else self.hub.faults.etag
         self.hub.uploaded[oid] = data
-        where = f"{self.hub.content.url}/{oid}?signature=s"
+        location = f"{self.hub.content.url}/{oid}?signature=s"
         return self.answer(
             302,
             X_Repo_Commit=commit,
             X_Linked_ETag=f'"{claimed}"',
             X_Linked_Size=size_of(data),
-            Location=where,
+            Location=location,
         )
 
     def small(self, data, **headers):
@@ -228,24 +228,24 @@ class _Front(_Handler):
         return self.answer(200, data, **headers)
 
     def info(self, repository, revision):
-        if found := self.known(repository, revision):
+        if snapshot := self.known(repository, revision):
             detailed = "blobs" in parse_qs(urlsplit(self.path).query)
             siblings = [
                 {"rfilename": name, **(metadata_of(data) if detailed else {})}
-                for name, data in found[1].items()
+                for name, data in snapshot[1].items()
             ]
-            self.answer(200, {"id": repository, "sha": found[0], "siblings": siblings})
+            self.answer(200, {"id": repository, "sha": snapshot[0], "siblings": siblings})
 
     def tree(self, repository, revision):
-        if found := self.known(repository, revision):
-            described = ((name, metadata_of(data)) for name, data in found[1].items())
+        if snapshot := self.known(repository, revision):
+            described = ((name, metadata_of(data)) for name, data in snapshot[1].items())
             files = [
-                {"type": "file", "path": name, "oid": one.pop("blobId"), **one}
-                for name, one in described
+                {"type": "file", "path": name, "oid": entry.pop("blobId"), **entry}
+                for name, entry in described
             ]
-            for one in files:
-                if "lfs" in one:
-                    one["lfs"]["oid"] = one["lfs"]["sha256"]
+            for entry in files:
+                if "lfs" in entry:
+                    entry["lfs"]["oid"] = entry["lfs"]["sha256"]
             self.answer(200, files)
 
     def do_POST(self):
@@ -257,17 +257,17 @@ class _Front(_Handler):
         if path == "/api/validate-yaml":
             return self.validate(**json.loads(body))
         if match := re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)/preupload/(.+)", path):
-            asked = json.loads(body)
+            request = json.loads(body)
             history = self.hub.repositories[match[1]]
             ignore = history[-1][1].get(".gitignore", b"") if history else b""
-            ignore = asked["gitIgnore"].encode() if "gitIgnore" in asked else ignore
+            ignore = request["gitIgnore"].encode() if "gitIgnore" in request else ignore
             modes = [
                 {
-                    "path": one["path"],
-                    "uploadMode": "lfs" if one["size"] >= LARGE else "regular",
-                    "shouldIgnore": is_ignored(one["path"], ignore),
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["size"] >= LARGE else "regular",
+                    "shouldIgnore": is_ignored(file["path"], ignore),
                 }
-                for one in asked["files"]
+                for file in request["files"]
             ]
             return self.answer(200, {"files": modes})
         if match := re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
@@ -276,11 +276,11 @@ class _Front(_Handler):
             return self.add(match[1], [json.loads(line) for line in body.splitlines()])
         return self.answer(404, {})
 
-    def create(self, asked):
+    def create(self, request):
         name = (
-            f"{asked['organization']}/{asked['name']}"
-            if asked.get("organization")
-            else asked["name"]
+            f"{request['organization']}/{request['name']}"
+            if request.get("organization")
+            else request["name"]
         )
         if not self.may_use(name):
             return self.answer(401, {"error": "Invalid username or password."})
@@ -301,15 +301,15 @@ class _Front(_Handler):
         except (yaml.YAMLError, IndexError) as error:
             problems = [str(error)]
         if problems:
-            return self.answer(400, {"errors": [{"message": one} for one in problems]})
+            return self.answer(400, {"errors": [{"message": problem} for problem in problems]})
         return self.answer(200, {"errors": [], "warnings": []})
 
     def batch(self, objects):
         answers = []
-        for one in objects:
-            answer = {"oid": one["oid"], "size": one["size"]}
-            if one["oid"] not in self.hub.uploaded:
-                href = f"{self.hub.content.url}/{one['oid']}"
+        for item in objects:
+            answer = {"oid": item["oid"], "size": item["size"]}
+            if item["oid"] not in self.hub.uploaded:
+                href = f"{self.hub.content.url}/{item['oid']}"
                 answer["actions"] = {"upload": {"href": href}}
             answers.append(answer)
         content_type = "application/vnd.git-lfs+json"
@@ -355,12 +355,12 @@ class _Content(_Handler):
         self.answer(200 if taken else 400)
 
     def to_file(self, directory: Path) -> Path:
-        path, rest = directory / urlsplit(self.path).path[1:], int(self.headers["Content-Length"])
+        path, size = directory / urlsplit(self.path).path[1:], int(self.headers["Content-Length"])
         with path.open("wb") as file:
-            while rest:
-                block = self.rfile.read(min(rest, 2**20))
+            while size:
+                block = self.rfile.read(min(size, 2**20))
                 file.write(block)
-                rest -= len(block)
+                size -= len(block)
         return path
 
     def do_GET(self):
@@ -377,10 +377,10 @@ class _Content(_Handler):
             return self.answer(403)
         size = size_of(data)
         start, stop, status = 0, size, 200
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if asked and faults.ranges:
-            start, status = int(asked[1]), 206
-            stop = min(int(asked[2]) + 1, size) if asked[2] else size
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if match and faults.ranges:
+            start, status = int(match[1]), 206
+            stop = min(int(match[2]) + 1, size) if match[2] else size
         part = bytearray(slice_of(data, start, stop))
         if faults.flip and part:
             part[len(part) // 2] ^= 1

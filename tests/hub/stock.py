@@ -14,14 +14,14 @@ from tests.vault.test_stock import append_with_stock, to_stock
 def stock_archive(path: Path, name: str, uid: str, folder: Path) -> bytes:
     """Return a zip of what stock writes of a vault, with nothing of ours in it."""
     data = vault.open_vault(path)
-    one = jax.tree.map(lambda field: field[:1], data.transitions(0, data.length))
+    row = jax.tree.map(lambda field: field[:1], data.transitions(0, data.length))
     stock = StockVault(
         vault_name=f"{name}.vlt",
-        experience_structure=to_stock(one),
+        experience_structure=to_stock(row),
         rel_dir=str(folder),
         vault_uid=uid,
     )
-    append_with_stock(stock, one)
+    append_with_stock(stock, row)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(folder.rglob("*")):

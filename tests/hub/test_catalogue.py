@@ -86,8 +86,8 @@ def test_known_time_limits():
             name = card.recipe.env or f"{card.environment}/{card.scenario}"
             assert card.time_limit == envs.make(name).spec.time_limit
         else:
-            told = any("--time-limit" in sentence for sentence in card.quirks)
-            assert told == (card.time_limit is None), card.name
+            warns = any("--time-limit" in sentence for sentence in card.quirks)
+            assert warns == (card.time_limit is None), card.name
 
 
 def test_every_name_is_where_its_card_stands():

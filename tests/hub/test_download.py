@@ -33,9 +33,9 @@ class Parts(Handler):
         self.server.connections += 1
 
     def do_GET(self):
-        asked = self.headers["Range"]
-        self.server.asked.append(asked)
-        start, stop = map(int, asked.removeprefix("bytes=").split("-"))
+        interval = self.headers["Range"]
+        self.server.asked.append(interval)
+        start, stop = map(int, interval.removeprefix("bytes=").split("-"))
         status, headers, body = self.server.answer(start, stop + 1)
         self.close_connection |= headers.get("Content-Length") != str(len(body))
         self.answer(status, body, **{"Content_Length": None} | headers)
@@ -185,7 +185,7 @@ def test_what_was_damaged_on_the_disk_is_removed(download, tmp_path):
 
 
 def test_blocks_are_on_the_disk_as_they_arrive(server, download, tmp_path):
-    path, seen = tmp_path / "file", []
+    path, sizes = tmp_path / "file", []
     server.answers = [(*part(0, 200)[:2], DATA[:90])]
-    download(lambda _: seen.append(path.stat().st_size))
-    assert seen == [0, 90, 200]
+    download(lambda _: sizes.append(path.stat().st_size))
+    assert sizes == [0, 90, 200]

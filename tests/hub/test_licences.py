@@ -59,18 +59,18 @@ def test_where_data_comes_from_is_told_truly(recorded, provenance, words):
 
 def test_a_transform_tells_of_all_its_sources(recorded, tmp_path):
     parts = [recorded("a", **RECORDED), recorded("bb", published=PUBLISHED)]
-    joined = vault.cat(parts, tmp_path / "c.vlt")
-    made = vault.filter(joined, "length > 0", tmp_path / "d.vlt")
-    assert licences.in_words(made) == (
+    union = vault.cat(parts, tmp_path / "c.vlt")
+    part = vault.filter(union, "length > 0", tmp_path / "d.vlt")
+    assert licences.in_words(part) == (
         "Made with `offmarl filter`. Its sources: Recorded with offmarl (program mappo, tier "
         "expert, seed 3); Published as lab/env/x of org/data at commit cccccccccccc."
     )
-    assert licences.citation_of([made]) == "@misc{them}"
+    assert licences.citation_of([part]) == "@misc{them}"
     with pytest.raises(OptionError, match=r"published under CC-BY-4\.0, not MIT"):
-        licences.licence_of([made], "MIT", None)
-    assert licences.licence_of([made], "cc-by-4.0", None) == Licence("CC-BY-4.0")
+        licences.licence_of([part], "MIT", None)
+    assert licences.licence_of([part], "cc-by-4.0", None) == Licence("CC-BY-4.0")
     with pytest.raises(OptionError, match=r"your own recordings .*: give --licence CC-BY-4\.0, un"):
-        licences.licence_of([made], None, None)
+        licences.licence_of([part], None, None)
 
 
 @pytest.mark.parametrize(
@@ -107,38 +107,38 @@ def test_licences_are_those_of_spdx_or_have_a_link(recorded, name, link, wanted)
 
 
 def test_what_the_sources_state_is_taken_over(recorded):
-    one = recorded("a", published=PUBLISHED)
+    first = recorded("a", published=PUBLISHED)
     other = recorded("bb", published={**PUBLISHED, "licence": "MIT"})
     linked = {"licence": "other", "licence_link": "https://theirs/terms"}
     far = recorded("ccc", published={**PUBLISHED, **linked})
     unknown = recorded("dddd", published={**PUBLISHED, "licence": "unknown"})
     forged = recorded("eeeee", published={**PUBLISHED, "licence": ["MIT"], "citation": {}})
-    assert licences.licence_of([one, one], None, None) == Licence("CC-BY-4.0")
+    assert licences.licence_of([first, first], None, None) == Licence("CC-BY-4.0")
     assert licences.licence_of([far], None, None) == Licence("other", link="https://theirs/terms")
     with pytest.raises(CardError, match=r"different licences \(CC-BY-4\.0, MIT\)"):
-        licences.licence_of([one, other], None, None)
+        licences.licence_of([first, other], None, None)
     terms = Licence("other", link="https://both")
-    assert licences.licence_of([one, other], "other", "https://both") == terms
+    assert licences.licence_of([first, other], "other", "https://both") == terms
     for untold in (unknown, forged):
         with pytest.raises(OptionError, match="state no licence"):
-            licences.licence_of([one, untold], None, None)
+            licences.licence_of([first, untold], None, None)
         assert licences.licence_of([untold], "unknown", None) == Licence("unknown")
     assert licences.citation_of([forged]) == ""
     with pytest.raises(OptionError, match=r"published under CC-BY-4\.0, not unknown"):
-        licences.licence_of([one], "unknown", None)
+        licences.licence_of([first], "unknown", None)
 
 
 def test_the_licence_of_a_pulled_dataset_goes_with_what_is_made_of_it(hub, recorded, tmp_path):
     first = recorded(**RECORDED)
     library.push([first.path], "org/first", "cc-by-nc-4.0", citation="@misc{first}")
     pulled = library.pull("org/first").paths["a"]
-    made = vault.filter(pulled, "length > 0", tmp_path / "part.vlt")
-    again = library.push([made.path], "org/second").card
+    part = vault.filter(pulled, "length > 0", tmp_path / "part.vlt")
+    again = library.push([part.path], "org/second").card
     assert again.licence.data == "CC-BY-NC-4.0" and again.citation == "@misc{first}"
     assert again.summary.startswith("Made with `offmarl filter`. Its sources: Published as org/")
     assert "of org/first at commit" in again.uids["main"].origin
     with pytest.raises(OptionError, match="not MIT"):
-        library.push([made.path], "org/third", "MIT")
+        library.push([part.path], "org/third", "MIT")
     assert "org/third" not in hub.repositories, "nothing is made before the licence is known"
 
 
@@ -171,13 +171,13 @@ def test_recordings_beside_converted_data_need_a_choice(hub, recorded, tmp_path)
     converted = vault.import_dataset(source, tmp_path / "c.vlt", terms=terms)
     experience.recorded(tmp_path / "o.vlt", converted.spec, rows=1, provenance=RECORDED)
     both = [converted.path, tmp_path / "o.vlt"]
-    joined = vault.cat([vault.open_vault(path) for path in both], tmp_path / "both.vlt/all")
+    union = vault.cat([vault.open_vault(path) for path in both], tmp_path / "both.vlt/all")
     with pytest.raises(OptionError, match=r"choose a licence for your own .*--licence mit, under"):
-        library.push([joined.path], "org/both")
+        library.push([union.path], "org/both")
     with pytest.raises(OptionError, match=r"published under mit, not CC-BY-4\.0"):
-        library.push([joined.path], "org/both", "CC-BY-4.0")
+        library.push([union.path], "org/both", "CC-BY-4.0")
     assert "org/both" not in hub.repositories
-    card = library.push([joined.path], "org/both", "MIT").card
+    card = library.push([union.path], "org/both", "MIT").card
     assert (card.licence, card.citation) == (Licence("MIT"), "@misc{a}")
     linked = recorded("x", published={**PUBLISHED, "licence": "other", "licence_link": "https://t"})
     with pytest.raises(OptionError, match="give --licence other --licence-link https://t, under"):
@@ -218,8 +218,8 @@ def test_recordings_beside_converted_data_need_a_choice(hub, recorded, tmp_path)
 def test_pages_state_the_licence(licence, front, url):
     uids = {"a": catalogue.Uid(1, 1, digest="d")}
     card = catalogue.Card("a/b/c", "s", 2, "", licence, uids)
-    found = yaml.safe_load(readme(card, "org/x").split("---")[1])
-    assert {key: found[key] for key in front} == front
+    metadata = yaml.safe_load(readme(card, "org/x").split("---")[1])
+    assert {key: metadata[key] for key in front} == front
     assert json.loads(croissant(card, "org/x", "https://hub", "2026-01-31"))["license"] == url
 
 

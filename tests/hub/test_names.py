@@ -22,11 +22,11 @@ def archive(tmp_path_factory):
     """An archive of two readable vaults."""
     path = record(tmp_path_factory.mktemp("made") / "small.vlt" / "Good")
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as opened:
+    with zipfile.ZipFile(buffer, "w") as zip_file:
         for file in sorted(path.rglob("*")):
             if file.is_file() and file.name != "writer.lock":
                 for uid in ("Good", "Poor"):
-                    opened.write(file, f"small.vlt/{uid}/{file.relative_to(path)}")
+                    zip_file.write(file, f"small.vlt/{uid}/{file.relative_to(path)}")
     return buffer.getvalue()
 
 
@@ -135,9 +135,9 @@ def test_a_name_without_a_uid_means_the_same_whatever_was_pulled(half, read, mon
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_verb_asks_the_card(offmarl, half, verb):
     arguments = [
-        one.replace(GOOD, "org/made-up").replace(NAME, "org/made-up") for one in VERBS[verb]
+        word.replace(GOOD, "org/made-up").replace(NAME, "org/made-up") for word in VERBS[verb]
     ]
-    arguments = [one.removesuffix("/Poor") for one in arguments]
+    arguments = [word.removesuffix("/Poor") for word in arguments]
     outcome = offmarl(verb, *arguments)
     if verb in ("ls", "verify", "report"):  # these take directories of several, and say which
         assert outcome.code == 0 and "good" in outcome.out and "poor" not in outcome.out

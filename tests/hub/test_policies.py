@@ -61,11 +61,11 @@ def test_a_pulled_policy_acts_as_the_run_does_and_is_fetched_once(hub, run, tmp_
     assert pulled.commit == pushed.commit and pulled.fetched > 0
     for load in (offmarl_library.load_policy, offmarl_library.load_critic):
         for seed in (0, 1):
-            chex.assert_trees_all_equal(*(load(one, seed).params for one in (run, pulled.path)))
+            chex.assert_trees_all_equal(*(load(path, seed).params for path in (run, pulled.path)))
     again = library.pull_policy(NAME)
     assert again.fetched == 0 and again.path == pulled.path
-    chosen = library.pull_policy(f"{NAME}@{pushed.commit}", tmp_path / "mine")
-    assert chosen.path == tmp_path / "mine"
+    mine = library.pull_policy(f"{NAME}@{pushed.commit}", tmp_path / "mine")
+    assert mine.path == tmp_path / "mine"
     with pytest.raises(OptionError, match="holds something else"):
         library.pull_policy(NAME, run)
 
@@ -100,13 +100,13 @@ def test_the_repository_is_a_run_of_the_last_checkpoint(hub, run, tmp_path):
     hub.commit(NAME, {"checkpoints/1/policy/old": b"an earlier push", "notes.md": b"mine"})
     card = library.push_policy(run, NAME, "MIT").card
     files = hub.files(NAME, "main")[1]
-    listed = {one["path"] for one in card["files"]}
-    assert files.keys() == listed | {policies.CARD, "README.md", "notes.md"}
+    paths = {entry["path"] for entry in card["files"]}
+    assert files.keys() == paths | {policies.CARD, "README.md", "notes.md"}
     for name, content in files.items():
         path = tmp_path / "copy" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    ours, theirs = (offmarl_library.load_policy(one, 0).params for one in (run, tmp_path / "copy"))
+    ours, theirs = (offmarl_library.load_policy(at, 0).params for at in (run, tmp_path / "copy"))
     chex.assert_trees_all_equal(ours, theirs)
 
 
@@ -123,7 +123,7 @@ def test_the_card_says_how_the_policy_was_trained(tmp_path, kind, words):
     run = write_run(tmp_path / "run", "x", vault, [[1.0, 2.0]] * 3, **options)
     card = policies._card(run, tracking.plain(tracking.read_run(run)), NAME, "MIT", "")
     text = model_readme(card, None).partition("---\n\n")[2]
-    assert all(one in text for one in words)
+    assert all(word in text for word in words)
     assert ("offline" in text.replace("-offline", "")) == (kind == "baseline")
 
 
@@ -143,8 +143,8 @@ def test_a_side_is_pulled_with_the_opponents_that_it_learned_against(hub, tmp_pa
     pulled = library.pull_policy(NAME).path
     ours, theirs = (cli_policies.load(x, PolicyOptions(), [0], [])[0] for x in (run, pulled))
     chex.assert_trees_all_equal(ours.others, theirs.others)
-    played = [offmarl("evaluate", x, "--eval-episodes", 3, "--json").json for x in (run, NAME)]
-    chex.assert_trees_all_equal(*({**one, "run": None} for one in played))
+    results = [offmarl("evaluate", x, "--eval-episodes", 3, "--json").json for x in (run, NAME)]
+    chex.assert_trees_all_equal(*({**result, "run": None} for result in results))
 
     copy = next(name for name in files if name.startswith("opponents/") and "run.json" in name)
     record = json.loads(files[copy])
@@ -205,13 +205,13 @@ def test_damaged_data_is_not_installed_and_the_next_pull_is_whole(hub, run):
 def publish(hub, files, **card):
     """Publish files, with right checksums."""
     data = {name: x if isinstance(x, bytes) else x.encode() for name, x in files.items()}
-    listed = [
+    entries = [
         {"path": name, "size": len(x), "sha256": hashlib.sha256(x).hexdigest()}
         for name, x in data.items()
     ]
     facts = {"name": NAME, "summary": "s", "program": "mappo", "licence": "MIT"} | card
-    known = {name: x for name, x in facts.items() if x is not None}
-    text = tomli_w.dumps(known | {"files": listed})
+    fields = {name: x for name, x in facts.items() if x is not None}
+    text = tomli_w.dumps(fields | {"files": entries})
     hub.commit(NAME, {**data, policies.CARD: text.encode()})
 
 
@@ -376,12 +376,12 @@ def strings(record, *path):
 
 def changed(record, path, value):
     """Return a record with another value at a place."""
-    found = json.loads(json.dumps(record))
-    inside = found
+    result = json.loads(json.dumps(record))
+    inside = result
     for key in path[:-1]:
         inside = inside[key]
     inside[path[-1]] = value
-    return found
+    return result
 
 
 CODE = ("evil.py:f", "evil:f", "{run}/evil.py:f", "evaders=evil.py:f", "evaders=evil:f")
@@ -434,9 +434,9 @@ def test_of_two_revisions_in_the_cache_none_runs_code(forged, side):
 
 def test_no_file_in_a_pulled_directory_is_the_users_own_text(forged, side):
     run = forged(json.loads(side["run.json"]))
-    for read in (read_config, read_plan, tables):
+    for parse in (read_config, read_plan, tables):
         with pytest.raises(OptionError, match="is in a directory that was pulled"):
-            read(run / "args.toml")
+            parse(run / "args.toml")
     config = read_config(forged(changed(json.loads(side["run.json"]), ("args", "env"), "evil:f")))
     args = config.arguments(registry.load("recorder", "mappo").Args)
     with pytest.raises(UnknownNameError, match=r"args\.env"):

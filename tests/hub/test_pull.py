@@ -27,10 +27,10 @@ from .server import Faults
 
 
 def content_of(archive: bytes, uid: str) -> dict[str, bytes]:
-    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+    with zipfile.ZipFile(io.BytesIO(archive)) as zip_file:
         prefix = f"small.vlt/{uid}/"
-        names = [name for name in opened.namelist() if name.startswith(prefix)]
-        return {name.removeprefix(prefix): opened.read(name) for name in names}
+        names = [name for name in zip_file.namelist() if name.startswith(prefix)]
+        return {name.removeprefix(prefix): zip_file.read(name) for name in names}
 
 
 def assert_whole(archive, paths):
@@ -125,10 +125,10 @@ class Killed(KeyboardInterrupt):
 
 def count_down(calls):
     """Return a function that is killed at a call."""
-    left = iter(range(calls - 1))
+    ticks = iter(range(calls - 1))
 
     def tick():
-        if next(left, None) is None:
+        if next(ticks, None) is None:
             raise Killed
 
     return tick
@@ -156,12 +156,12 @@ def test_what_a_killed_process_left_is_used(hub, monkeypatch, uid, blocks, files
             library.pull(NAME + uid)
     assert nothing_placed()
     (entry,) = cache.entries()
-    kept = entry.arriving.glob("Good/d/*" if uid else "[0-9a-f]*.part")
-    kept = sum(path.stat().st_size for path in kept)
+    parts = entry.arriving.glob("Good/d/*" if uid else "[0-9a-f]*.part")
+    size = sum(path.stat().st_size for path in parts)
     pulled = library.pull(NAME + uid)
     assert_whole(hub.archive, pulled.paths)
-    whole = 121_000 if uid else len(hub.archive)
-    assert pulled.fetched <= whole - kept + 2**16  # the directory of the archive is read again
+    total = 121_000 if uid else len(hub.archive)
+    assert pulled.fetched <= total - size + 2**16  # the directory of the archive is read again
     assert [path.name for path in entry.arriving.iterdir()] == [".lock"]
 
 
@@ -222,8 +222,8 @@ def test_another_place(hub, tmp_path):
 def test_the_token_is_shown_to_the_hub_alone(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     library.pull(f"{NAME}/Good")
-    shown = {path.startswith("/datasets") for _, path, h in hub.requests if "hf_secret" in str(h)}
-    assert shown == {True}
+    to_hub = {path.startswith("/datasets") for _, path, h in hub.requests if "hf_secret" in str(h)}
+    assert to_hub == {True}
     assert any(not path.startswith("/datasets") for _, path, _ in hub.requests)
 
 
@@ -390,8 +390,8 @@ def test_a_card_is_kept_once_beside_its_dataset(hub, pushed, tmp_path, monkeypat
     out = None if in_cache else tmp_path / "out"
     pulled = library.pull("org/made-up", out)
     files = (file for file in tmp_path.rglob("*.*") if file.is_file())
-    (kept,) = (file for file in files if b"observation_size = " in file.read_bytes())
-    assert kept == pulled.paths["good"].parent / "pulled.json"
+    (record,) = (file for file in files if b"observation_size = " in file.read_bytes())
+    assert record == pulled.paths["good"].parent / "pulled.json"
 
     hub.requests.clear()
     assert library.pull("org/made-up", out) == pulled._replace(fetched=0)
@@ -399,7 +399,7 @@ def test_a_card_is_kept_once_beside_its_dataset(hub, pushed, tmp_path, monkeypat
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert library.pull("org/made-up", out) == pulled._replace(fetched=0, asked=False)
-    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"card": "forged"}))
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"card": "forged"}))
     with pytest.raises(HubUnreachableError, match="Pulled before" if in_cache else "Nothing"):
         library.pull("org/made-up", out)
     assert cache.kept_card(cache.parse("org/made-up"), pulled.commit, out) is None

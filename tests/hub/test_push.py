@@ -66,9 +66,9 @@ def test_push_then_pull_gives_the_same_files(hub, vaults):
 def test_a_download_of_the_repository_opens_with_stock(hub, pushed, tmp_path):
     snapshot_download("org/made-up", repo_type="dataset", local_dir=tmp_path, endpoint=hub.url)
     for path in pushed:
-        seen = open_stock(tmp_path / "made-up.vlt" / path.name).read().experience
+        experience = open_stock(tmp_path / "made-up.vlt" / path.name).read().experience
         expected = vault.open_vault(path).read(leaves=["rewards"])["rewards"]
-        np.testing.assert_array_equal(seen["rewards"], expected)
+        np.testing.assert_array_equal(experience["rewards"], expected)
 
 
 def test_a_file_that_is_not_what_was_pushed(hub, pushed):
@@ -96,7 +96,7 @@ def test_a_file_that_is_not_what_was_pushed(hub, pushed):
 def test_a_card_whose_files_lead_elsewhere(hub, pushed, change, use):
     card = card_of(hub)
     text = catalogue.to_toml(card)
-    file = next(one for one in card.uids["good"].files if "/d/" in one.path)
+    file = next(f for f in card.uids["good"].files if "/d/" in f.path)
     for name, value in change.items():
         text = text.replace(f"{getattr(file, name)}", f"{value}", 1)
     hub.commit("org/made-up", {"offmarl.toml": text.encode()})
@@ -131,9 +131,9 @@ def test_the_croissant_file_is_valid(hub, pushed, recwarn):
     described = json.loads(files["croissant.json"])
     dataset = mlcroissant.Dataset(jsonld=described)
     assert dataset.metadata.issues.errors == dataset.metadata.issues.warnings == set()
-    hashes = {one["name"]: one["sha256"] for one in described["distribution"]}
+    hashes = {entry["name"]: entry["sha256"] for entry in described["distribution"]}
     assert hashes == {
-        one.path: one.sha256 for uid in card_of(hub).uids.values() for one in uid.files
+        file.path: file.sha256 for uid in card_of(hub).uids.values() for file in uid.files
     }
 
 
@@ -217,8 +217,8 @@ def test_a_gitignore_leaves_nothing_out(hub, vaults, pattern):
 @pytest.mark.parametrize("fault", ["lost", "spoiled"])
 def test_what_arrives_is_compared_with_what_was_sent(hub, vaults, path, fault):
     setattr(hub.faults, fault, path)
-    shown = path.replace("*", r"\w+")
-    with pytest.raises(HubError, match=f"org/made-up does not hold {shown} as it was sent"):
+    pattern = path.replace("*", r"\w+")
+    with pytest.raises(HubError, match=f"org/made-up does not hold {pattern} as it was sent"):
         library.push(vaults, "org/made-up", "CC-BY-4.0")
     setattr(hub.faults, fault, "")
     library.push(vaults, "org/made-up", "CC-BY-4.0")
@@ -241,8 +241,8 @@ def test_a_second_push_keeps_the_vaults_of_the_first(hub, vaults, tmp_path):
         assert f"path: episodes/{uid}.parquet".encode() in files["README.md"]
     again, before = record(tmp_path / "again.vlt" / "good", 7), files_of(hub)
     library.push([again], "org/made-up", "CC-BY-4.0")
-    gone = before.keys() - files_of(hub)
-    assert gone and all(name.startswith("made-up.vlt/good/d/") for name in gone)
+    removed = before.keys() - files_of(hub)
+    assert removed and all(name.startswith("made-up.vlt/good/d/") for name in removed)
     pulled = library.pull("org/made-up")
     assert vault.open_vault(pulled.paths["good"]).digest() == vault.open_vault(again).digest()
     assert [*pulled.paths] == ["good", "poor", "third"]
@@ -370,8 +370,8 @@ def test_a_push_says_how_far_it_is_in_lines_and_wants_a_whole_name(hub, vaults, 
         with pytest.raises(OptionError, match=f"named org/name: got '{name}'"):
             library.push(vaults, name, "CC-BY-4.0")
     library.push(vaults, "org/told", "CC-BY-4.0")
-    told = capfd.readouterr().err
-    assert "index good: " in told and "\r" not in told
+    output = capfd.readouterr().err
+    assert "index good: " in output and "\r" not in output
 
 
 def test_a_pulled_vault_is_like_any_other(hub, vaults):
@@ -391,8 +391,8 @@ def test_a_pulled_vault_is_like_any_other(hub, vaults):
     assert vault.open_vault(path).digest() == local.digest()
     vault.compact(path)
     assert vault.open_vault(path).digest() == local.digest()
-    seen = open_stock(path).read().experience
-    np.testing.assert_array_equal(seen["rewards"], local.read(leaves=["rewards"])["rewards"])
+    experience = open_stock(path).read().experience
+    np.testing.assert_array_equal(experience["rewards"], local.read(leaves=["rewards"])["rewards"])
 
 
 def test_an_interrupted_pull_goes_on_after_the_last_whole_file(hub, pushed):
@@ -427,7 +427,7 @@ def test_vaults_of_other_programs_are_published_too(hub, tmp_path):
     local = vault.open_vault(path)
     remote = offmarl.open("hf://org/other/uid")
     pulled = vault.open_vault(library.pull("org/other").paths["uid"])
-    for found in (remote, pulled):
-        assert found.length == local.length and not found.native
+    for data in (remote, pulled):
+        assert data.length == local.length and not data.native
         for name, values in local.read().items():
-            np.testing.assert_array_equal(found.read(leaves=[name])[name], values)
+            np.testing.assert_array_equal(data.read(leaves=[name])[name], values)

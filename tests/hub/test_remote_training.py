@@ -12,7 +12,7 @@ pytestmark = pytest.mark.nightly
 def test_little_memory_and_disk(tmp_path: Path) -> None:
     """A vault that is six times as large as the cache; the processes are those of a user."""
     args = remote.Args(large=0.3, cache_gb=0.05, updates=400)
-    found = remote.large(args, tmp_path)
-    assert found["files"] > 3
-    assert found["cache"] < 0.05 * 1.1
-    assert max(found["push_gb"], found["peak_gb"]) < 1.0
+    result = remote.large(args, tmp_path)
+    assert result["files"] > 3
+    assert result["cache"] < 0.05 * 1.1
+    assert max(result["push_gb"], result["peak_gb"]) < 1.0

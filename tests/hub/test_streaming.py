@@ -99,25 +99,25 @@ def windows_in(dataset):
 def test_windows_are_those_of_the_local_data(hub, pushed):
     """Each window equals the one that local data has from the same episode and time."""
     remote, local = offmarl.open(ADDRESS), vault.open_vault(pushed[0])
-    expected, found = (sorted(windows_in(x), key=itemgetter(0)) for x in (local, remote))
-    chex.assert_trees_all_equal(found, expected)
-    assert len(found) > 50
+    expected, result = (sorted(windows_in(x), key=itemgetter(0)) for x in (local, remote))
+    chex.assert_trees_all_equal(result, expected)
+    assert len(result) > 50
 
 
 @pytest.mark.slow
 def test_a_stream_goes_on_with_the_same_bits(hub, pushed):
     remote = offmarl.open(ADDRESS)
     with remote.stream(8, 5, to="numpy", seed=1) as stream:
-        every = [next(stream) for _ in range(90)]  # more than two passes
+        expected = [next(stream) for _ in range(90)]  # more than two passes
     with remote.stream(8, 5, to="numpy", seed=1) as stream:
         for _ in range(37):
             next(stream)
         state = json.loads(json.dumps(stream.state()))
     with remote.stream(8, 5, to="numpy", **state) as stream:
-        for batch in every[37:]:
+        for batch in expected[37:]:
             chex.assert_trees_all_equal(next(stream), batch)
     first = jax.tree.map(np.asarray, next(remote.stream(8, 5, seed=1)))
-    chex.assert_trees_all_equal(first, every[0])
+    chex.assert_trees_all_equal(first, expected[0])
 
 
 def test_weights_need_the_data_here(hub, pushed):
@@ -138,8 +138,8 @@ def test_cut_connections_and_damage_on_the_disk(hub, pushed, monkeypatch):
         data = bytearray(page.read_bytes())
         data[len(data) // 2] ^= 1
         page.write_bytes(data)
-    found = batches(offmarl.open(ADDRESS), epochs=1)
-    chex.assert_trees_all_equal(found, expected)
+    result = batches(offmarl.open(ADDRESS), epochs=1)
+    chex.assert_trees_all_equal(result, expected)
 
 
 def test_damage_on_the_way_is_never_returned(hub, pushed):
@@ -232,10 +232,10 @@ def test_a_repository_cannot_replace_the_pages_of_another(hub, pushed, tmp_path)
     """A card can claim the SHA-256 of another repository's files, which streams do not compute."""
     library.push([record(tmp_path / "other.vlt" / "good", seed=5)], "org/hostile", "CC-BY-4.0")
     card, theirs = card_of(hub, "org/hostile"), card_of(hub, "org/made-up").files_of("good")[0]
-    data = [one.sha256 for path, one in theirs.items() if path.startswith("d/")]
+    data = [file.sha256 for path, file in theirs.items() if path.startswith("d/")]
     files = [
-        dataclasses.replace(one, sha256=data.pop()) if "/d/" in one.path and data else one
-        for one in card.uids["good"].files
+        dataclasses.replace(file, sha256=data.pop()) if "/d/" in file.path and data else file
+        for file in card.uids["good"].files
     ]
     uid = dataclasses.replace(card.uids["good"], files=tuple(files))
     publish(hub, "org/hostile", dataclasses.replace(card, uids={"good": uid}))
@@ -321,7 +321,7 @@ def publish_index(hub, data):
     card = card_of(hub, "org/made-up")
     file = catalogue.File(INDEX, len(data), hashlib.sha256(data).hexdigest())
     good = card.uids["good"]
-    files = tuple(file if one.path == INDEX else one for one in good.files)
+    files = tuple(file if entry.path == INDEX else entry for entry in good.files)
     uids = {**card.uids, "good": dataclasses.replace(good, files=files)}
     hub.commit("org/made-up", {INDEX: data})
     publish(hub, "org/made-up", dataclasses.replace(card, uids=uids))
@@ -336,7 +336,7 @@ def test_an_index_of_another_push(hub, pushed):
 @pytest.mark.slow
 def test_large_reads_are_in_parts_each_fetched_once(hub, pushed, monkeypatch):
     """Also without a cache, and with memory for fewer pages than are read."""
-    whole, length = vault.open_vault(pushed[0])[:], 0
+    expected, length = vault.open_vault(pushed[0])[:], 0
     monkeypatch.setattr(pages, "PAGE", 1_000)
     monkeypatch.setattr(pages, "_MEMORY_PAGES", 32)
     monkeypatch.setattr(server, "LARGE", 1)  # small files are sent as a whole
@@ -344,7 +344,7 @@ def test_large_reads_are_in_parts_each_fetched_once(hub, pushed, monkeypatch):
     library.push(pushed[:1], "org/paged", "CC-BY-4.0")
     remote = offmarl.open("hf://org/paged/good")
     hub.sent = 0
-    chex.assert_trees_all_equal(remote[:], whole)
+    chex.assert_trees_all_equal(remote[:], expected)
     (uid,) = card_of(hub, "org/paged").uids.values()
     size = sum(file.size for file in uid.files)
     assert size / 2 < hub.sent < 1.5 * size
@@ -356,25 +356,25 @@ def test_a_signal_ends_a_stream_that_waits_for_the_network(hub, pushed, monkeypa
     """A second Ctrl-C does not wait until all requests were repeated."""
     remote = offmarl.open(ADDRESS)
     batches(remote, epochs=1)  # the tables are read
-    asked, answer = threading.Event(), threading.Event()
+    request, answer = threading.Event(), threading.Event()
 
     def wait(*_):
-        asked.set()
+        request.set()
         answer.wait(60)
         raise HubError("too late")
 
     def interrupted(started):
-        assert asked.wait(60)
+        assert request.wait(60)
         raise KeyboardInterrupt
 
     forget()
     pages.page_cache().clear()
     monkeypatch.setattr(client, "stream", wait)
     monkeypatch.setattr(host, "_result", interrupted)
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt), remote.stream(8, 5, to="numpy") as stream:
         next(stream)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - start < 30
     answer.set()
 
 

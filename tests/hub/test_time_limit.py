@@ -60,9 +60,9 @@ def test_a_pull_notes_the_limit_of_the_card_and_all_that_opens_it_uses_it(publis
     path = pulled.paths["Good"]
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     assert pulled.time_limit == 6 and causes(path) == LIMITED
-    found = open_vault(path)
-    assert (found.time_limit, found.spec.time_limit) == (6, 6)
-    assert found.quirks[-1] == "time limit terminal"
+    data = open_vault(path)
+    assert (data.time_limit, data.spec.time_limit) == (6, 6)
+    assert data.quirks[-1] == "time limit terminal"
     assert library.load_dataset(f"{NAME}/Good").episodes.cause.tolist() == LIMITED
     assert causes(path, time_limit=7) == UNLIMITED, "a limit that is given goes before"
     (entry,) = cache.entries()
@@ -86,15 +86,15 @@ def test_a_limit_that_is_given_is_kept(published):
 def test_data_without_a_limit_keeps_its_warning(hub, packed, tmp_path):
     hub.commit(REPOSITORY, {PATH: packed})
     pulled = library.pull(f"{NAME}/Good")
-    found = vault.open_vault(pulled.paths["Good"])
-    assert pulled.time_limit is None and "time limit unknown" in found.quirks
-    assert any(told.startswith("Time limit unknown") for told in data_warnings(survey(found)))
-    made = vault.filter(vault.recode(found, tmp_path / "a.vlt"), "length > 0", tmp_path / "b.vlt")
-    assert any(told.startswith("Time limit unknown") for told in data_warnings(survey(made)))
-    known = library.load_dataset(f"{NAME}/Good", time_limit=6)
-    assert "time limit unknown" not in known.quirks
-    made = vault.recode(known, tmp_path / "c.vlt")
-    assert not any("ime limit unknown" in told for told in data_warnings(survey(made)))
+    data = vault.open_vault(pulled.paths["Good"])
+    assert pulled.time_limit is None and "time limit unknown" in data.quirks
+    assert any(line.startswith("Time limit unknown") for line in data_warnings(survey(data)))
+    copy = vault.filter(vault.recode(data, tmp_path / "a.vlt"), "length > 0", tmp_path / "b.vlt")
+    assert any(line.startswith("Time limit unknown") for line in data_warnings(survey(copy)))
+    limited = library.load_dataset(f"{NAME}/Good", time_limit=6)
+    assert "time limit unknown" not in limited.quirks
+    copy = vault.recode(limited, tmp_path / "c.vlt")
+    assert not any("ime limit unknown" in line for line in data_warnings(survey(copy)))
 
 
 @pytest.mark.parametrize(
@@ -103,20 +103,20 @@ def test_data_without_a_limit_keeps_its_warning(hub, packed, tmp_path):
 def test_a_note_that_makes_no_sense_is_no_limit(published, content):
     path = library.pull(f"{NAME}/Good").paths["Good"]
     (path.parent / RECORD).write_text(content)
-    found = vault.open_vault(path)
-    assert found.time_limit is None and "published" not in found.provenance
+    data = vault.open_vault(path)
+    assert data.time_limit is None and "published" not in data.provenance
 
 
 def test_transforms_keep_the_limit(published, tmp_path):
     path = library.pull(f"{NAME}/Good").paths["Good"]
-    for made in (
+    for data in (
         vault.recode(path, tmp_path / "a.vlt"),
         vault.cat([path], tmp_path / "b.vlt"),
         vault.filter(path, "length > 0", tmp_path / "c.vlt"),
         vault.cat([path, tmp_path / "a.vlt" / "main"], tmp_path / "d.vlt", time_limit=6),
     ):
-        assert made.spec.time_limit == 6
-        assert made.episodes.cause.tolist()[:4] == LIMITED
+        assert data.spec.time_limit == 6
+        assert data.episodes.cause.tolist()[:4] == LIMITED
 
 
 def test_recode_and_cat_take_a_limit(hub, packed, tmp_path):
@@ -124,12 +124,12 @@ def test_recode_and_cat_take_a_limit(hub, packed, tmp_path):
     path = library.pull(f"{NAME}/Good").paths["Good"]
     for name, make_one in (
         ("a", vault.recode),
-        ("b", lambda one, *a, **b: vault.cat([one], *a, **b)),
+        ("b", lambda path, *a, **b: vault.cat([path], *a, **b)),
     ):
-        made = make_one(path, tmp_path / f"{name}.vlt", time_limit=6)
-        assert made.spec.time_limit == 6 and made.episodes.cause.tolist() == LIMITED
+        copy = make_one(path, tmp_path / f"{name}.vlt", time_limit=6)
+        assert copy.spec.time_limit == 6 and copy.episodes.cause.tolist() == LIMITED
         with pytest.raises(VaultError, match="leave the time limit out"):
-            make_one(made, tmp_path / "c.vlt", time_limit=6)
+            make_one(copy, tmp_path / "c.vlt", time_limit=6)
     limited = vault.open_vault(path, time_limit=6), vault.open_vault(path, time_limit=7)
     with pytest.raises(ShapeError, match="different time limits: 6, 7"):
         vault.cat(limited, tmp_path / "c.vlt")

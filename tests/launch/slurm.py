@@ -30,17 +30,17 @@ def sbatch(jobs: Path, file: str) -> None:
     names = [f"{number}_{i}" for i in range(int(array[1]) + 1)] if array else [str(number)]
     for name in names:
         (jobs / name).touch()
-        own = {"SLURM_JOB_ID": name.replace("_", "9"), "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
-        own |= {"SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "1"}
+        env = {"SLURM_JOB_ID": name.replace("_", "9"), "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
+        env |= {"SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "1"}
         if array:
-            own |= dict(
+            env |= dict(
                 zip(("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"), name.split("_"), strict=True)
             )
         else:
-            own["SLURM_JOB_ID"] = name
+            env["SLURM_JOB_ID"] = name
         subprocess.Popen(
             ["sh", "-c", f"bash {file} > /dev/null 2>&1; rm -f {jobs / name}"],
-            env=os.environ | own,
+            env=os.environ | env,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -59,13 +59,13 @@ def squeue(jobs: Path, *_options: str) -> None:
 
 
 def scancel(jobs: Path, *numbers: str) -> None:
-    listed = subprocess.run(
+    process = subprocess.run(
         ["ps", "-ww", "-eo", "pgid,args"], check=True, capture_output=True, text=True
     )
-    for found in listed.stdout.splitlines():
+    for line in process.stdout.splitlines():
         for number in numbers:
-            if re.search(rf"rm -f {jobs}/{number}(_|$)", found):
-                os.killpg(int(found.split()[0]), signal.SIGTERM)
+            if re.search(rf"rm -f {jobs}/{number}(_|$)", line):
+                os.killpg(int(line.split()[0]), signal.SIGTERM)
     for path in jobs.iterdir():
         if path.name.partition("_")[0] in numbers:
             path.unlink()

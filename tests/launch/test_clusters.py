@@ -86,11 +86,11 @@ def kill_tasks(directory: Path, count: int, over: threading.Event) -> None:
     while len(killed) < count and not over.is_set():
         time.sleep(0.2)
         for file in sorted((directory / "state").glob("task-*.json")):
-            found = json.loads(file.read_text())
-            if found["state"] == "running" and found["pid"] not in killed and len(killed) < count:
-                killed.add(found["pid"])
+            state = json.loads(file.read_text())
+            if state["state"] == "running" and state["pid"] not in killed and len(killed) < count:
+                killed.add(state["pid"])
                 with suppress(ProcessLookupError):
-                    os.kill(found["pid"], signal.SIGKILL)
+                    os.kill(state["pid"], signal.SIGKILL)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")  # JAX warns; Ray starts other programs at once
@@ -109,6 +109,6 @@ def test_the_digest_of_a_recording(engine, tasks, kills, tmp_path):
     finally:
         over.set()
         killer.join()
-    found = vault.open_vault(work.path)
-    assert (found.rows, found.num_steps) == (4, 512)
-    assert found.digest() == DIGEST
+    data = vault.open_vault(work.path)
+    assert (data.rows, data.num_steps) == (4, 512)
+    assert data.digest() == DIGEST

@@ -69,8 +69,8 @@ def test_work_that_goes_on_leaves_out_only_the_block_in_which_it_dies(
     arguments = (str(tmp_path / "out"), str(BLOCKS), mishap)
     entry = ENTRY.replace("make", "make_tolerant")
     work = Tolerant(tmp_path / "out", BLOCKS)
-    found = launching.launch(work, entry, arguments)
-    assert found.failed == {"block 2": directory / "logs" / "task-2.log"}
+    result = launching.launch(work, entry, arguments)
+    assert result.failed == {"block 2": directory / "logs" / "task-2.log"}
     assert work.missing() == [2]
     assert (directory / "deaths").read_text() == "x" * deaths
 
@@ -96,34 +96,35 @@ def test_a_launch_that_gets_the_lock_as_another_ends_runs_nothing(launch, tmp_pa
     assert (tmp_path / "out").read_text() == "the result of another launch"
 
 
-@each_engine
-def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path, directory):
+def interrupt_tasks(directory, times):
+    """Send this process so many interrupts, 0.5 s apart, once a task waits."""
+
     def interrupt():
         while not (directory / "deaths").exists():
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
+        for number in range(times):
+            time.sleep(0.5 * (number > 0))
+            os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    begun = time.monotonic()
+
+
+@each_engine
+def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path, directory):
+    interrupt_tasks(directory, times=1)
+    start = time.monotonic()
     with pytest.raises(Stopped, match="of 8 blocks done: the same command continues"):
         launch("wait:6")
-    assert time.monotonic() - begun < 30  # the task sleeps for longer
+    assert time.monotonic() - start < 30  # the task sleeps for longer
     assert launch("wait:6") and is_whole(tmp_path)
 
 
 def test_a_second_ctrl_c_stops_a_task_that_serves_no_signals(launch, tmp_path, directory):
-    def interrupt():
-        while not (directory / "deaths").exists():
-            time.sleep(0.05)
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.5)
-
-    threading.Thread(target=interrupt).start()
-    begun = time.monotonic()
+    interrupt_tasks(directory, times=2)
+    start = time.monotonic()
     with pytest.raises(Stopped, match="the same command continues"):
         launch("deaf:6")
-    assert time.monotonic() - begun < 30  # the task sleeps for longer
+    assert time.monotonic() - start < 30  # the task sleeps for longer
     assert launch("deaf:6") and is_whole(tmp_path)
 
 
@@ -180,11 +181,11 @@ def test_workers_run_on_cores_of_their_own():
     launcher = LocalLauncher(Path(), "squares", 2, {})
     try:
         workers = [launcher._new_worker() for _ in range(2)]
-        found = [os.sched_getaffinity(worker.process.pid) for worker in workers]
+        cores = [os.sched_getaffinity(worker.process.pid) for worker in workers]
     finally:
         launcher.close()
-    assert found == [set(group) for group in core_groups(2)]
-    assert found[0] and found[1] and not found[0] & found[1]
+    assert cores == [set(group) for group in core_groups(2)]
+    assert cores[0] and cores[1] and not cores[0] & cores[1]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ DOUBLED = "def doubled(steps):\n    return {'reward': steps['reward'] * 2}\n"
 
 
 def record(path, seed, rows, num_steps):
-    told = {"tier": "medium", "program": f"p{seed}", "recipe": {"seed": seed}}
-    return recorded(path, SPEC, rows, num_steps, seed, end_every=6.0, provenance=told)
+    provenance = {"tier": "medium", "program": f"p{seed}", "recipe": {"seed": seed}}
+    return recorded(path, SPEC, rows, num_steps, seed, end_every=6.0, provenance=provenance)
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +50,18 @@ def by_tasks(plan, path, tasks, block_steps=20):
 )
 def test_tasks_make_what_one_process_makes(name, options, tasks, sources, tmp_path):
     stream = {"layout": "stream"} if name == "recode" else {}
-    given = [options["condition"]] if "condition" in options else []
-    others = {key: x for key, x in options.items() if key != "condition"}
-    one = getattr(vault, name)(sources, *given, path=tmp_path / "one.vlt", **others, **stream)
-    found = by_tasks(lambda: SHARED[name](sources, **options), tmp_path / "c.vlt", tasks)
-    assert found.digest() == one.digest()
-    for leaf, array in found.read().items():
-        np.testing.assert_array_equal(array, one.read()[leaf], err_msg=leaf)
-    about = dict(found.provenance)
+    arguments = [options["condition"]] if "condition" in options else []
+    kwargs = {key: x for key, x in options.items() if key != "condition"}
+    alone = getattr(vault, name)(sources, *arguments, path=tmp_path / "one.vlt", **kwargs, **stream)
+    result = by_tasks(lambda: SHARED[name](sources, **options), tmp_path / "c.vlt", tasks)
+    assert result.digest() == alone.digest()
+    for leaf, array in result.read().items():
+        np.testing.assert_array_equal(array, alone.read()[leaf], err_msg=leaf)
+    about = dict(result.provenance)
     assert about.pop("tasks")["operation"] == name
-    assert about == one.provenance
-    assert found.manifest.schema == one.manifest.schema
-    assert vault.verify(found.path, deep=True).sound
+    assert about == alone.provenance
+    assert result.manifest.schema == alone.manifest.schema
+    assert vault.verify(result.path, deep=True).sound
 
 
 @pytest.mark.parametrize("options", [{"reward": "reward * 2"}, {"function": "mine.py:doubled"}])
@@ -69,14 +69,14 @@ def test_tasks_make_what_one_process_makes(name, options, tasks, sources, tmp_pa
 def test_a_map_by_tasks(options, sources, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("mine.py").write_text(DOUBLED)
-    made = [
+    results = [
         by_tasks(lambda: SHARED["map"](sources, **options), tmp_path / f"{tasks}.vlt", tasks)
         for tasks in (1, 3)
     ]
-    joined = vault.cat(sources, tmp_path / "joined.vlt")
-    whole = vault.map(joined, tmp_path / "whole.vlt", reward="reward * 2")
-    assert {one.digest() for one in made} == {whole.digest()}
-    assert made[0].provenance["lineage"]["arguments"]["columns"] == ["reward"]
+    union = vault.cat(sources, tmp_path / "joined.vlt")
+    expected = vault.map(union, tmp_path / "whole.vlt", reward="reward * 2")
+    assert {data.digest() for data in results} == {expected.digest()}
+    assert results[0].provenance["lineage"]["arguments"]["columns"] == ["reward"]
 
 
 @pytest.mark.slow
@@ -84,12 +84,12 @@ def test_random_numbers_of_a_map_depend_on_the_block_and_not_on_the_task(sources
     code = "def noisy(steps, rng):\n    return {'reward': rng.random(steps['reward'].shape)}\n"
     tmp_path.joinpath("noise.py").write_text(code)
     options = {"function": str(tmp_path / "noise.py:noisy"), "by": "steps", "seed": 5}
-    made = [
+    results = [
         by_tasks(lambda: SHARED["map"](sources, **options), tmp_path / f"{tasks}.vlt", tasks)
         for tasks in (1, 2)
     ]
-    assert made[0].digest() == made[1].digest()
-    assert len(np.unique(made[0].read()["rewards"])) > 200
+    assert results[0].digest() == results[1].digest()
+    assert len(np.unique(results[0].read()["rewards"])) > 200
 
 
 def test_a_map_keeps_no_copies_of_its_source(sources, tmp_path):
@@ -105,11 +105,11 @@ def test_a_map_keeps_no_copies_of_its_source(sources, tmp_path):
 
 def test_blocks_are_intervals_of_episodes(sources):
     blocks = blocks_of(sources, 20)
-    for number, one in enumerate(sources):
+    for number, source in enumerate(sources):
         mine = [block for block in blocks if block.source == number]
         assert [block.start for block in mine[1:]] == [block.stop for block in mine[:-1]]
-        assert (mine[0].start, mine[-1].stop) == (0, len(one))
-        lengths = one.episodes.length
+        assert (mine[0].start, mine[-1].stop) == (0, len(source))
+        lengths = source.episodes.length
         for block in mine:
             steps = lengths[block.start : block.stop].sum()
             assert steps <= 20 or block.stop == block.start + 1
@@ -169,5 +169,5 @@ def test_a_task_goes_on_after_it_was_killed_when_it_had_written_a_block(
     work().run(0)  # and is killed before it notes that the block is done
     run_share(work(), Share(0, 1))
     join_work(work())
-    one = getattr(vault, name)(sources, *given, path=tmp_path / "one.vlt")
-    assert vault.open_vault(tmp_path / "c.vlt").digest() == one.digest()
+    expected = getattr(vault, name)(sources, *given, path=tmp_path / "one.vlt")
+    assert vault.open_vault(tmp_path / "c.vlt").digest() == expected.digest()

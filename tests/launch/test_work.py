@@ -46,12 +46,12 @@ def test_only_what_is_missing_is_run(tmp_path):
 
 
 def test_a_block_that_others_need_fails_once(tmp_path):
-    work, seen = Tolerant(tmp_path / "out", 5, "fail:0"), []
+    work, reports = Tolerant(tmp_path / "out", 5, "fail:0"), []
     work.need = 0
     with pytest.raises(OptionError, match="cannot be run"):
-        run_share(work, Share(1, 2), lambda *report: seen.append(report))  # blocks 1 and 3
+        run_share(work, Share(1, 2), lambda *report: reports.append(report))  # blocks 1 and 3
     assert (work.directory / "deaths").read_text() == "x"
-    assert seen[-1] == (0, 2)  # what failed is not done
+    assert reports[-1] == (0, 2)  # what failed is not done
 
 
 def test_a_join_names_the_blocks_that_are_missing(tmp_path):
@@ -83,19 +83,19 @@ def test_other_work_at_the_path_is_refused(tmp_path):
 
 
 def test_a_file_is_made_once(tmp_path):
-    made, found = [], []
+    calls, results = [], []
 
     def make():
-        made.append(1)
+        calls.append(1)
         time.sleep(0.05)
-        return {"number": len(made)}
+        return {"number": len(calls)}
 
     threads = [
-        threading.Thread(target=lambda: found.append(once(tmp_path / "a" / "b.json", make)))
+        threading.Thread(target=lambda: results.append(once(tmp_path / "a" / "b.json", make)))
         for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [{"number": 1}] * 4
+    assert results == [{"number": 1}] * 4

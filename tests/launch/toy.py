@@ -20,8 +20,8 @@ class Squares(Work):
         super().__init__("squares", path, {"count": count}, count)
 
     def run(self, block):
-        kind, _, where = self.mishap.partition(":")
-        if kind and block == int(where):
+        kind, _, number = self.mishap.partition(":")
+        if kind and block == int(number):
             self.suffer(kind)
         (self.directory / "blocks").mkdir(exist_ok=True)
         (self.directory / "blocks" / str(block)).write_text(f"{block * block}\n")
@@ -48,8 +48,8 @@ class Squares(Work):
         return self.path.exists()
 
     def join(self):
-        found = (self.directory / "blocks" / str(block) for block in range(self.count))
-        self.path.write_text("".join(one.read_text() for one in found))
+        files = (self.directory / "blocks" / str(block) for block in range(self.count))
+        self.path.write_text("".join(file.read_text() for file in files))
 
 
 def is_whole(tmp_path):

@@ -10,8 +10,8 @@ from offmarl import losses
 
 def test_where_values_stop_bootstrapping() -> None:
     terminated = jnp.array([[False, True], [True, True]])
-    own = losses.bootstrap_discounts(0.9, terminated, shared_reward=False)
-    np.testing.assert_allclose(own, [[0.9, 0.0], [0.0, 0.0]])
+    individual = losses.bootstrap_discounts(0.9, terminated, shared_reward=False)
+    np.testing.assert_allclose(individual, [[0.9, 0.0], [0.0, 0.0]])
     team = losses.bootstrap_discounts(0.9, terminated, shared_reward=True)
     np.testing.assert_allclose(team, [[0.9, 0.9], [0.0, 0.0]])
 
@@ -21,34 +21,34 @@ def test_whose_values_are_learned() -> None:
     # living; the time limit ends it for the living; and it terminates for all.
     terminated = jnp.array([[False, False], [False, True], [False, True], [True, True]])
     alive = jnp.broadcast_to(jnp.array([True, False]), (4, 2))
-    own = losses.has_value(alive, terminated, shared_reward=False)
-    np.testing.assert_array_equal(own[:, 0], True)
-    np.testing.assert_array_equal(own[:, 1], [True, False, False, True])
+    individual = losses.has_value(alive, terminated, shared_reward=False)
+    np.testing.assert_array_equal(individual[:, 0], True)
+    np.testing.assert_array_equal(individual[:, 1], [True, False, False, True])
     assert losses.has_value(alive, terminated, shared_reward=True).all()
 
 
 def test_errors_of_several_critics_are_added() -> None:
     q = jnp.array([[1.0, 2.0, jnp.nan], [3.0, 2.0, 5.0]])
-    found = losses.squared_errors(q, jnp.array([1.0, 4.0, 0.0]), jnp.array([True, True, False]))
-    assert found == pytest.approx((0 + 2) / 2 + (2 + 2) / 2)
+    loss = losses.squared_errors(q, jnp.array([1.0, 4.0, 0.0]), jnp.array([True, True, False]))
+    assert loss == pytest.approx((0 + 2) / 2 + (2 + 2) / 2)
 
 
 def test_windows_of_weight_two_count_twice() -> None:
     q = jnp.array([[[1.0, 2.0], [3.0, 0.0]]])
     mask = jnp.array([[True, True], [True, False]])
-    found = losses.squared_errors(q, jnp.zeros((2, 2)), mask, jnp.array([2.0, 1.0]))
-    assert found == pytest.approx(0.5 * (2 * 1 + 2 * 4 + 9) / 3)
+    loss = losses.squared_errors(q, jnp.zeros((2, 2)), mask, jnp.array([2.0, 1.0]))
+    assert loss == pytest.approx(0.5 * (2 * 1 + 2 * 4 + 9) / 3)
 
 
 def test_target_smoothing_stays_within_its_limits() -> None:
     action = jnp.array([0.0, 0.3, 0.9, -1.0])
     keys = jax.random.split(jax.random.key(0), 2000)
-    found = np.asarray(
+    actions = np.asarray(
         jax.jit(jax.vmap(lambda key: losses.smoothed_actions(key, action, 0.2, 0.3)))(keys)
     )
-    np.testing.assert_allclose(found.min(0), [-0.3, 0.0, 0.6, -1.0], atol=1e-6)
-    np.testing.assert_allclose(found.max(0), [0.3, 0.6, 1.0, -0.7], atol=1e-6)
-    assert found[:, 0].std() == pytest.approx(0.1765, abs=0.004)  # of N(0, 0.2²) clipped at 1.5 σ
+    np.testing.assert_allclose(actions.min(0), [-0.3, 0.0, 0.6, -1.0], atol=1e-6)
+    np.testing.assert_allclose(actions.max(0), [0.3, 0.6, 1.0, -0.7], atol=1e-6)
+    assert actions[:, 0].std() == pytest.approx(0.1765, abs=0.004)  # of N(0, 0.2²) clipped at 1.5 σ
     unsmoothed = losses.smoothed_actions(keys[0], action, 0.0, 0.3)
     np.testing.assert_array_equal(unsmoothed, action)
 
@@ -56,9 +56,9 @@ def test_target_smoothing_stays_within_its_limits() -> None:
 def test_the_soft_value_of_discrete_actions_by_hand() -> None:
     p, q = np.array([0.5, 0.25, 0.25, 0.0]), np.array([1.0, 2.0, 4.0, 100.0])
     log_probs = jnp.where(jnp.arange(4) < 3, jnp.log(jnp.maximum(p, 1e-9)), -1e9)
-    found = losses.soft_values(jnp.array(q), log_probs, 0.1)
+    result = losses.soft_values(jnp.array(q), log_probs, 0.1)
     entropy = 0.5 * np.log(2) + 0.5 * np.log(4)
-    assert found == pytest.approx(2.0 + 0.1 * entropy)
+    assert result == pytest.approx(2.0 + 0.1 * entropy)
     # The best policy is the softmax of Q / α, and its value the log-sum-exp.
     best = jax.nn.log_softmax(jnp.array(q[:3]) / 0.5)
     value = losses.soft_values(jnp.array(q[:3]), best, 0.5)

@@ -39,8 +39,8 @@ def test_sampled_actions_are_uniform_over_the_legal_ones_and_differ_between_agen
 
 def test_the_values_of_several_actions_by_hand() -> None:
     values = jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    found = select_each(values, jnp.array([[2, 0], [1, 1]]))
-    np.testing.assert_allclose(found, [[3.0, 1.0], [5.0, 5.0]])
+    result = select_each(values, jnp.array([[2, 0], [1, 1]]))
+    np.testing.assert_allclose(result, [[3.0, 1.0], [5.0, 5.0]])
 
 
 def test_conservative_gap_by_hand() -> None:
@@ -54,13 +54,13 @@ def test_the_gap_of_sampled_actions_by_hand() -> None:
     q = jnp.array([[[1.0, 0.0], [2.0, 1.0], [3.0, 90.0]], [[4.0, 0.0], [0.0, 2.0], [1.0, 90.0]]])
     log_density = jnp.log(jnp.array([[0.5, 0.5], [2.0, 0.25], [1.0, 1.0]]))
     valid = jnp.array([[True, True], [True, True], [True, False]])
-    found = sampled_conservative_gap(q, log_density, valid, jnp.array([[1.0, 2.0], [3.0, 4.0]]))
+    result = sampled_conservative_gap(q, log_density, valid, jnp.array([[1.0, 2.0], [3.0, 4.0]]))
     e = np.exp
-    wanted = [
+    expected = [
         [np.log(2 * e(1) + e(2) / 2 + e(3)) - 1, np.log(2 + 4 * e(1)) - 2],
         [np.log(2 * e(4) + 1 / 2 + e(1)) - 3, np.log(2 + 4 * e(2)) - 4],
     ]
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def test_the_gap_of_sampled_actions_estimates_an_integral() -> None:
@@ -68,10 +68,10 @@ def test_the_gap_of_sampled_actions_estimates_an_integral() -> None:
     x = (jnp.arange(4000) + 0.5) / 4000
     action = 2 * jnp.sqrt(x) - 1  # of density (1 + a) / 2
     density = (1 + action) / 2
-    found = sampled_conservative_gap(
+    result = sampled_conservative_gap(
         2 * action[None], jnp.log(density), jnp.ones(4000, bool), jnp.zeros(1)
     )
-    np.testing.assert_allclose(found - np.log(4000), np.log(np.sinh(2)), rtol=1e-2)
+    np.testing.assert_allclose(result - np.log(4000), np.log(np.sinh(2)), rtol=1e-2)
 
 
 def test_cross_entropy_normalises_over_legal_actions_only() -> None:

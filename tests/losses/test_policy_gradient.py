@@ -61,7 +61,7 @@ VALUE = jnp.array([1.0, 2.0, -1.0, 0.5, 3.0])
 )
 def test_vtrace_has_the_numbers_of_rlax(lambda_, errors, advantages):
     """Those of `rlax.vtrace_td_error_and_advantage`, release 0.1.9, for thresholds of 1."""
-    found = vtrace(
+    result = vtrace(
         r_t=jnp.array([1.0, 0.0, -1.0, 2.0]),
         discount_t=jnp.array([0.9, 0.9, 0.5, 0.9]),
         last_t=jnp.zeros(4, bool),
@@ -70,14 +70,14 @@ def test_vtrace_has_the_numbers_of_rlax(lambda_, errors, advantages):
         log_ratio_tm1=jnp.log(RATIO),
         lambda_=lambda_,
     )
-    np.testing.assert_allclose(jnp.stack(found), [errors, advantages], rtol=1e-6)
+    np.testing.assert_allclose(jnp.stack(result), [errors, advantages], rtol=1e-6)
 
 
 def test_vtrace_at_the_end_of_an_episode_by_hand():
     # The second step is truncated: it bootstraps from 10, and nothing flows across. γ = λ = ½.
     # δ = [1 + ½·2 - 1, 2 + ½·10 - 2, 1 + ½·4 - 7] = [1, 5, -4]; ρ = [½, ½, 1].
     # E = [½·1 + ½·¼·2.5, ½·5, -4], A = [½(1 + ¼·2.5), 2.5, -4].
-    found = vtrace(
+    result = vtrace(
         r_t=jnp.array([1.0, 2.0, 1.0]),
         discount_t=jnp.full(3, 0.5),
         last_t=jnp.array([False, True, False]),
@@ -86,7 +86,7 @@ def test_vtrace_at_the_end_of_an_episode_by_hand():
         log_ratio_tm1=jnp.log(jnp.array([0.5, 0.5, 3.0])),
         lambda_=0.5,
     )
-    np.testing.assert_allclose(jnp.stack(found), [[0.8125, 2.5, -4.0]] * 2, rtol=1e-6)
+    np.testing.assert_allclose(jnp.stack(result), [[0.8125, 2.5, -4.0]] * 2, rtol=1e-6)
 
 
 def test_vtrace_of_the_policys_own_steps_is_generalised_advantages():
@@ -94,9 +94,9 @@ def test_vtrace_of_the_policys_own_steps_is_generalised_advantages():
     r, v, w = (jax.random.normal(key, (9,)) for key in keys[:3])
     last = jax.random.bernoulli(keys[3], 0.3, (9,))
     steps = r, jnp.full(9, 0.9), last, v, w
-    wanted = generalised_advantages(*steps, lambda_=0.7)
-    for found in vtrace(*steps, jnp.zeros(9), lambda_=0.7):
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    expected = generalised_advantages(*steps, lambda_=0.7)
+    for result in vtrace(*steps, jnp.zeros(9), lambda_=0.7):
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_vtrace_of_the_policys_own_steps_is_generalised_advantages():
 )
 def test_the_surrogate_is_clipped_where_it_would_overshoot(ratio, advantage, loss, slope):
     def surrogate(log_prob):
-        one = jnp.array([advantage])
-        return clipped_surrogate(log_prob[None], jnp.array([-1.0]), one, 0.2)[0]
+        advantages = jnp.array([advantage])
+        return clipped_surrogate(log_prob[None], jnp.array([-1.0]), advantages, 0.2)[0]
 
     value, grad = jax.value_and_grad(surrogate)(jnp.log(ratio) - 1.0)
     np.testing.assert_allclose(value, loss, rtol=1e-5)
@@ -134,9 +134,9 @@ def test_running_moments_are_those_of_all_that_was_seen(sizes, seed):
     moments = Moments.zero()
     for batch, mask in zip(batches, masks, strict=True):
         moments = moments.update(jnp.asarray(batch), jnp.asarray(mask))
-    seen = np.concatenate([b[m] for b, m in zip(batches, masks, strict=True)])
-    np.testing.assert_allclose(moments.mean, seen.mean(), rtol=1e-4, atol=1e-4)
-    deviation = np.sqrt(max(seen.var(), 0.01))
+    values = np.concatenate([b[m] for b, m in zip(batches, masks, strict=True)])
+    np.testing.assert_allclose(moments.mean, values.mean(), rtol=1e-4, atol=1e-4)
+    deviation = np.sqrt(max(values.var(), 0.01))
     np.testing.assert_allclose(moments.std, deviation, rtol=1e-3, atol=1e-3)
 
 

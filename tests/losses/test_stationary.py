@@ -26,16 +26,16 @@ def test_weighted_mean():
 def test_the_soft_maximum():
     x, weight = jnp.array([2.0, 4.0, jnp.nan]), jnp.array([0.25, 0.75, 0.0])
     by_hand = 2 * np.log(0.25 * np.exp(1) + 0.75 * np.exp(2))
-    found, gradient = jax.value_and_grad(soft_maximum)(x, weight, 2.0)
-    np.testing.assert_allclose(found, by_hand, rtol=1e-6)
+    value, gradient = jax.value_and_grad(soft_maximum)(x, weight, 2.0)
+    np.testing.assert_allclose(value, by_hand, rtol=1e-6)
     np.testing.assert_allclose(gradient.sum(), 1.0, rtol=1e-6)
     np.testing.assert_allclose(gradient[1] / gradient[0], 3 * np.e, rtol=1e-5)
 
 
 def test_the_soft_maximum_of_nothing_is_0():
-    found = jax.value_and_grad(soft_maximum)(jnp.array([2.0, jnp.nan]), jnp.zeros(2), 2.0)
-    np.testing.assert_array_equal(found[0], 0.0)
-    np.testing.assert_array_equal(found[1], [0.0, 0.0])
+    result = jax.value_and_grad(soft_maximum)(jnp.array([2.0, jnp.nan]), jnp.zeros(2), 2.0)
+    np.testing.assert_array_equal(result[0], 0.0)
+    np.testing.assert_array_equal(result[1], [0.0, 0.0])
 
 
 @pytest.mark.parametrize("shift", [-1e4, 1e4])
@@ -53,8 +53,8 @@ def test_ratios_count_the_masked_agents_and_are_bounded():
     log_prob = jnp.log(jnp.array([[0.9, 0.5, 0.2], [0.5, 1.0, 1.0]]))
     data = jnp.log(jnp.array([[0.3, 0.1, 1e-30], [0.0, 1e-3, 1e-3]]))
     mask = jnp.array([[True, True, False], [False, True, True]])
-    found = probability_ratios(log_prob, data, mask, 100.0)
-    np.testing.assert_allclose(found, [15.0, 100.0], rtol=1e-5)
+    ratios = probability_ratios(log_prob, data, mask, 100.0)
+    np.testing.assert_allclose(ratios, [15.0, 100.0], rtol=1e-5)
     nobody = probability_ratios(log_prob, data, jnp.zeros((2, 3), bool), 100.0)
     np.testing.assert_array_equal(nobody, 1.0)
 
@@ -69,8 +69,8 @@ def test_the_divergence_over_legal_actions():
 
 
 def test_the_divergence_from_data_that_lack_an_action_is_finite():
-    found = divergence(jnp.log(jnp.array([1.0, 1e-9])), jnp.array([-1e9, 0.0]))
-    np.testing.assert_allclose(found, -LEAST_LOG_PROB, rtol=1e-6)
+    result = divergence(jnp.log(jnp.array([1.0, 1e-9])), jnp.array([-1e9, 0.0]))
+    np.testing.assert_allclose(result, -LEAST_LOG_PROB, rtol=1e-6)
 
 
 def test_the_soft_chi_square():

@@ -79,6 +79,6 @@ def test_lambda_targets_never_look_past_an_episode_in_the_window() -> None:
 def test_weights_of_steps_or_of_windows(weight: list) -> None:
     x = jnp.arange(1.0, 9.0).reshape(2, 2, 2)
     mask = jnp.array([[True, True], [True, False]])[..., None] & jnp.array([True, False])
-    each = jnp.broadcast_to(jnp.array(weight).reshape(2, -1), (2, 2))
-    wanted = (1 * each[0, 0] + 3 * each[0, 1] + 5 * each[1, 0]) / 3
-    np.testing.assert_allclose(masked_mean(x, mask, jnp.array(weight)), wanted)
+    weights = jnp.broadcast_to(jnp.array(weight).reshape(2, -1), (2, 2))
+    expected = (1 * weights[0, 0] + 3 * weights[0, 1] + 5 * weights[1, 0]) / 3
+    np.testing.assert_allclose(masked_mean(x, mask, jnp.array(weight)), expected)

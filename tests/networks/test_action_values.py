@@ -28,14 +28,14 @@ def test_each_agents_own_action_is_replaced_in_its_value_only(shared: bool) -> N
     params = critics.init(jax.random.key(0), REACH)
     action, own = jax.random.uniform(jax.random.key(1), (2, 4, 3, 2), minval=-1.0)
     view, values = random_view(REACH, 4), jax.jit(critics.values)
-    found = values(params, view, action, own)
-    assert found.shape == (2, 4, 3, 1)
+    result = values(params, view, action, own)
+    assert result.shape == (2, 4, 3, 1)
     for agent in range(3):
         joint = action.at[:, agent].set(own[:, agent])
-        wanted = values(params, view, joint)[:, :, agent]
-        np.testing.assert_allclose(found[:, :, agent], wanted, rtol=1e-4, atol=1e-5)
+        expected = values(params, view, joint)[:, :, agent]
+        np.testing.assert_allclose(result[:, :, agent], expected, rtol=1e-4, atol=1e-5)
     # The two critics differ, and so do the agents.
-    assert np.unique(np.asarray(found).round(5)).size == 24
+    assert np.unique(np.asarray(result).round(5)).size == 24
 
 
 @pytest.mark.slow
@@ -69,10 +69,10 @@ def test_the_values_of_several_actions_are_those_of_each(shared: bool, sees: str
     replaced, joint = values(params, view, action, own), values(params, view, own)
     assert replaced.shape == joint.shape == (2, 5, 4, 3, 1)
     for number in range(5):
-        wanted = values(params, view, action, own[number])
-        np.testing.assert_allclose(replaced[:, number], wanted, rtol=1e-4, atol=1e-5)
-        wanted = values(params, view, own[number])
-        np.testing.assert_allclose(joint[:, number], wanted, rtol=1e-4, atol=1e-5)
+        expected = values(params, view, action, own[number])
+        np.testing.assert_allclose(replaced[:, number], expected, rtol=1e-4, atol=1e-5)
+        expected = values(params, view, own[number])
+        np.testing.assert_allclose(joint[:, number], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -83,10 +83,10 @@ def test_a_critic_of_every_discrete_action_does_not_see_the_agents_own(shared: b
     values = jax.jit(
         lambda action: critics.values(params, random_view(REACH), action, jnp.zeros((3, 2)))
     )
-    one, other = (values(as_vectors(PICK, jnp.array(chosen))) for chosen in ([0, 1, 1], [1, 1, 1]))
-    assert one.shape == (1, 3, 2)
-    np.testing.assert_allclose(one[0, 0], other[0, 0], atol=1e-5)
-    assert (abs(one[0, 1:] - other[0, 1:]) > 1e-3).all()
+    a, b = (values(as_vectors(PICK, jnp.array(choice))) for choice in ([0, 1, 1], [1, 1, 1]))
+    assert a.shape == (1, 3, 2)
+    np.testing.assert_allclose(a[0, 0], b[0, 0], atol=1e-5)
+    assert (abs(a[0, 1:] - b[0, 1:]) > 1e-3).all()
 
 
 @pytest.mark.slow
@@ -102,14 +102,14 @@ def test_unshared_networks_are_those_of_the_single_agents() -> None:
     )
     np.testing.assert_allclose(window[0], outputs, atol=1e-6)
     for agent in range(3):
-        own, row = (
+        single, row = (
             jax.tree.map(lambda leaf, agent=agent: leaf[agent], params),
             slice(agent, agent + 1),
         )
-        alone, memory = network.torso.apply(own, carry[row], observation[0, row])
+        alone, memory = network.torso.apply(single, carry[row], observation[0, row])
         np.testing.assert_allclose(outputs[row], alone, atol=1e-6)
-        wanted, _ = network.torso.apply(own, observation[:, row], first, method="unroll")
-        np.testing.assert_allclose(window[:, row], wanted, atol=1e-6)
+        expected, _ = network.torso.apply(single, observation[:, row], first, method="unroll")
+        np.testing.assert_allclose(window[:, row], expected, atol=1e-6)
         np.testing.assert_allclose(after[row], memory, atol=1e-6)
 
 
@@ -120,10 +120,10 @@ def test_unshared_networks_with_encoders() -> None:
     )
     config = PolicyConfig("feedforward", hidden=8, share_parameters=False)
     network, params = agent_network(config, spec), init_policy(config, spec, jax.random.key(0))
-    seen = {"x": jnp.ones((2, 3)), "y": jnp.ones((2, 2))}
+    observation = {"x": jnp.ones((2, 3)), "y": jnp.ones((2, 2))}
 
     def second(params: object) -> jax.Array:
-        return network.apply(params, (), seen)[0][1].sum()
+        return network.apply(params, (), observation)[0][1].sum()
 
     gradient = jax.jit(jax.grad(second))(params)
     by_agent = jax.tree.map(lambda leaf: abs(leaf).reshape(2, -1).sum(1), gradient)

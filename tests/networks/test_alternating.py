@@ -11,15 +11,15 @@ from offmarl.types import ArraySpec, Discrete, EnvSpec
 
 def test_the_actions_that_are_given():
     alive = jnp.array([True, True, True, False])
-    found = given_actions(jnp.array([1, 0, 1, 1]), alive, 2, 2).reshape(4, 4, 2)
+    result = given_actions(jnp.array([1, 0, 1, 1]), alive, 2, 2).reshape(4, 4, 2)
     none, first, second = [0, 0], [1, 0], [0, 1]
-    wanted = [
+    expected = [
         [none, none, second, none],  # of agent 0: that of agent 2, whose turn it is
         [second, none, second, none],  # of agent 1: that of agent 0 before it, too
         [second, first, none, none],
         [second, first, second, none],  # of agent 3: those of all others
     ]
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_the_joint_probability_is_a_distribution():
@@ -37,7 +37,7 @@ def test_the_joint_probability_is_a_distribution():
         return jnp.exp(jnp.where(jnp.arange(3) == agent, 0.0, log_probs).sum())
 
     for agent in range(3):
-        joint = (np.insert(others, agent, 1) for others in np.ndindex(2, 2))
+        joint = (np.insert(other_actions, agent, 1) for other_actions in np.ndindex(2, 2))
         total = sum(probability(jnp.asarray(action), agent) for action in joint)
         np.testing.assert_allclose(total, 1.0, rtol=1e-6)
 

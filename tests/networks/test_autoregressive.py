@@ -110,17 +110,17 @@ def test_acting_and_windows_give_the_same_numbers(case):
     @jax.jit
     def stepwise():
         def step(memory, x):
-            is_first, *seen = x
+            is_first, *inputs = x
             memory = jax.tree.map(lambda leaf: jnp.where(is_first, 0.0, leaf), memory)
-            log_prob, memory = policy.log_prob(case.params, memory, *seen)
+            log_prob, memory = policy.log_prob(case.params, memory, *inputs)
             return memory, log_prob
 
         xs = (case.first, case.observation, legal, action)
         return jax.lax.scan(step, policy.initial_carry(), xs)[1]
 
     outputs, _ = case.window(case.observation, action, case.first, jnp.arange(N))
-    wanted = case.head(outputs, legal).log_prob(action)
-    np.testing.assert_allclose(stepwise(), wanted, atol=1e-5)
+    expected = case.head(outputs, legal).log_prob(action)
+    np.testing.assert_allclose(stepwise(), expected, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -132,42 +132,42 @@ def test_the_log_probability_is_that_of_the_joint_action(case):
     @jax.jit
     @partial(jax.vmap, in_axes=0)
     def draw(key):
-        seen = case.params, policy.initial_carry(), case.observation[0], legal
-        action, log_prob, carry = policy.act(*seen, key)
-        wanted, carry_of_data = policy.log_prob(*seen, action)
-        return action, log_prob, wanted, carry, carry_of_data
+        inputs = case.params, policy.initial_carry(), case.observation[0], legal
+        action, log_prob, carry = policy.act(*inputs, key)
+        expected, carry_of_data = policy.log_prob(*inputs, action)
+        return action, log_prob, expected, carry, carry_of_data
 
-    action, log_prob, wanted, *carries = draw(jax.random.split(jax.random.key(0), 2000))
-    np.testing.assert_allclose(log_prob, wanted, atol=1e-5)
+    action, log_prob, expected, *carries = draw(jax.random.split(jax.random.key(0), 2000))
+    np.testing.assert_allclose(log_prob, expected, atol=1e-5)
     chex.assert_trees_all_close(*carries, atol=1e-5)
     if case.network.continuous:
         assert (action[:, 1, 2] == 0).all()
         return
     assert (action[:, 1] != 2).all()
     joint, counts = np.unique(action, axis=0, return_counts=True)
-    found = dict(zip(map(tuple, joint.tolist()), counts / 2000, strict=True))
+    shares = dict(zip(map(tuple, joint.tolist()), counts / 2000, strict=True))
     by_log_prob = dict(zip(map(tuple, action.tolist()), np.exp(log_prob.sum(-1)), strict=True))
     assert sum(by_log_prob.values()) == pytest.approx(1.0, abs=0.01)
-    assert all(abs(found[each] - by_log_prob[each]) < 0.05 for each in found)
+    assert all(abs(shares[a] - by_log_prob[a]) < 0.05 for a in shares)
 
 
 def test_greedy_agents_answer_those_before_them(case):
     policy = make_sequence_policy(case.network, case.head, case.spec, greedy=True)
     assert not policy.draws(case.params)
-    seen = case.params, policy.initial_carry(), case.observation[0], jnp.ones((N, A), bool)
-    action, log_prob, _ = jax.jit(policy.act)(*seen, jax.random.key(0))
+    inputs = case.params, policy.initial_carry(), case.observation[0], jnp.ones((N, A), bool)
+    action, log_prob, _ = jax.jit(policy.act)(*inputs, jax.random.key(0))
     assert not log_prob.any()
     first = jnp.zeros(T, bool)
     data = jnp.broadcast_to(action, (T, *action.shape))
     outputs, _ = case.window(case.observation, data, first, jnp.arange(N))
-    wanted = case.head(outputs[0], seen[-1]).mode()
-    np.testing.assert_allclose(action, wanted, atol=1e-4)
+    expected = case.head(outputs[0], inputs[-1]).mode()
+    np.testing.assert_allclose(action, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(("agent_id", "matters"), [("onehot", True), ("none", False)])
 def test_actions_are_marked_by_who_took_them(agent_id, matters):
     case = Case("discrete", agent_id=agent_id)
     same, alone = jnp.ones_like(case.observation), jnp.ones(T, bool)
-    one, _ = case.window(same, jnp.array([[0, 1, 2]] * T), alone, jnp.array([0, 1, 2]))
-    other, _ = case.window(same, jnp.array([[1, 0, 2]] * T), alone, jnp.array([1, 0, 2]))
-    assert np.allclose(one[0, 2], other[0, 2], atol=1e-5) != matters
+    first, _ = case.window(same, jnp.array([[0, 1, 2]] * T), alone, jnp.array([0, 1, 2]))
+    second, _ = case.window(same, jnp.array([[1, 0, 2]] * T), alone, jnp.array([1, 0, 2]))
+    assert np.allclose(first[0, 2], second[0, 2], atol=1e-5) != matters

@@ -41,18 +41,18 @@ def test_the_straight_through_gradient_is_that_of_the_relaxed_sample(temperature
     def value(logits: jax.Array) -> jax.Array:
         return differentiable_action(PICK, logits, LEGAL, key, temperature) @ weights
 
-    drawn = differentiable_action(PICK, logits, LEGAL, key, temperature)
+    action = differentiable_action(PICK, logits, LEGAL, key, temperature)
     best = jnp.where(LEGAL, logits + noise, -jnp.inf).argmax(-1)
-    np.testing.assert_allclose(drawn, jnp.eye(3)[best], atol=1e-6)
-    found = jax.jacobian(value)(logits)
+    np.testing.assert_allclose(action, jnp.eye(3)[best], atol=1e-6)
+    jacobian = jax.jacobian(value)(logits)
     for agent in range(2):
         # Of softmax: p_i (w_i - p·w) / τ.
         scores = np.where(LEGAL[agent], (logits + noise)[agent] / temperature, -np.inf)
         p = np.exp(scores - scores.max())
         p /= p.sum()
         by_hand = p * (np.asarray(weights) - p @ np.asarray(weights)) / temperature
-        np.testing.assert_allclose(found[agent, agent], by_hand, atol=1e-6)
-    assert found[1, 1, 2] == 0  # an illegal action
+        np.testing.assert_allclose(jacobian[agent, agent], by_hand, atol=1e-6)
+    assert jacobian[1, 1, 2] == 0  # an illegal action
 
 
 def acted(spec: EnvSpec, noise: float, uniform: float, count: int, *, greedy: bool = False):
@@ -60,14 +60,14 @@ def acted(spec: EnvSpec, noise: float, uniform: float, count: int, *, greedy: bo
     config = PolicyConfig("feedforward", "deterministic", hidden=8)
     params = init_policy(config, spec, jax.random.key(0)).network
     params["params"]["Dense_2"]["bias"] = jnp.arange(spec.action_size) - 0.8
-    policy, seen = make_policy(config, spec, greedy), jnp.ones((2, 3))
+    policy, observation = make_policy(config, spec, greedy), jnp.ones((2, 3))
     legal = LEGAL[:, : spec.action_size].at[0, -1].set(spec is PICK)
-    given = NoisyParams(params, jnp.float32(noise), jnp.float32(uniform))
-    act = jax.jit(jax.vmap(lambda key: policy.act(given, (), seen, legal, key)))
+    noisy = NoisyParams(params, jnp.float32(noise), jnp.float32(uniform))
+    act = jax.jit(jax.vmap(lambda key: policy.act(noisy, (), observation, legal, key)))
     action, log_prob, _ = act(jax.random.split(jax.random.key(1), count))
-    outputs, _ = agent_network(config, spec).apply(params, (), seen)
+    outputs, _ = agent_network(config, spec).apply(params, (), observation)
     explores = noise > 0 or uniform > 0 or spec is PICK
-    assert policy.draws(given) is (explores and not greedy)
+    assert policy.draws(noisy) is (explores and not greedy)
     return np.asarray(action), np.asarray(log_prob), outputs, legal
 
 
@@ -75,8 +75,8 @@ def acted(spec: EnvSpec, noise: float, uniform: float, count: int, *, greedy: bo
 def test_noise_on_continuous_actions_is_recorded_as_it_was_drawn() -> None:
     action, log_prob, outputs, legal = acted(REACH, 0.5, 0.0, 2000)
     mean = squash(outputs, legal)
-    wanted = ClippedGaussian(mean, jnp.full((2, 2), 0.5), legal).log_prob(jnp.asarray(action))
-    np.testing.assert_allclose(log_prob, wanted, rtol=1e-5)
+    expected = ClippedGaussian(mean, jnp.full((2, 2), 0.5), legal).log_prob(jnp.asarray(action))
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-5)
     assert np.isfinite(log_prob).all() and (abs(action) <= 1).all()
     np.testing.assert_allclose(np.median(action[:, 1], 0), mean[1], atol=0.05)
     assert not action[:, 0, 1].any()  # an entry that the agent lacks
@@ -99,10 +99,10 @@ def test_uniform_actions_and_those_without_noise() -> None:
 @pytest.mark.parametrize("uniform", [0.0, 1.0])
 def test_discrete_actions_are_drawn_as_recorded(uniform: float) -> None:
     action, log_prob, outputs, legal = acted(PICK, 0.1, uniform, 4000)
-    wanted = jax.nn.softmax(categorical(outputs * (1 - uniform), legal).logits)
+    expected = jax.nn.softmax(categorical(outputs * (1 - uniform), legal).logits)
     for agent in range(2):
         counts = np.bincount(action[:, agent], minlength=3) / 4000
-        np.testing.assert_allclose(counts, wanted[agent], atol=0.03)
+        np.testing.assert_allclose(counts, expected[agent], atol=0.03)
         np.testing.assert_allclose(
-            np.exp(log_prob[:, agent]), np.asarray(wanted)[agent][action[:, agent]], rtol=1e-4
+            np.exp(log_prob[:, agent]), np.asarray(expected)[agent][action[:, agent]], rtol=1e-4
         )

@@ -60,12 +60,12 @@ def test_vectors_need_no_encoder_and_keep_their_parameters() -> None:
     view = random_view(VECTORS, 2)
     plain, critic = FeedForward(1, 4), FeedForward(1, 4, encoder=view_encoder(VECTORS))
     everyone = jnp.repeat(view.state[:, None], 3, axis=1)
-    seen = jnp.concatenate([everyone, view.observation], axis=-1)
-    params = quick(plain.init)(jax.random.key(1), (), seen)
+    inputs = jnp.concatenate([everyone, view.observation], axis=-1)
+    params = quick(plain.init)(jax.random.key(1), (), inputs)
     same = quick(critic.init)(jax.random.key(1), (), view)
     chex.assert_trees_all_equal(params, same)
     np.testing.assert_allclose(
-        critic.apply(params, (), view)[0], plain.apply(params, (), seen)[0], atol=1e-5
+        critic.apply(params, (), view)[0], plain.apply(params, (), inputs)[0], atol=1e-5
     )
 
 
@@ -104,11 +104,11 @@ def test_policies_of_images_and_trees_act_legally(spec: EnvSpec) -> None:
 
 def test_a_second_policy_of_the_same_kind_compiles_nothing(monkeypatch: Any) -> None:
     monkeypatch.setattr(Encoder, "__call__", chex.assert_max_traces(Encoder.__call__, n=1))
-    one, other = (
+    first, second = (
         init_policy(PolicyConfig("feedforward", hidden=5), replace(GRID), jax.random.key(seed))
         for seed in (0, 1)
     )
-    kernels = (params["params"]["encoder"]["conv_0"]["kernel"] for params in (one, other))
+    kernels = (params["params"]["encoder"]["conv_0"]["kernel"] for params in (first, second))
     assert not np.array_equal(*kernels)
 
 
@@ -125,9 +125,9 @@ def test_a_second_policy_of_the_same_kind_compiles_nothing(monkeypatch: Any) -> 
     ],
 )
 def test_numbers_are_scaled_by_their_type(spec: ArraySpec, values: Any, expected: Any) -> None:
-    found = as_input(jnp.asarray(np.array(values, spec.numpy_dtype)), spec)
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    result = as_input(jnp.asarray(np.array(values, spec.numpy_dtype)), spec)
+    assert result.dtype == jnp.float32
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -164,23 +164,23 @@ def test_patches_are_multiplied_as_xla_convolves(size: int, stride: int) -> None
     kernel = jnp.asarray(rng.normal(size=(size, size, 2, 5)), jnp.float32)
     expected = by_convolution(images, kernel, stride)
     assert expected.shape == (2, 3, -(-9 // stride), -(-11 // stride), 5)
-    found = quick(by_patches, static_argnums=2)(images, kernel, stride)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    result = quick(by_patches, static_argnums=2)(images, kernel, stride)
+    np.testing.assert_allclose(result, expected, atol=1e-4)
     if stride == 1:  # each value is a sum over the pixels around it
         around = np.asarray(images)[0, 0, 3:6, 4:7]
-        wanted = np.einsum("ijc,ijcf->f", around, np.asarray(kernel))
-        np.testing.assert_allclose(found[0, 0, 4, 5], wanted, atol=1e-4)
+        total = np.einsum("ijc,ijcf->f", around, np.asarray(kernel))
+        np.testing.assert_allclose(result[0, 0, 4, 5], total, atol=1e-4)
 
 
 @pytest.mark.slow
 def test_frames_become_channels_of_the_same_pixels() -> None:
     frames = jnp.arange(2 * 2 * 3 * 1).reshape(2, 2, 3, 1).astype(jnp.uint8)
     stacked = jnp.moveaxis(frames[..., 0], 0, -1)
-    one = Encoder((("", ArraySpec((2, 2, 3, 1), "uint8")),), 4)
-    other = Encoder((("", ArraySpec((2, 3, 2), "uint8")),), 4)
-    params = quick(one.init)(jax.random.key(0), frames)
+    of_frames = Encoder((("", ArraySpec((2, 2, 3, 1), "uint8")),), 4)
+    of_channels = Encoder((("", ArraySpec((2, 3, 2), "uint8")),), 4)
+    params = quick(of_frames.init)(jax.random.key(0), frames)
     np.testing.assert_allclose(
-        quick(one.apply)(params, frames), quick(other.apply)(params, stacked), rtol=1e-5
+        quick(of_frames.apply)(params, frames), quick(of_channels.apply)(params, stacked), rtol=1e-5
     )
 
 
@@ -219,12 +219,12 @@ def test_critics_see_the_state_and_the_own_observation(spec: EnvSpec) -> None:
     encoder, view = view_encoder(spec, 4), random_view(spec, 2)
     params = quick(encoder.init)(jax.random.key(0), view)
     encoded = quick(encoder.apply)(params, view)
-    own = quick(encoder.observation.apply)(
+    by_agent = quick(encoder.observation.apply)(
         {"params": params["params"]["observation"]}, view.observation
     )
     if spec is GRID:
-        state = own.reshape(2, -1)
+        state = by_agent.reshape(2, -1)
     else:
         state = quick(encoder.state.apply)({"params": params["params"]["state"]}, view.state)
     np.testing.assert_allclose(encoded.shared, state, rtol=1e-5)
-    np.testing.assert_allclose(encoded.own, own, rtol=1e-5)
+    np.testing.assert_allclose(encoded.own, by_agent, rtol=1e-5)

@@ -33,13 +33,13 @@ def random_like(shapes):
 def test_a_field_is_followed_in_equal_steps_of_time():
     noise = jnp.array([[[1.0], [2.0]]])
     follow = partial(jax.jit(integrate, static_argnums=(0, 2)), steps=4)
-    moved = follow(lambda x, t: jnp.full_like(x, 3.0), noise)
-    np.testing.assert_allclose(moved, noise + 3)
+    result = follow(lambda x, t: jnp.full_like(x, 3.0), noise)
+    np.testing.assert_allclose(result, noise + 3)
     # The times are 0, ¼, ½ and ¾.
-    moved = follow(lambda x, t: jnp.ones_like(x) * t[..., None, None], noise)
-    np.testing.assert_allclose(moved, noise + (0 + 0.25 + 0.5 + 0.75) / 4)
-    moved = follow(lambda x, t: x, noise)
-    np.testing.assert_allclose(moved, noise * 1.25**4, rtol=1e-6)
+    result = follow(lambda x, t: jnp.ones_like(x) * t[..., None, None], noise)
+    np.testing.assert_allclose(result, noise + (0 + 0.25 + 0.5 + 0.75) / 4)
+    result = follow(lambda x, t: x, noise)
+    np.testing.assert_allclose(result, noise * 1.25**4, rtol=1e-6)
 
 
 def test_every_velocity_depends_on_all_agents_that_act():

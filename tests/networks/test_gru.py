@@ -22,8 +22,8 @@ def inputs(dtype: Any = np.float32, first: float = 0.3) -> tuple[GRUWeights, Any
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
     gates = 3 * HIDDEN
     weights = GRUWeights(draw(INPUTS, gates), draw(gates), draw(HIDDEN, gates), draw(HIDDEN))
-    seen = draw(STEPS, ROWS, INPUTS)
-    return weights, draw(ROWS, HIDDEN), seen, jnp.asarray(rng.random((STEPS, ROWS)) < first)
+    features = draw(STEPS, ROWS, INPUTS)
+    return weights, draw(ROWS, HIDDEN), features, jnp.asarray(rng.random((STEPS, ROWS)) < first)
 
 
 def plain(weights: GRUWeights, carry: Any, x: Any, first: Any) -> Any:
@@ -87,12 +87,12 @@ def test_finite_differences_in_double_precision() -> None:
         rng = np.random.default_rng(2)
         for place, gradient in enumerate(jax.tree.leaves(gradients(unroll_gru, *args, first))):
             direction = rng.normal(size=gradient.shape)
-            moved = [
+            values = [
                 value([*leaves[:place], leaves[place] + step * direction, *leaves[place + 1 :]])
                 for step in (1e-5, -1e-5)
             ]
             assert gradient.dtype == np.float64
-            slope = float(moved[0] - moved[1]) / 2e-5
+            slope = float(values[0] - values[1]) / 2e-5
             np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-7)
 
 
@@ -111,10 +111,10 @@ def test_second_derivatives() -> None:
 def test_gradients_of_several_networks_side_by_side() -> None:
     *args, first = inputs()
     several = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), args)
-    found = jax.vmap(lambda *own: gradients(unroll_gru, *own, first))(*several)
+    result = jax.vmap(lambda *own: gradients(unroll_gru, *own, first))(*several)
     for index in range(3):
         alone = gradients(unroll_gru, *jax.tree.map(lambda leaf, i=index: leaf[i], several), first)
-        assert_close(jax.tree.map(lambda leaf, i=index: leaf[i], found), alone)
+        assert_close(jax.tree.map(lambda leaf, i=index: leaf[i], result), alone)
 
 
 def test_forward_mode_is_refused() -> None:
@@ -126,22 +126,22 @@ def test_forward_mode_is_refused() -> None:
 def test_windows_are_unrolled_as_their_steps_are() -> None:
     network = Recurrent(2, hidden=HIDDEN, layers=2)
     rng = np.random.default_rng(3)
-    seen = rng.normal(size=(4, STEPS, 2, 5)).astype(np.float32)
+    observations = rng.normal(size=(4, STEPS, 2, 5)).astype(np.float32)
     first = rng.random((4, STEPS)) < 0.3
     empty = network.initial_carry(2)
-    params = jax.jit(network.init)(jax.random.key(0), empty, seen[0, 0])
-    found = jax.jit(partial(unroll_batch, network))(params, seen, first)
+    params = jax.jit(network.init)(jax.random.key(0), empty, observations[0, 0])
+    result = jax.jit(partial(unroll_batch, network))(params, observations, first)
     in_time, _ = jax.jit(partial(network.apply, method="unroll"))(
-        params, seen.swapaxes(0, 1), first.T
+        params, observations.swapaxes(0, 1), first.T
     )
-    np.testing.assert_allclose(found, in_time.swapaxes(0, 1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(result, in_time.swapaxes(0, 1), rtol=1e-5, atol=1e-6)
     apply = jax.jit(network.apply)
     for window in range(4):
         memory = empty
         for step in range(STEPS):
             memory = memory * (not first[window, step])
-            wanted, memory = apply(params, memory, seen[window, step])
-            np.testing.assert_allclose(found[window, step], wanted, rtol=1e-4, atol=1e-5)
+            expected, memory = apply(params, memory, observations[window, step])
+            np.testing.assert_allclose(result[window, step], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_each_gate_starts_with_an_orthogonal_block() -> None:

@@ -15,9 +15,9 @@ from offmarl.networks.linear import orthogonal
 @pytest.mark.parametrize("shape", [(3, 3), (5, 2), (2, 5), (3, 3, 2, 4)])
 def test_orthogonal_kernels_are_those_of_flax(shape: tuple[int, ...]) -> None:
     key = jax.random.key(0)
-    wanted = jax.jit(lambda key: nn.initializers.orthogonal(2.0)(key, shape))(key)
-    found = jax.jit(lambda key: orthogonal(2.0)(key, shape))(key)
-    np.testing.assert_array_equal(found, wanted)
+    expected = jax.jit(lambda key: nn.initializers.orthogonal(2.0)(key, shape))(key)
+    kernel = jax.jit(lambda key: orthogonal(2.0)(key, shape))(key)
+    np.testing.assert_array_equal(kernel, expected)
 
 
 def test_seeds_and_agents_do_not_batch_the_factorisation() -> None:
@@ -25,7 +25,7 @@ def test_seeds_and_agents_do_not_batch_the_factorisation() -> None:
     keys = jax.random.split(jax.random.key(0), (3, 2))
     seeds = jax.vmap(jax.vmap(lambda key: orthogonal()(key, (4, 4))))
     traced = jax.jit(seeds).trace(keys).jaxpr.jaxpr
-    avals: list[Any] = [one.invars[0].aval for one in equations(traced, "geqrf", "qr")]
+    avals: list[Any] = [equation.invars[0].aval for equation in equations(traced, "geqrf", "qr")]
     ranks = [len(aval.shape) for aval in avals]
     assert ranks
     assert set(ranks) == {2}
@@ -39,6 +39,6 @@ def equations(jaxpr: Jaxpr, *names: str) -> Iterator[JaxprEqn]:
         if equation.primitive.name in names:
             yield equation
         parameters = jax.tree.leaves([*equation.params.values()])
-        inner = (getattr(one, "jaxpr", one) for one in parameters)
-        for program in (one for one in inner if isinstance(one, Jaxpr)):
+        inner = (getattr(value, "jaxpr", value) for value in parameters)
+        for program in (value for value in inner if isinstance(value, Jaxpr)):
             yield from equations(program, *names)

@@ -31,24 +31,24 @@ def some_weights() -> MixerWeights:
 
 def test_several_joint_actions_are_mixed_as_each_of_them() -> None:
     weights, q = some_weights(), draw(4, 3, 7)
-    found = jax.jit(mix_each)(weights, q)
-    wanted = jnp.stack([mix(weights, q[..., k]) for k in range(7)], -1)
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
-    slopes, wanted = (
+    result = jax.jit(mix_each)(weights, q)
+    expected = jnp.stack([mix(weights, q[..., k]) for k in range(7)], -1)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+    slopes, expected = (
         jax.jit(jax.grad(lambda w, q, each=each: (each(w, q) ** 2).sum(), (0, 1)))(weights, q)
         for each in (mix_each, jax.vmap(mix, in_axes=(None, -1), out_axes=-1))
     )
-    chex.assert_trees_all_close(slopes, wanted, rtol=1e-4, atol=1e-4)
+    chex.assert_trees_all_close(slopes, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_counterfactual_values_are_those_of_the_joint_actions() -> None:
     weights = some_weights()
-    taken, q = draw(4, 3), draw(4, 3, 6)
-    found = jax.jit(mix_counterfactuals)(weights, taken, q)
+    base, q = draw(4, 3), draw(4, 3, 6)
+    result = jax.jit(mix_counterfactuals)(weights, base, q)
     for agent in range(3):
         for action in range(6):
-            joint = taken.at[:, agent].set(q[:, agent, action])
-            np.testing.assert_allclose(found[:, agent, action], mix(weights, joint), atol=1e-5)
+            joint = base.at[:, agent].set(q[:, agent, action])
+            np.testing.assert_allclose(result[:, agent, action], mix(weights, joint), atol=1e-5)
 
 
 def test_a_weighted_sum_by_hand() -> None:
@@ -63,12 +63,12 @@ def test_linear_weights_are_absolute_values() -> None:
     params = jax.jit(lambda key: init_mixer(mixer, spec, key))(jax.random.key(0))
     state = 3 * jax.random.normal(jax.random.key(1), (50, 4))
     view = view_of(spec, jnp.zeros(50), state=state)
-    found = jax.jit(lambda params, view: linear_weights(mixer, params, view))
-    weights = found(params, view)
+    weigh = jax.jit(lambda params, view: linear_weights(mixer, params, view))
+    weights = weigh(params, view)
     assert weights.w.shape == (50, 3) and weights.b.shape == (50,)
     for layer in ("weights", "constant"):
         params["params"][layer] = jax.tree.map(jnp.negative, params["params"][layer])
-    opposite = found(params, view)
+    opposite = weigh(params, view)
     assert weights.w.min() >= 0 and weights.w.max() > 0.1
     np.testing.assert_allclose(opposite.w, weights.w)
     np.testing.assert_allclose(opposite.b, -weights.b)

@@ -27,6 +27,7 @@ from offmarl.networks import (
     stochastic_head,
 )
 from offmarl.types import Continuous, Discrete, EnvSpec
+from tests.rollouts import numbers
 
 SPEC = EnvSpec("test", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
 LEGAL = jnp.ones((3, 4), bool).at[0, :3].set(False)
@@ -89,9 +90,9 @@ def test_log_probs_are_those_of_the_distribution_acted_with() -> None:
     action, log_prob, _ = map(np.asarray, act(params, (), jnp.ones((3, 7)), LEGAL, keys))
     for agent in range(3):
         for choice in np.unique(action[:, agent]):
-            chosen = action[:, agent] == choice
-            claimed = float(np.exp(log_prob[chosen, agent])[0])
-            assert chosen.mean() == pytest.approx(claimed, abs=0.015)
+            mask = action[:, agent] == choice
+            claimed = float(np.exp(log_prob[mask, agent])[0])
+            assert mask.mean() == pytest.approx(claimed, abs=0.015)
     # Four legal actions: the best is taken with 0.6 + 0.4 / 4, any other with 0.1.
     np.testing.assert_allclose(np.unique(np.exp(log_prob[:, 1]).round(4)), [0.1, 0.7], rtol=1e-6)
 
@@ -168,22 +169,18 @@ def test_mixing_coefficients_sums_to_one_and_carries_no_gradient() -> None:
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
-def numbers(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
 def params_of(network: nn.Module, *inputs: Any) -> Any:
     """Parameters of the shapes that a network asks for, none of them zero."""
     shapes = jax.eval_shape(network.init, jax.random.key(0), *inputs)["params"]
     leaves, tree = jax.tree.flatten(shapes)
-    drawn = [numbers(*leaf.shape, seed=seed) for seed, leaf in enumerate(leaves, 1)]
-    return jax.tree.unflatten(tree, drawn)
+    arrays = [numbers(*leaf.shape, seed=seed) for seed, leaf in enumerate(leaves, 1)]
+    return jax.tree.unflatten(tree, arrays)
 
 
 def test_the_recurrent_torso_is_a_gru_as_flax_has_it() -> None:
     torso, cell = Recurrent(outputs=2, hidden=4, agent_id="none"), nn.GRUCell(features=4)
-    seen, carry = numbers(2, 3, 4)
-    params = params_of(torso, carry, seen)
+    inputs, carry = numbers(2, 3, 4)
+    params = params_of(torso, carry, inputs)
     kernels = zip(
         "rzn",
         np.split(params["input_gates"]["kernel"], 3, 1),
@@ -196,25 +193,25 @@ def test_the_recurrent_torso_is_a_gru_as_flax_has_it() -> None:
         gates[f"i{gate}"] = {"kernel": kernel, "bias": bias}
         gates[f"h{gate}"] = {"kernel": recurrent}
     gates["hn"]["bias"] = params["recurrent_bias"]
-    embedded = jnp.maximum(seen @ params["embed"]["kernel"] + params["embed"]["bias"], 0)
+    embedded = jnp.maximum(inputs @ params["embed"]["kernel"] + params["embed"]["bias"], 0)
     expected, _ = jax.jit(cell.apply)({"params": gates}, carry, embedded)
-    outputs, found = jax.jit(torso.apply)({"params": params}, carry, seen)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    outputs, after = jax.jit(torso.apply)({"params": params}, carry, inputs)
+    np.testing.assert_allclose(after, expected, atol=1e-6)
     head = params["head"]
-    wanted = np.maximum(expected, 0) @ head["kernel"] + head["bias"]
-    np.testing.assert_allclose(outputs, wanted, atol=1e-5)
+    by_hand = np.maximum(expected, 0) @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(outputs, by_hand, atol=1e-5)
 
 
 def test_the_feed_forward_torso_by_hand() -> None:
     torso = FeedForward(outputs=2, hidden=4, constants=3)
-    seen = numbers(2, 3)
-    params = params_of(torso, (), seen)
-    x = np.concatenate([seen, np.eye(2)], 1)  # and which agent it is
+    inputs = numbers(2, 3)
+    params = params_of(torso, (), inputs)
+    x = np.concatenate([inputs, np.eye(2)], 1)  # and which agent it is
     for layer in ("Dense_0", "Dense_1"):
         x = np.maximum(x @ params[layer]["kernel"] + params[layer]["bias"], 0)
     x = x @ params["Dense_2"]["kernel"] + params["Dense_2"]["bias"]
-    wanted = np.concatenate([x, np.tile(params["_Constants_0"]["constants"], (2, 1))], 1)
-    np.testing.assert_allclose(torso.apply({"params": params}, (), seen)[0], wanted, atol=1e-5)
+    expected = np.concatenate([x, np.tile(params["_Constants_0"]["constants"], (2, 1))], 1)
+    np.testing.assert_allclose(torso.apply({"params": params}, (), inputs)[0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [FeedForward, Recurrent])
@@ -249,8 +246,8 @@ def test_the_hypernetworks_by_hand() -> None:
     params = params_of(mixer, state)
 
     def dense(layer: int, x: np.ndarray) -> np.ndarray:
-        found = params[f"Dense_{layer}"]
-        return np.asarray(x @ found["kernel"] + found["bias"])
+        entry = params[f"Dense_{layer}"]
+        return np.asarray(x @ entry["kernel"] + entry["bias"])
 
     def hypernet(layer: int) -> np.ndarray:
         return dense(layer, np.maximum(dense(layer + 1, state), 0))
@@ -266,7 +263,7 @@ def test_the_hypernetworks_by_hand() -> None:
 
 def test_mixing_coefficients_is_each_agents_part_of_the_weights() -> None:
     w1, w2 = jnp.array([[1.0, 2.0], [3.0, 1.0]]), jnp.array([1.0, 3.0])
-    found = mixing_coefficients(MixerWeights(w1, jnp.zeros(2), w2, jnp.zeros(())))
-    np.testing.assert_allclose(found, [7 / 13, 6 / 13], rtol=1e-6)
+    result = mixing_coefficients(MixerWeights(w1, jnp.zeros(2), w2, jnp.zeros(())))
+    np.testing.assert_allclose(result, [7 / 13, 6 / 13], rtol=1e-6)
     nothing = mixing_coefficients(MixerWeights(0 * w1, jnp.zeros(2), w2, jnp.zeros(())))
     np.testing.assert_array_equal(nothing, [0, 0])

@@ -28,8 +28,8 @@ PARAMS = jax.jit(LAYERS[True].init)(
 @jax.jit
 def in_parallel(causal, memory, query, token, first):
     """Both kinds of layers, of which ``causal`` chooses one."""
-    found = [LAYERS[kind].apply(PARAMS, memory, query, token, first) for kind in (False, True)]
-    return jax.tree.map(lambda a, b: jnp.where(causal, b, a), *found)
+    results = [LAYERS[kind].apply(PARAMS, memory, query, token, first) for kind in (False, True)]
+    return jax.tree.map(lambda a, b: jnp.where(causal, b, a), *results)
 
 
 @jax.jit
@@ -42,8 +42,8 @@ def one_by_one(causal, memory, query, token, first):
         together = layer.apply(PARAMS, memory, *tokens, method="step")
         outputs = []
         for agent in range(N):
-            each = (x[agent : agent + 1] for x in tokens)
-            output, memory = layer.apply(PARAMS, memory, *each, method="step")
+            slices = (x[agent : agent + 1] for x in tokens)
+            output, memory = layer.apply(PARAMS, memory, *slices, method="step")
             outputs.append(output)
         return memory, jnp.where(causal, jnp.concatenate(outputs), together[0])
 
@@ -68,9 +68,9 @@ def test_the_parallel_form_equals_the_recurrent_one(seed, first, causal):
     rng = np.random.default_rng(seed)
     memory = rng.normal(size=(H, D, D)).astype(np.float32)
     query, token = rng.normal(size=(2, T, N, H * D)).astype(np.float32)
-    wanted = one_by_one(causal, memory, query, token, first)
-    found = in_parallel(causal, memory, query, token, first)
-    chex.assert_trees_all_close(found, wanted, atol=2e-5)
+    expected = one_by_one(causal, memory, query, token, first)
+    result = in_parallel(causal, memory, query, token, first)
+    chex.assert_trees_all_close(result, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -80,23 +80,23 @@ def test_chunks_change_nothing(causal, most, monkeypatch):
     inputs = jnp.asarray(rng.normal(size=(3, 2, T, N, H, D)), jnp.float32)
     memory = jnp.asarray(rng.normal(size=(2, H, D, D)), jnp.float32)
     first = jnp.array([[0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 1]], bool)
-    wanted = retain_all(memory, *inputs, first, decay=0.7, causal=causal)
+    expected = retain_all(memory, *inputs, first, decay=0.7, causal=causal)
     monkeypatch.setattr(module, "_CHUNK", most)
     retain_all.clear_cache()
-    found = retain_all(memory, *inputs, first, decay=0.7, causal=causal)
-    chex.assert_trees_all_close(found, wanted, atol=1e-5)
+    result = retain_all(memory, *inputs, first, decay=0.7, causal=causal)
+    chex.assert_trees_all_close(result, expected, atol=1e-5)
 
 
 def test_by_hand():
     # One head of width 1, κ = ½ (31 / 32); two agents, whose queries, keys and values are all 1.
-    one, first = jnp.ones((3, 2, 1, 1)), jnp.array([False, False, True])
+    ones, first = jnp.ones((3, 2, 1, 1)), jnp.array([False, False, True])
     memory = jnp.full((1, 1, 1), 8.0)
-    retain = partial(retain_all, memory, one, one, one, first, decay=16 / 31)
-    read, memory = retain(causal=False)
-    np.testing.assert_allclose(read.squeeze(), [[6, 6], [5, 5], [2, 2]], rtol=1e-6)
+    retain = partial(retain_all, memory, ones, ones, ones, first, decay=16 / 31)
+    outputs, memory = retain(causal=False)
+    np.testing.assert_allclose(outputs.squeeze(), [[6, 6], [5, 5], [2, 2]], rtol=1e-6)
     assert memory.item() == 2
-    read, memory = retain(causal=True)
-    np.testing.assert_allclose(read.squeeze(), [[5, 6], [4, 5], [1, 2]], rtol=1e-6)
+    outputs, memory = retain(causal=True)
+    np.testing.assert_allclose(outputs.squeeze(), [[5, 6], [4, 5], [1, 2]], rtol=1e-6)
     assert memory.item() == 2
 
 
@@ -111,6 +111,6 @@ def test_without_decay_nothing_is_remembered():
     rng = np.random.default_rng(0)
     inputs = jnp.asarray(rng.normal(size=(3, T, N, H, D)), jnp.float32)
     memory, first = jnp.ones((H, D, D)), jnp.zeros(T, bool)
-    found, _ = retain_all(memory, *inputs, first, decay=0.0, causal=True)
+    result, _ = retain_all(memory, *inputs, first, decay=0.0, causal=True)
     alone, _ = retain_all(memory, *inputs, ~first, decay=0.9, causal=True)
-    np.testing.assert_allclose(found, alone, atol=1e-6)
+    np.testing.assert_allclose(result, alone, atol=1e-6)

@@ -31,14 +31,10 @@ from offmarl.networks.encoders import AttentionPool
 from offmarl.networks.linear import id_features
 from offmarl.types import Discrete, EnvSpec, View
 from tests.plain import Args
-from tests.rollouts import random_view
+from tests.rollouts import numbers, random_view
 
 SPEC = EnvSpec("some", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
 MANY = replace(SPEC, name="many", num_agents=11, state_size=23)
-
-
-def numbers(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def shapes(params: Any) -> Any:
@@ -53,35 +49,35 @@ def shapes(params: Any) -> Any:
 def test_the_input_layer_is_a_dense_layer_on_the_concatenation(
     agent_id: Any, with_shared: bool
 ) -> None:
-    own, shared = numbers(2, 6, 3, 7), numbers(2, 6, 5, seed=1)
+    obs, shared = numbers(2, 6, 3, 7), numbers(2, 6, 5, seed=1)
     ids = jnp.broadcast_to(id_features(agent_id, 3), (2, 6, 3, id_features(agent_id, 3).shape[-1]))
     everyone = jnp.repeat(shared[..., None, :], 3, axis=-2)
-    joined = np.concatenate([everyone, own, ids] if with_shared else [own, ids], -1)
-    kernel, bias = numbers(joined.shape[-1], 4, seed=2), numbers(4, seed=3)
+    stacked = np.concatenate([everyone, obs, ids] if with_shared else [obs, ids], -1)
+    kernel, bias = numbers(stacked.shape[-1], 4, seed=2), numbers(4, seed=3)
     params = {"params": {"kernel": kernel, "bias": bias}}
-    layer, inputs = InputLayer(4, agent_id), Inputs(shared, own) if with_shared else own
+    layer, inputs = InputLayer(4, agent_id), Inputs(shared, obs) if with_shared else obs
     chex.assert_trees_all_equal_shapes(
         jax.eval_shape(layer.init, jax.random.key(0), inputs), params
     )
     np.testing.assert_allclose(
         jax.jit(layer.apply)(params, inputs),
-        joined @ np.asarray(kernel) + bias,
+        stacked @ np.asarray(kernel) + bias,
         rtol=1e-5,
         atol=1e-5,
     )
 
 
 def test_gradients_are_those_of_the_dense_layer_too() -> None:
-    own, shared = numbers(6, 3, 7), numbers(6, 5, seed=1)
+    obs, shared = numbers(6, 3, 7), numbers(6, 5, seed=1)
     plain, layer = nn.Dense(4), InputLayer(4, "none")
-    joined = jnp.concatenate([jnp.repeat(shared[:, None], 3, axis=1), own], -1)
+    stacked = jnp.concatenate([jnp.repeat(shared[:, None], 3, axis=1), obs], -1)
     params = {"params": {"kernel": numbers(12, 4, seed=2), "bias": numbers(4, seed=3)}}
 
     def gradient(network: nn.Module, x: Any) -> Any:
         return jax.jit(jax.grad(lambda params: (network.apply(params, x) ** 2).sum()))(params)
 
-    found = gradient(layer, Inputs(shared, own))
-    chex.assert_trees_all_close(found, gradient(plain, joined), rtol=1e-4, atol=1e-4)
+    result = gradient(layer, Inputs(shared, obs))
+    chex.assert_trees_all_close(result, gradient(plain, stacked), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("torso", [FeedForward, Recurrent])
@@ -139,9 +135,9 @@ def test_pools_begin_as_means_and_leave_out_the_dead() -> None:
     everyone = jnp.ones(5, bool)
     params, pooled = jax.jit(pool.init)(jax.random.key(0), x, everyone), jax.jit(pool.apply)
     alive = everyone.at[1].set(False)
-    found = pooled(params, x, alive)
+    result = pooled(params, x, alive)
     fewer = pooled(params, jnp.delete(x, 1, axis=0), jnp.ones(4, bool))
-    np.testing.assert_allclose(found, fewer, rtol=1e-5)
+    np.testing.assert_allclose(result, fewer, rtol=1e-5)
     twice = pooled(params, jnp.concatenate([x, x]), jnp.ones(10, bool))
     np.testing.assert_allclose(twice, pooled(params, x, everyone), rtol=1e-5)
     assert np.isfinite(pooled(params, x, ~everyone)).all()
@@ -160,8 +156,8 @@ def test_attention_weighs_values_by_the_softmax_of_queries_and_keys(heads: int) 
     values = hidden @ params["Dense_2"]["kernel"] + params["Dense_2"]["bias"]
     parts = np.split(np.asarray(values), heads, axis=-1)
     means = [weights[:, head] @ parts[head] for head in range(heads)]
-    found = jax.jit(pool.apply)({"params": params}, x, jnp.ones(5, bool))
-    np.testing.assert_allclose(found, np.maximum(np.concatenate(means), 0), rtol=1e-5, atol=1e-6)
+    result = jax.jit(pool.apply)({"params": params}, x, jnp.ones(5, bool))
+    np.testing.assert_allclose(result, np.maximum(np.concatenate(means), 0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -172,8 +168,8 @@ def test_pooled_critics_have_one_size_and_values_follow_the_agents() -> None:
     assert shapes(params) == shapes(jax.eval_shape(critic.init, jax.random.key(0), (), many))
     value = jax.jit(lambda view: critic.apply(params, (), view)[0][..., 0])
     order = np.random.default_rng(0).permutation(11)
-    moved = many._replace(observation=many.observation[:, order])
-    np.testing.assert_allclose(value(moved), value(many)[:, order], atol=1e-5)
+    permuted = many._replace(observation=many.observation[:, order])
+    np.testing.assert_allclose(value(permuted), value(many)[:, order], atol=1e-5)
     changed = many._replace(observation=many.observation.at[:, 3].add(1.0))
     assert not np.isclose(value(changed)[:, 0], value(many)[:, 0], atol=1e-6).any()
     assert value(view).shape == (2, 3)
@@ -190,9 +186,9 @@ def test_pooled_mixers_have_one_size_and_ignore_the_order_of_agents() -> None:
     view, q = random_view(MANY, 6), numbers(6, 11, seed=3)
     total = jax.jit(lambda view, q: mix(mixing_weights(mixer, params, view), q))
     order = np.random.default_rng(0).permutation(11)
-    moved = view._replace(observation=view.observation[:, order])
-    np.testing.assert_allclose(total(moved, q[:, order]), total(view, q), atol=1e-5)
-    assert not np.isclose(total(moved, q), total(view, q), atol=1e-6).all()
+    permuted = view._replace(observation=view.observation[:, order])
+    np.testing.assert_allclose(total(permuted, q[:, order]), total(view, q), atol=1e-5)
+    assert not np.isclose(total(permuted, q), total(view, q), atol=1e-6).all()
 
 
 @pytest.mark.slow

@@ -63,34 +63,34 @@ def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
     apart = PolicyConfig(kind, hidden=6, share_parameters=False)
     if sees == "view":
         encoder = unshared_critic_encoder(spec, 6)
-    own = make_network(apart, spec, 2, encoder, sees)
+    unshared = make_network(apart, spec, 2, encoder, sees)
     view = some(blank_view(spec), (5,))
-    seen = view.observation if sees == "observation" else view
+    inputs = view.observation if sees == "observation" else view
     blank = blank_view(spec) if sees == "view" else blank_view(spec).observation
-    carry = some(own.initial_carry(3), ())
-    params = jax.jit(own.init)(jax.random.key(0), own.initial_carry(3), blank)
+    carry = some(unshared.initial_carry(3), ())
+    params = jax.jit(unshared.init)(jax.random.key(0), unshared.initial_carry(3), blank)
     leaves = jax.tree.leaves(params)
     assert all(len(leaf) == 3 for leaf in leaves)
     assert any((leaf[0] != leaf[1]).any() for leaf in leaves)
     first = jnp.array([False, False, True, False, False])
-    unroll = jax.jit(partial(own.apply, method="unroll"))
-    outputs, carries = unroll(params, seen, first, carry)
+    unroll = jax.jit(partial(unshared.apply, method="unroll"))
+    outputs, carries = unroll(params, inputs, first, carry)
     assert outputs.shape == (5, 3, 2)
-    now, apply = carry, jax.jit(own.apply)
+    now, apply = carry, jax.jit(unshared.apply)
     for time in range(5):  # as step by step
-        now = own.initial_carry(3) if first[time] else now
-        step, now = apply(params, now, jax.tree.map(lambda x, t=time: x[t], seen))
+        now = unshared.initial_carry(3) if first[time] else now
+        step, now = apply(params, now, jax.tree.map(lambda x, t=time: x[t], inputs))
         np.testing.assert_allclose(step, outputs[time], atol=2e-6)
     if kind == "recurrent":
         np.testing.assert_allclose(now, carries[-1], atol=2e-6)
     if not (sees == "view" and spec is STATELESS):  # there each encodes all observations anew
         same = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), params)
-        one = jax.tree.map(lambda leaf: leaf[0], params)
-        wanted, found = (
-            jax.jit(partial(network.apply, method="unroll"))(given, seen, first, carry)[0]
-            for network, given in ((shared, one), (own, same))
+        single = jax.tree.map(lambda leaf: leaf[0], params)
+        expected, result = (
+            jax.jit(partial(network.apply, method="unroll"))(p, inputs, first, carry)[0]
+            for network, p in ((shared, single), (unshared, same))
         )
-        np.testing.assert_allclose(found, wanted, atol=2e-6)
+        np.testing.assert_allclose(result, expected, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -106,8 +106,8 @@ def test_an_agent_without_shared_parameters_learns_from_its_own_steps_only():
         return network.apply(params, observation, first, method="unroll")[0][:, 1].sum()
 
     grads = jax.tree.leaves(jax.jit(jax.grad(loss))(params))
-    moved = [float(jnp.abs(leaf[agent]).sum()) for leaf in grads for agent in (0, 2)]
-    assert not any(moved) and any(leaf[1].any() for leaf in grads)
+    sizes = [float(jnp.abs(leaf[agent]).sum()) for leaf in grads for agent in (0, 2)]
+    assert not any(sizes) and any(leaf[1].any() for leaf in grads)
 
 
 def test_policies_without_shared_parameters_act():
@@ -135,15 +135,15 @@ def test_layers_and_activation_of_a_feedforward_torso():
     for index in range(4):
         x = x @ layers[f"Dense_{index}"]["kernel"] + layers[f"Dense_{index}"]["bias"]
         x = jnp.tanh(x) if index < 3 else x
-    found, _ = network.apply(params, (), jnp.array([[0.5, -1.0]]))
-    np.testing.assert_allclose(found, x, atol=1e-6)
+    outputs, _ = network.apply(params, (), jnp.array([[0.5, -1.0]]))
+    np.testing.assert_allclose(outputs, x, atol=1e-6)
 
 
 def test_layers_of_a_recurrent_torso_follow_the_gru():
     network = Recurrent(1, hidden=3, agent_id="none", layers=2, activation="tanh")
     carry, x = jnp.array([[0.3, -0.2, 0.1]]), jnp.array([[0.5, -1.0]])
     params = network.init(jax.random.key(0), carry, x)
-    found, after = network.apply(params, carry, x)
+    outputs, after = network.apply(params, carry, x)
     layer, head = params["params"]["after_0"], params["params"]["head"]
     hidden = jnp.tanh(jnp.tanh(after) @ layer["kernel"] + layer["bias"])
-    np.testing.assert_allclose(found, hidden @ head["kernel"] + head["bias"], atol=1e-6)
+    np.testing.assert_allclose(outputs, hidden @ head["kernel"] + head["bias"], atol=1e-6)

@@ -74,13 +74,13 @@ def remembering(spec, chance):
         return jnp.where(cue > 0, params, 1 - params), cue
 
     def act(params, carry, observation, legal_actions, key):
-        one, cue = probability(params, carry, observation)
-        action = jax.random.bernoulli(key, one).astype(jnp.int32)
-        return action, jnp.log(jnp.where(action == 1, one, 1 - one)), cue
+        p, cue = probability(params, carry, observation)
+        action = jax.random.bernoulli(key, p).astype(jnp.int32)
+        return action, jnp.log(jnp.where(action == 1, p, 1 - p)), cue
 
     def log_prob(params, carry, observation, legal_actions, action):
-        one, cue = probability(params, carry, observation)
-        return jnp.log(jnp.where(action == 1, one, 1 - one)), cue
+        p, cue = probability(params, carry, observation)
+        return jnp.log(jnp.where(action == 1, p, 1 - p)), cue
 
     return Loaded(Policy(lambda: jnp.zeros(2), act, log_prob), jnp.float32(chance), spec)
 
@@ -111,7 +111,7 @@ ENDS = [
 
 def test_what_a_critic_bootstraps_from_by_hand():
     """Twelve steps: the six of `ENDS` where truncations do not end a value, and where they do."""
-    flags = [np.array([one[i] for one in ENDS] * 2)[:, None] for i in (0, 1)]
+    flags = [np.array([row[i] for row in ENDS] * 2)[:, None] for i in (0, 1)]
     reward = np.arange(24.0).reshape(12, 1, 2)
     known, mask = np.arange(12) % 3 > 0, np.arange(12) != 5
     view = View(*(np.arange(24).reshape(12, 2) for _ in View._fields))
@@ -142,21 +142,21 @@ def test_what_a_critic_bootstraps_from_by_hand():
         longest=jnp.float32(8.0),
         bounds=jnp.arange(10.0).reshape(2, 5),
     )
-    found = fitted._draw(data, Options(gamma=0.5), jax.random.key(0))
-    over = np.array([one[2] for one in ENDS] + [one[3] for one in ENDS])
-    np.testing.assert_allclose(found.discount, 0.5 * ~over)
-    np.testing.assert_array_equal(found.known, mask & (known | over))
-    np.testing.assert_array_equal(found.counts, mask & (np.arange(12) >= 6))
-    np.testing.assert_array_equal(found.episode, np.arange(12) // 6)
-    np.testing.assert_array_equal(found.bounds, [[4] * 12, [9] * 12])
-    np.testing.assert_allclose(found.reward, reward[:, 0].mean(-1) / 2)
-    np.testing.assert_allclose(found.to_go, 10 * reward[:, 0].mean(-1) / 2)
-    np.testing.assert_allclose([found.time_tm1, found.time_t], [[3 / 8] * 12, [4 / 8] * 12])
+    batch = fitted._draw(data, Options(gamma=0.5), jax.random.key(0))
+    over = np.array([row[2] for row in ENDS] + [row[3] for row in ENDS])
+    np.testing.assert_allclose(batch.discount, 0.5 * ~over)
+    np.testing.assert_array_equal(batch.known, mask & (known | over))
+    np.testing.assert_array_equal(batch.counts, mask & (np.arange(12) >= 6))
+    np.testing.assert_array_equal(batch.episode, np.arange(12) // 6)
+    np.testing.assert_array_equal(batch.bounds, [[4] * 12, [9] * 12])
+    np.testing.assert_allclose(batch.reward, reward[:, 0].mean(-1) / 2)
+    np.testing.assert_allclose(batch.to_go, 10 * reward[:, 0].mean(-1) / 2)
+    np.testing.assert_allclose([batch.time_tm1, batch.time_t], [[3 / 8] * 12, [4 / 8] * 12])
     slot = np.where(np.arange(12) < 6, 14, 34)
-    np.testing.assert_array_equal(found.next_action[..., 0], [slot, 100 + slot])
-    np.testing.assert_array_equal(found.view_tm1.alive, view.alive[:, 0])
-    np.testing.assert_array_equal(found.view_t.alive, view.alive[:, 1])
-    np.testing.assert_array_equal(found.action, np.arange(12))
+    np.testing.assert_array_equal(batch.next_action[..., 0], [slot, 100 + slot])
+    np.testing.assert_array_equal(batch.view_tm1.alive, view.alive[:, 0])
+    np.testing.assert_array_equal(batch.view_t.alive, view.alive[:, 1])
+    np.testing.assert_array_equal(batch.action, np.arange(12))
 
 
 @pytest.fixture(scope="module")
@@ -203,18 +203,18 @@ def test_what_critics_learn_from_by_hand(ended):
     action = 100 * np.arange(4)[:, None, None, None] + np.arange(4)[:, None, None]
     action = np.broadcast_to(action, (4, 4, 1, 2))
     actions = [action, action + 1000]
-    found = estimation._transitions(data, actions)
-    np.testing.assert_array_equal(found.complete, data.complete)
-    assert found.longest == 3 and len(data.resamples) == 3
+    transitions = estimation._transitions(data, actions)
+    np.testing.assert_array_equal(transitions.complete, data.complete)
+    assert transitions.longest == 3 and len(data.resamples) == 3
     scale = np.sqrt((3**2 + 12**2 + 21**2) / 3)  # of the returns of complete episodes
-    np.testing.assert_allclose(found.scale, scale, rtol=1e-6)
-    np.testing.assert_allclose(found.bounds, data.value_bounds() / scale, rtol=1e-6)
+    np.testing.assert_allclose(transitions.scale, scale, rtol=1e-6)
+    np.testing.assert_allclose(transitions.bounds, data.value_bounds() / scale, rtol=1e-6)
     slots = [0, 1, 2, 100, 101, 102, 103, 200, 201, 202, 203, 300, 301]
-    np.testing.assert_array_equal(found.actions[:, :, 0, 1], [slots, np.add(slots, 1000)])
-    np.testing.assert_array_equal(found.first, [0, 3, 7, 11])
-    np.testing.assert_array_equal(found.place, [0, 1, 2, 3])
+    np.testing.assert_array_equal(transitions.actions[:, :, 0, 1], [slots, np.add(slots, 1000)])
+    np.testing.assert_array_equal(transitions.first, [0, 3, 7, 11])
+    np.testing.assert_array_equal(transitions.place, [0, 1, 2, 3])
     weights = np.array([[1] * 4, *data.resamples])
-    np.testing.assert_array_equal(found.weights, [weights, weights * [1, 1, 1, 0]])
+    np.testing.assert_array_equal(transitions.weights, [weights, weights * [1, 1, 1, 0]])
     nothing = data._replace(reward=0 * data.reward)
     unscaled = estimation._transitions(nothing, actions)
     assert unscaled.scale == 1 and not unscaled.bounds.any()
@@ -228,14 +228,14 @@ def test_only_complete_episodes_are_weighed(ended):
     log_prob = data.behaviour_log_prob + more[..., None] * (np.arange(2) == 1)
     followed = history.Followed(log_prob * data.mask[..., None], np.zeros((4, 4, 1, 2)))
     gains = np.array([[1, 1, 0], [3, 1, 1], [1, 1, 1], [9, 0, 0]])
-    size, found = estimation._by_ratios(True, gains, followed, data)
+    size, result = estimation._by_ratios(True, gains, followed, data)
     assert size == pytest.approx(4**2 / (1 + 4 + 1), rel=1e-5)
     mean = (np.array([[1, 2, 0], [3, 4, 5], [6, 7, 8]]) * [[1], [2], [1]]).sum(0) / 4
-    value, resampled = found["wis"]
+    value, resampled = result["wis"]
     assert value == pytest.approx(mean @ [1, 0.5, 0.25], rel=1e-5)
     assert resampled.min() <= value <= resampled.max() and resampled.shape == (2000,)
     gained = data.behaviour.value + (2 - 1) * 3 / 3  # by one agent of the second episode
-    assert found["local"][0] == pytest.approx(gained, rel=1e-5)
+    assert result["local"][0] == pytest.approx(gained, rel=1e-5)
     none = np.broadcast_to(data.complete[:, None, None], log_prob.shape)
     nothing = followed._replace(log_prob=np.where(none, -np.inf, 0.0))
     assert estimation._by_ratios(True, None, nothing, data) == (0, {})
@@ -252,8 +252,8 @@ def test_which_methods_data_refuse(ended):
     sure = data._replace(behaviour_log_prob=zero, certain=data.mask)
     assert "were deterministic" in sure.refusals()["local"]
     assert not sure._replace(certain=data.mask & False).refusals()  # no choice
-    some = np.where(np.arange(3)[:, None] == 0, data.behaviour_log_prob, 0.0)
-    assert not sure._replace(behaviour_log_prob=some).refusals()
+    partial = np.where(np.arange(3)[:, None] == 0, data.behaviour_log_prob, 0.0)
+    assert not sure._replace(behaviour_log_prob=partial).refusals()
 
 
 def test_values_are_bounded_by_what_the_rewards_allow(ended):
@@ -266,9 +266,9 @@ def test_values_are_bounded_by_what_the_rewards_allow(ended):
 
     np.testing.assert_allclose(bounds(data, full), [[0] * 4, [27, 18, 9, 0]])
     np.testing.assert_allclose(bounds(data, half), [[0] * 4, [15.75, 13.5, 9, 0]])
-    every = data._replace(complete=np.ones(4, bool), truncated=np.ones(4, bool))
-    np.testing.assert_allclose(bounds(every, full), [[0] * 4, [27, 18, 9, 0]])
-    same = every._replace(lengths=np.full(4, 3))
+    complete = data._replace(complete=np.ones(4, bool), truncated=np.ones(4, bool))
+    np.testing.assert_allclose(bounds(complete, full), [[0] * 4, [27, 18, 9, 0]])
+    same = complete._replace(lengths=np.full(4, 3))
     np.testing.assert_allclose(bounds(same, full), [[3, 2, 1, 0], [27, 18, 9, 0]])
     open_ended = same._replace(complete=np.arange(4) > 0, truncated=np.arange(4) > 0)
     np.testing.assert_allclose(bounds(open_ended, full)[0], [3, 2, 1, 0])  # one is cut off
@@ -302,7 +302,7 @@ def test_a_followed_policy_is_told_who_is_done():
         truncated=no.at[0, 1, 0].set(True),
         mask=jnp.array([[True, True, True, False]]),
     )
-    found = follow(policy, True, 1, (), episodes, jax.random.key(0))
+    result = follow(policy, True, 1, (), episodes, jax.random.key(0))
     sure = follow(policy, False, 1, (), episodes, jax.random.key(0))
     # The data have zeros only.
     np.testing.assert_array_equal(sure.log_prob.sum(-1), [[0, 0, -np.inf, 0]])
@@ -310,25 +310,25 @@ def test_a_followed_policy_is_told_who_is_done():
     exact = policy._replace(act=lambda _params, carry, *_: (jnp.zeros((2, 1)), jnp.zeros(2), carry))
     unknown = follow(exact, False, 1, (), other, jax.random.key(0)).log_prob
     np.testing.assert_array_equal(unknown.sum(-1), [[np.nan, np.nan, np.nan, 0]])
-    counted = [[0, 0], [0, 1], [1, 1], [1, 1], [1, 1]]
-    np.testing.assert_array_equal(found.action[0, :, 0], counted)
+    counts = [[0, 0], [0, 1], [1, 1], [1, 1], [1, 1]]
+    np.testing.assert_array_equal(result.action[0, :, 0], counts)
     # The second agent is dead in the second step, and the fourth does not exist.
-    np.testing.assert_allclose(found.log_prob.sum(-1), [[-2, -1, -4, 0]])
+    np.testing.assert_allclose(result.log_prob.sum(-1), [[-2, -1, -4, 0]])
 
 
 def test_each_policy_has_its_weights_of_episodes(monkeypatch):
     """Two steps with rewards 1 and 5; the second policy's critic learns from the first alone."""
     critic = fitted.Critic(lambda key: 0.0, lambda params, view, time, action: jnp.full(2, params))
     blank = dict.fromkeys(fitted._Batch._fields, jnp.zeros(2))
-    some = {"reward": jnp.array([1.0, 5.0]), "episode": jnp.arange(2), "bounds": jnp.zeros((2, 2))}
+    part = {"reward": jnp.array([1.0, 5.0]), "episode": jnp.arange(2), "bounds": jnp.zeros((2, 2))}
     truths = dict.fromkeys(("known", "counts"), jnp.ones(2, bool))
-    batch = fitted._Batch(**(blank | some | truths | {"next_action": jnp.zeros((2, 2, 1))}))
+    batch = fitted._Batch(**(blank | part | truths | {"next_action": jnp.zeros((2, 2, 1))}))
     monkeypatch.setattr(fitted, "_draw", lambda *_: batch)
     data = dict.fromkeys(fitted.Transitions._fields, jnp.zeros(2))
     data["weights"] = jnp.array([[[1.0, 1.0]], [[1.0, 0.0]]])
     options = Options(updates=400, learning_rate=0.1)
-    found = fitted.fit(critic, fitted.Transitions(**data), options)
-    np.testing.assert_allclose(found, [[3.0], [1.0]], atol=0.01)
+    values = fitted.fit(critic, fitted.Transitions(**data), options)
+    np.testing.assert_allclose(values, [[3.0], [1.0]], atol=0.01)
 
 
 def test_targets_bootstrap_from_bounded_values():
@@ -338,10 +338,10 @@ def test_targets_bootstrap_from_bounded_values():
     ones = dict.fromkeys(("time_tm1", "time_t", "reward", "to_go"), jnp.ones(3))
     truths = dict.fromkeys(("known", "counts"), jnp.ones(3, bool))
     bounds = {"bounds": jnp.array([[-3.0] * 3, [5.0, 4.0, 5.0]])}
-    some = bounds | {"discount": jnp.array([0.5, 0.5, 0.0]), **truths}
-    batch = fitted._Batch(**(blank | ones | some))
-    found = fitted._loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.0, 1e6)
-    assert found == pytest.approx(np.mean(np.square([1 + 2.5, 1 + 2.0, 1])))
+    fields = bounds | {"discount": jnp.array([0.5, 0.5, 0.0]), **truths}
+    batch = fitted._Batch(**(blank | ones | fields))
+    loss = fitted._loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.0, 1e6)
+    assert loss == pytest.approx(np.mean(np.square([1 + 2.5, 1 + 2.0, 1])))
     other = fitted._loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.5, 1e6)
     assert other == pytest.approx(np.mean(np.square([0.5 - 3.5, 0.5 - 3.0, 0.5 - 1])))
     low = fitted._loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.0, -1e6)
@@ -353,19 +353,19 @@ def test_two_steps_by_all_methods(random_data):
     """An agent earns .5 at once or 1 in the second step: .5 (1 - p) + γ p."""
     data = vault.open_vault(random_data("probe/two-step"))  # 1,024 episodes
     policies = {str(chance): coin(data.spec, chance) for chance in (0.3, 0.8)}
-    found = estimate(policies, data, FAST, methods=estimation.METHODS)
-    assert [*found.values] == ["tabular", "local", "fqe", "wis"] and found.episodes == len(data)
-    for method, values in found.values.items():
+    result = estimate(policies, data, FAST, methods=estimation.METHODS)
+    assert [*result.values] == ["tabular", "local", "fqe", "wis"] and result.episodes == len(data)
+    for method, values in result.values.items():
         for chance in (0.3, 0.8):
-            one, truth = values[str(chance)], 0.5 * (1 - chance) + GAMMA * chance
-            assert one.value == pytest.approx(truth, abs=0.03), (method, chance)
-            assert one.low < one.value < one.high
-    assert found.effective["0.3"] > found.effective["0.8"] > 100
-    assert found.data.value == pytest.approx(0.5 * 0.5 + GAMMA * 0.5, abs=0.02)
-    assert found.data.low < found.data.value < found.data.high
-    assert found.check == pytest.approx(found.data.value, abs=0.03)
-    for method in found.values:
-        assert found.ranks(method) == {"0.3": (2, 2), "0.8": (1, 1)}
+            estimated, truth = values[str(chance)], 0.5 * (1 - chance) + GAMMA * chance
+            assert estimated.value == pytest.approx(truth, abs=0.03), (method, chance)
+            assert estimated.low < estimated.value < estimated.high
+    assert result.effective["0.3"] > result.effective["0.8"] > 100
+    assert result.data.value == pytest.approx(0.5 * 0.5 + GAMMA * 0.5, abs=0.02)
+    assert result.data.low < result.data.value < result.data.high
+    assert result.check == pytest.approx(result.data.value, abs=0.03)
+    for method in result.values:
+        assert result.ranks(method) == {"0.3": (2, 2), "0.8": (1, 1)}
 
 
 @pytest.mark.nightly
@@ -373,9 +373,9 @@ def test_a_policy_with_memory_is_unrolled_over_the_history(random_data):
     """The cue is observed in the first step only, and the reward is given in the third."""
     data = vault.open_vault(random_data("probe/memory"))
     policy = remembering(data.spec, 0.9)
-    found = estimate({"it": policy}, data, replace(FAST, updates=800), methods=("fqe", "wis"))
-    assert found.values["wis"]["it"].value == pytest.approx(0.9 * GAMMA**2, abs=0.04)
-    assert found.values["fqe"]["it"].value == pytest.approx(0.9 * GAMMA**2, abs=0.06)
+    result = estimate({"it": policy}, data, replace(FAST, updates=800), methods=("fqe", "wis"))
+    assert result.values["wis"]["it"].value == pytest.approx(0.9 * GAMMA**2, abs=0.04)
+    assert result.values["fqe"]["it"].value == pytest.approx(0.9 * GAMMA**2, abs=0.06)
 
 
 @dataclass(frozen=True)
@@ -405,13 +405,13 @@ def test_what_ends_a_value(tmp_path, terminates):
     record_policy(env, policy, (), tmp_path / "data.vlt", steps=512, num_envs=16)
     data = vault.open_vault(tmp_path / "data.vlt")
     options = replace(FAST, updates=800, members=1)
-    found = estimate({"coin": coin(data.spec, 0.5)}, data, options, estimation.METHODS)
+    result = estimate({"coin": coin(data.spec, 0.5)}, data, options, estimation.METHODS)
     four = 1 + GAMMA + GAMMA**2 + GAMMA**3
-    assert found.values["fqe"]["coin"].value == pytest.approx(four, rel=0.04)
-    assert found.values["fqe"]["coin"].low is None
-    assert found.data.value == pytest.approx(four, rel=1e-5)
+    assert result.values["fqe"]["coin"].value == pytest.approx(four, rel=0.04)
+    assert result.values["fqe"]["coin"].low is None
+    assert result.data.value == pytest.approx(four, rel=1e-5)
     for method in ("local", "wis"):
-        assert found.values[method]["coin"].value == pytest.approx(four, rel=1e-5)
+        assert result.values[method]["coin"].value == pytest.approx(four, rel=1e-5)
 
 
 def greedy(spec, action):
@@ -425,10 +425,10 @@ def greedy(spec, action):
 def test_a_greedy_policy_weighs_the_episodes_that_it_would_play(random_data):
     """(1, 1) earns 1 in the match probe, and a quarter of the data is that."""
     data = vault.open_vault(random_data("probe/match"))
-    found = estimate({"one": greedy(data.spec, 1)}, data, FAST, methods=("wis",))
-    assert found.values["wis"]["one"] == (1.0, 1.0, 1.0)
+    result = estimate({"one": greedy(data.spec, 1)}, data, FAST, methods=("wis",))
+    assert result.values["wis"]["one"] == (1.0, 1.0, 1.0)
     equal = sum(bool((episode.transition.action == 1).all()) for episode in data)
-    assert found.effective["one"] == pytest.approx(equal)
+    assert result.effective["one"] == pytest.approx(equal)
 
 
 def drawing(spec, distribution, mean, std):
@@ -478,13 +478,13 @@ def test_actions_at_the_ends_have_probability_0_for_a_policy_that_does_not_clip(
         "squashed": drawing(env.spec, TanhGaussian, 2.0, 1.5),
         "clipped": drawing(env.spec, ClippedGaussian, 0.7, 0.5),
     }
-    found = estimate(policies, data, FAST, methods=("wis",))
-    squashed, clipped = found.values["wis"].values()
+    result = estimate(policies, data, FAST, methods=("wis",))
+    squashed, clipped = result.values["wis"].values()
     assert squashed.value == pytest.approx(norm.cdf((np.arctanh(0.9) - 2) / 1.5), abs=0.1)
     assert squashed.low < 0.362 < squashed.high
     assert clipped.value == pytest.approx(norm.cdf((0.9 - 0.7) / 0.5), abs=0.03)
-    assert found.effective["clipped"] > 2000 > found.effective["squashed"]
-    (note,) = found.notes
+    assert result.effective["clipped"] > 2000 > result.effective["squashed"]
+    (note,) = result.notes
     assert note.startswith("squashed never draw") and "4" in note
 
 
@@ -506,9 +506,9 @@ def test_a_certain_action_inside_the_interval_has_no_ratio(observed):
 def test_a_policy_plays_in_the_recorded_steps(deterministic, action, values):
     """(1, 1) earns 1 in the match probe, and all of the data is that."""
     policies = {"one": greedy(deterministic.spec, action)}
-    found = estimate(policies, deterministic, FAST, methods=("tabular",))
-    assert found.values == {"tabular": values}
-    assert found.notes == (
+    result = estimate(policies, deterministic, FAST, methods=("tabular",))
+    assert result.values == {"tabular": values}
+    assert result.notes == (
         "tabular has no value of 1 policies: they do what was not recorded.",
     ) * (not values)
 
@@ -528,10 +528,10 @@ def test_what_a_table_draws(tmp_path, observation, action, outcomes):
         terminals=np.ones(number, bool),
     )
     table = read_table(history.Histories(data, np.arange(number)), 50, 0)
-    one = greedy(TWO, action)
+    policy = greedy(TWO, action)
     if observation == "new":
         table = table._replace(view=table.view + 1)
-    returns, missing, goes_on = play(one.policy, 1, one.params, table, 1.0, jax.random.key(0))
+    returns, missing, goes_on = play(policy.policy, 1, policy.params, table, 1.0, jax.random.key(0))
     assert {*np.unique(returns[1:])} == (outcomes or {0.0})
     assert missing.all() == missing.any() == (not outcomes) and not goes_on.any()
 
@@ -565,8 +565,8 @@ def test_agents_without_a_choice_do_not_make_a_policy_close(observed):
 @pytest.mark.slow
 def test_few_effective_episodes_are_pointed_out(random_data):
     data = vault.open_vault(random_data("probe/match"))
-    found = estimate({"one": greedy(data.spec, 1)}, data, replace(FAST, episodes=40), ("wis",))
-    assert "fewer than 20 episodes of one" in found.notes[0]
+    result = estimate({"one": greedy(data.spec, 1)}, data, replace(FAST, episodes=40), ("wis",))
+    assert "fewer than 20 episodes of one" in result.notes[0]
 
 
 @pytest.fixture(scope="module")
@@ -579,18 +579,18 @@ def deterministic(tmp_path_factory):
 
 def test_values_outside_the_returns_of_all_episodes_are_pointed_out(random_data):
     data = vault.open_vault(random_data("probe/two-step"))
-    found = estimation._Data.read(data, Options(members=2))
-    returns = found.discounted[found.complete]
+    inputs = estimation._Data.read(data, Options(members=2))
+    returns = inputs.discounted[inputs.complete]
     low, high = returns.min(), returns.max()
     values = {
         "low": Estimate(low - 0.1),
         "right": Estimate((low + high) / 2),
         "high": Estimate(high + 0.1),
     }
-    members, beyond = estimation._cautions_of_fqe(values, None, found)
+    members, beyond = estimation._cautions_of_fqe(values, None, inputs)
     assert "no intervals with fewer than 3 members" in members
     assert "fqe of low, high is outside the returns" in beyond
-    assert not estimation._cautions_of_fqe({}, None, found)
+    assert not estimation._cautions_of_fqe({}, None, inputs)
 
 
 def test_deterministic_data_say_nothing_of_other_actions(deterministic):
@@ -612,12 +612,12 @@ def test_data_without_probabilities(tmp_path, deterministic, quick_clone):
         steps = deterministic.transitions()
         writer.append(steps._replace(behaviour_log_prob=np.full_like(steps.reward, np.nan)))
     data = vault.open_vault(unknown)
-    found = estimate({"coin": coin(data.spec, 0.5)}, data, FAST, methods=("wis",))
-    note, *_ = found.notes
+    result = estimate({"coin": coin(data.spec, 0.5)}, data, FAST, methods=("wis",))
+    note, *_ = result.notes
     assert "missing (NaN) at 64 of 64 steps: local and wis use those of a clone" in note
     # The clone has learned that both agents always take action 1; it began at 0.25.
     assert "(geometric mean 0.9" in note or "(geometric mean 1)" in note
-    assert found.effective["coin"] == pytest.approx(64, rel=0.1)
+    assert result.effective["coin"] == pytest.approx(64, rel=0.1)
 
 
 @pytest.mark.slow
@@ -625,24 +625,24 @@ def test_a_clone_gives_the_probabilities_that_data_lack(random_data, quick_clone
     """The data choose at random, so that each joint action has a probability of a quarter."""
     dataset = vault.open_vault(random_data("probe/two-step"))
     data = estimation._Data.read(dataset, FAST)
-    some = (data.mask & (np.arange(len(data.mask)) > 2)[:, None])[..., None]
-    lacking = data._replace(behaviour_log_prob=np.where(some, np.nan, 2 * data.behaviour_log_prob))
-    found, (note,) = estimation._with_clone(lacking, quiet)
-    expected = np.where(some, data.behaviour_log_prob, 2 * data.behaviour_log_prob)
-    np.testing.assert_allclose(found.behaviour_log_prob, expected, atol=0.1)
+    mask = (data.mask & (np.arange(len(data.mask)) > 2)[:, None])[..., None]
+    lacking = data._replace(behaviour_log_prob=np.where(mask, np.nan, 2 * data.behaviour_log_prob))
+    result, (note,) = estimation._with_clone(lacking, quiet)
+    expected = np.where(mask, data.behaviour_log_prob, 2 * data.behaviour_log_prob)
+    np.testing.assert_allclose(result.behaviour_log_prob, expected, atol=0.1)
     assert "(geometric mean 0.25)" in note
     assert estimation._with_clone(data, quiet) == (data, [])
 
 
 def test_policies_are_ordered_by_paired_differences():
     """What resamples have in common cancels, so `b` is better than `a`; `c` may equal either."""
-    noise, own = np.random.default_rng(0).normal(size=(2, 500))
-    resampled = {"a": 1 + noise, "b": 2 + noise, "c": 2.5 + own, "d": np.full(500, np.nan)}
+    noise, other_noise = np.random.default_rng(0).normal(size=(2, 500))
+    resampled = {"a": 1 + noise, "b": 2 + noise, "c": 2.5 + other_noise, "d": np.full(500, np.nan)}
     values = {"a": Estimate(1.0), "b": Estimate(2.0), "c": Estimate(2.5), "d": Estimate(np.nan)}
-    found = Estimates({"wis": values}, {"wis": resampled}, {}, Estimate(0.0), None, 9, ())
-    assert found.difference("wis", "b", "a") == pytest.approx((1, 1, 1))
-    assert found.ranks("wis") == {"a": (2, 3), "b": (1, 2), "c": (1, 3)}
-    single = found._replace(resampled={"wis": dict.fromkeys(values, np.zeros(0))})
+    estimates = Estimates({"wis": values}, {"wis": resampled}, {}, Estimate(0.0), None, 9, ())
+    assert estimates.difference("wis", "b", "a") == pytest.approx((1, 1, 1))
+    assert estimates.ranks("wis") == {"a": (2, 3), "b": (1, 2), "c": (1, 3)}
+    single = estimates._replace(resampled={"wis": dict.fromkeys(values, np.zeros(0))})
     assert single.ranks("wis") == dict.fromkeys("abc", (1, 3))
 
 
@@ -668,23 +668,23 @@ def test_episodes_that_batches_lack_a_part_of_are_not_used(tmp_path):
     ends = np.arange(count) % length == length - 1
     legal = np.ones((count, 1, 3), bool)
     legal[[2, 9], 0, 0] = False  # episodes 0 and 2
-    seen = np.random.default_rng(0).normal(size=(count, 1, 2))
-    seen[4] = np.nan  # episode 1 has no step
+    observations = np.random.default_rng(0).normal(size=(count, 1, 2))
+    observations[4] = np.nan  # episode 1 has no step
     with pytest.warns(UserWarning):
         data = offmarl.from_arrays(
             tmp_path / "a.vlt",
-            observations=seen,
+            observations=observations,
             actions=np.zeros((count, 1), int),
             rewards=np.where(np.arange(count) < 12, 99.0, 1.0)[:, None],
             terminals=ends,
             legal_actions=legal,
             on_invalid="keep",
         )
-    whole = are_whole(data)
-    assert whole.tolist() == [False, False, False, True, True, True]
+    mask = are_whole(data)
+    assert mask.tolist() == [False, False, False, True, True, True]
     with pytest.warns(UserWarning, match="leave out"):
-        found = estimation._Data.read(data, Options())
-    np.testing.assert_array_equal(found.reward.sum(1), 4.0)
+        result = estimation._Data.read(data, Options())
+    np.testing.assert_array_equal(result.reward.sum(1), 4.0)
 
 
 @pytest.mark.parametrize("target", [-1.0, -np.inf])
@@ -696,12 +696,12 @@ def test_an_episode_with_an_impossible_recorded_action_is_left_out(observed, rec
     broken, without = data._replace(behaviour_log_prob=behaviour), data.complete.copy()
     without[3] = False
     behaviour = np.where(data.mask[..., None], -1.0, 0.0)
-    known = data._replace(behaviour_log_prob=behaviour, complete=without)
+    intact = data._replace(behaviour_log_prob=behaviour, complete=without)
     followed = followed._replace(log_prob=log_prob)
-    found, wanted = (estimation._by_ratios(True, None, followed, one) for one in (broken, known))
-    assert found[0] == wanted[0] and found[1]["wis"][0] == wanted[1]["wis"][0]
-    np.testing.assert_array_equal(found[1]["wis"][1], wanted[1]["wis"][1])
-    assert np.isfinite(found[1]["wis"][1]).all()
+    result, expected = (estimation._by_ratios(True, None, followed, x) for x in (broken, intact))
+    assert result[0] == expected[0] and result[1]["wis"][0] == expected[1]["wis"][0]
+    np.testing.assert_array_equal(result[1]["wis"][1], expected[1]["wis"][1])
+    assert np.isfinite(result[1]["wis"][1]).all()
     notes = estimation._cautions(["wis"], {"a": 100.0}, {"a": followed}, broken)
     assert any(
         "1 episodes are left out of local and wis: the recorded pro" in note for note in notes

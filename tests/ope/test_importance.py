@@ -89,20 +89,20 @@ def test_weighted_importance_sampling_by_hand():
     # stays in the end with its ratio.
     first = (2 * 1 + 1 * 0 + 0.5 * 6) / 3.5
     second = (1 * 4 + 3 * 2 + 0.5 * 0) / 4.5
-    found = weighted_importance_sampling(ratios(), REWARD, 0.9, ALL)
-    np.testing.assert_allclose(found, first + 0.9 * second, rtol=1e-6)
+    value = weighted_importance_sampling(ratios(), REWARD, 0.9, ALL)
+    np.testing.assert_allclose(value, first + 0.9 * second, rtol=1e-6)
 
 
 def test_counts_weigh_whole_episodes():
     counts = jnp.array([[1.0, 1, 1], [0, 2, 1]])
-    found = weighted_importance_sampling(ratios(), REWARD, 1.0, counts)
+    values = weighted_importance_sampling(ratios(), REWARD, 1.0, counts)
     second = (2 * 1 * 0 + 0.5 * 6) / 2.5 + (2 * 3 * 2) / 6.5
-    np.testing.assert_allclose(found[1], second, rtol=1e-6)
+    np.testing.assert_allclose(values[1], second, rtol=1e-6)
 
 
 def test_equal_policies_give_the_mean_return():
-    found = weighted_importance_sampling(ratios(np.ones((3, 2))), REWARD, 1.0, ALL)
-    np.testing.assert_allclose(found, (5 + 2 + 6) / 3, rtol=1e-6)
+    value = weighted_importance_sampling(ratios(np.ones((3, 2))), REWARD, 1.0, ALL)
+    np.testing.assert_allclose(value, (5 + 2 + 6) / 3, rtol=1e-6)
 
 
 def test_the_effective_sample_size_is_that_of_whole_episodes():
@@ -114,17 +114,17 @@ def test_the_effective_sample_size_is_that_of_whole_episodes():
 def test_an_episode_that_the_policy_would_not_play_has_no_weight():
     ratio = RATIO.copy()
     ratio[0] = [2.0, 0.0]
-    found = weighted_importance_sampling(ratios(ratio), REWARD, 1.0, ALL)
+    value = weighted_importance_sampling(ratios(ratio), REWARD, 1.0, ALL)
     first = (2 * 1 + 1 * 0 + 0.5 * 6) / 3.5
-    np.testing.assert_allclose(found, first + (3 * 2) / 3.5, rtol=1e-6)
+    np.testing.assert_allclose(value, first + (3 * 2) / 3.5, rtol=1e-6)
     assert effective_sample_size(ratios(ratio)) == pytest.approx(3.5**2 / (9 + 0.25))
 
 
 def test_ratios_of_many_steps_do_not_overflow():
     log_prob = jnp.zeros((2, 500)).at[0].set(3.0)
-    found = Ratios.of(log_prob, jnp.zeros((2, 500)), jnp.ones((2, 500), bool))
+    cumulative = Ratios.of(log_prob, jnp.zeros((2, 500)), jnp.ones((2, 500), bool))
     reward = jnp.zeros((2, 500)).at[0].set(1.0)
-    value = weighted_importance_sampling(found, reward, 1.0, jnp.ones(2))
+    value = weighted_importance_sampling(cumulative, reward, 1.0, jnp.ones(2))
     weights = 1 / (1 + np.exp(-3.0 * np.arange(1, 501)))
     np.testing.assert_allclose(value, weights.sum(), rtol=1e-5)
 
@@ -134,8 +134,8 @@ def test_the_local_approximation_by_hand():
     behaviour = np.log([[[0.4, 0.5], [0.2, 0.1]], [[0.4, 0.5], [0.2, 0.1]]])
     log_prob = behaviour + np.log([[[2, 1], [0.5, 50]], [[1, 1], [1, 1]]])
     advantage, returns = np.array([[1.0, 2.0], [7.0, 7.0]]), np.array([10.0, 20.0])
-    found = local_values(log_prob, behaviour, advantage, returns, 0.9)
-    np.testing.assert_allclose(found, [10 + 1 + 0.9 * 2 * (-0.5 + 9), 20])
+    values = local_values(log_prob, behaviour, advantage, returns, 0.9)
+    np.testing.assert_allclose(values, [10 + 1 + 0.9 * 2 * (-0.5 + 9), 20])
     never = local_values(np.full_like(behaviour, -np.inf), behaviour, advantage, returns, 1.0)
     np.testing.assert_allclose(never, [10 - 2 * 3, 20 - 2 * 14])
 

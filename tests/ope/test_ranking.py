@@ -33,8 +33,8 @@ def test_what_is_not_finite_has_no_rank(value):
 
 def test_equal_estimates_share_their_rank():
     """Ranks 1.5, 1.5, 3, 4 and 1, 4, 2, 3: covariance .5 over sqrt(4.5 * 5)."""
-    found = rank_correlation(np.array([0.0, 0.0, 1.0, 2.0]), RETURNS)
-    assert found == pytest.approx(0.5 / np.sqrt(4.5 * 5))
+    correlation = rank_correlation(np.array([0.0, 0.0, 1.0, 2.0]), RETURNS)
+    assert correlation == pytest.approx(0.5 / np.sqrt(4.5 * 5))
 
 
 def test_there_is_no_correlation_of_two_policies():
@@ -58,16 +58,16 @@ def test_the_choice_is_the_best_mean_over_seeds():
     values = {
         name: Estimate(x) for name, x in zip("abcde", (2.0, 3.0, 4.0, 0.0, np.nan), strict=True)
     }
-    found = compare_with_returns({"fqe": values}, settings, {})
-    assert found["chosen"] == {"fqe": {"setting": "even", "estimate": 2.5}}
-    assert found["notes"] == (
+    result = compare_with_returns({"fqe": values}, settings, {})
+    assert result["chosen"] == {"fqe": {"setting": "even", "estimate": 2.5}}
+    assert result["notes"] == (
         "e is left out of choices and rankings: its estimate by fqe is not finite.",
     )
     returns = {"a": [1.0], "b": [2.0], "c": [3.0], "d": [2.0], "e": [0.0]}
-    returns = {name: np.array(own) for name, own in returns.items()}
-    known = {"true_return": 1.5, "best_true_return": 2.5}
-    found = compare_with_returns({"fqe": values}, settings, returns)
-    assert found["chosen"] == {"fqe": {"setting": "even", "estimate": 2.5} | known}
+    returns = {name: np.array(r) for name, r in returns.items()}
+    true_returns = {"true_return": 1.5, "best_true_return": 2.5}
+    result = compare_with_returns({"fqe": values}, settings, returns)
+    assert result["chosen"] == {"fqe": {"setting": "even", "estimate": 2.5} | true_returns}
     assert (
-        found["ranking"]["fqe"]["policies"] == 4 and found["ranking"]["fqe"]["chance_regret"] == 1
+        result["ranking"]["fqe"]["policies"] == 4 and result["ranking"]["fqe"]["chance_regret"] == 1
     )

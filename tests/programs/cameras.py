@@ -37,16 +37,16 @@ class Chase(pettingzoo.ParallelEnv):
 
     def step(self, actions):
         moves = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
-        taken = [actions[agent] for agent in self.possible_agents]
-        self.places = np.clip(self.places + moves[taken], 0, SIZE - 1)
+        choices = [actions[agent] for agent in self.possible_agents]
+        self.places = np.clip(self.places + moves[choices], 0, SIZE - 1)
         caught = (self.places == self.lights).all(-1)
         self.lights[caught] = self.random.integers(SIZE, size=(caught.sum(), 2))
         self.time += 1
-        seen, over = self._see(), self.time == self.length
+        observations, over = self._see(), self.time == self.length
         agents, self.agents = self.agents, [] if over else self.agents
         rewards = dict(zip(agents, caught.astype(float).tolist(), strict=True))
         ends = dict.fromkeys(agents, False), dict.fromkeys(agents, over)
-        return seen, rewards, *ends, {agent: {} for agent in agents}
+        return observations, rewards, *ends, {agent: {} for agent in agents}
 
     def _see(self):
         return {agent: self._image(i) for i, agent in enumerate(self.possible_agents)}
@@ -64,8 +64,8 @@ def chase(observations):
 
 
 def towards(image):
-    own, light = (np.argwhere(image[..., channel])[0] for channel in range(2))
-    down, right = light - own
+    place, light = (np.argwhere(image[..., channel])[0] for channel in range(2))
+    down, right = light - place
     if down:
         return 2 if down > 0 else 1
     return 0 if not right else 4 if right > 0 else 3

@@ -54,9 +54,9 @@ def learn(recorder, args, env=None):
 
 def returns_of(env, program, state):
     """Return the greedy return and the sampled one of a trained program."""
-    found = []
+    returns = []
     for greedy in (True, False):
         play = jax.jit(partial(evaluate, env, program.policy(greedy)), static_argnums=2)
         params = program.policy_params(state)
-        found.append(float(play(params, jax.random.key(2), 256).returns.mean()))
-    return found
+        returns.append(float(play(params, jax.random.key(2), 256).returns.mean()))
+    return returns

@@ -20,7 +20,7 @@ def record(
     out: str, environments: str, counts: str, kind: str = "random", num_envs: str = "8"
 ) -> dict[str, list[str]]:
     """Record fixed policies on several numbers of devices; return the digests of each."""
-    found: dict[str, list[str]] = {}
+    digests: dict[str, list[str]] = {}
     for name in environments.split(","):
         env = envs.make(name)
         policy = make_policy(PolicyConfig("random"), env.spec)
@@ -30,8 +30,8 @@ def record(
             path = Path(out) / f"{name.replace('/', '-')}.vlt" / f"on-{count}"
             steps = int(num_envs) * 70  # two chunks
             programs.record_policy(env, policy, (), path, steps, int(num_envs), devices=count)
-            found.setdefault(name, []).append(vault.open_vault(path).digest())
-    return found
+            digests.setdefault(name, []).append(vault.open_vault(path).digest())
+    return digests
 
 
 def train(vault_path: str, out: str, counts: str, *options: str) -> dict[str, list[float]]:
@@ -39,22 +39,22 @@ def train(vault_path: str, out: str, counts: str, *options: str) -> dict[str, li
 
     It is behaviour cloning, or with priorities QMIX+CQL.
     """
-    found = {}
+    by_count = {}
     for count in counts.split(","):
         run = Path(out) / count
-        given = dict(option.split("=") for option in options)
-        program = qmix_cql if "prioritise" in given else bc
+        settings = dict(option.split("=") for option in options)
+        program = qmix_cql if "prioritise" in settings else bc
         sizes = {"updates": 20, "batch_size": 16, "length": 5, "held_out": 0.0, "env": "none"}
-        sizes |= {name: json.loads(x) for name, x in given.items() if name != "replay"}
-        sizes["replay"] = given.get("replay", "device")
+        sizes |= {name: json.loads(x) for name, x in settings.items() if name != "replay"}
+        sizes["replay"] = settings.get("replay", "device")
         program.main(program.Args(vault=vault_path, out=run, devices=int(count), **sizes))
-        found[count] = parameters(run)
-    return found
+        by_count[count] = parameters(run)
+    return by_count
 
 
 def train_online(out: str, counts: str) -> dict[str, list[float]]:
     """Train two seeds of a recorder on several numbers of devices; return their parameters."""
-    found = {}
+    by_count = {}
     for count in counts.split(","):
         args = ippo.Args(
             env="swarm/coverage-2",
@@ -71,8 +71,8 @@ def train_online(out: str, counts: str) -> dict[str, list[float]]:
         )
         ippo.main(args)
         runs = Path(out) / count / "swarm" / "coverage-2.run"
-        found[count] = [x for run in sorted(runs.iterdir()) for x in parameters(run)]
-    return found
+        by_count[count] = [x for run in sorted(runs.iterdir()) for x in parameters(run)]
+    return by_count
 
 
 def parameters(run: Path) -> list[float]:

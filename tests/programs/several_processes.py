@@ -72,14 +72,14 @@ def start(
 
 def finished(started: Sequence[subprocess.Popen[str]]) -> list[str]:
     """Wait for processes, which must succeed without a word; return what they printed."""
-    outputs = [one.communicate(timeout=300) for one in started]
-    for one, (_, errors) in zip(started, outputs, strict=True):
-        assert one.returncode == 0, errors
+    outputs = [process.communicate(timeout=300) for process in started]
+    for process, (_, errors) in zip(started, outputs, strict=True):
+        assert process.returncode == 0, errors
         is_silent(errors)
     return [printed for printed, _ in outputs]
 
 
 def ended(started: Sequence[subprocess.Popen[str]], timeout: float = 100) -> list[tuple[int, str]]:
     """Wait for processes; return the exit code and the errors of each."""
-    errors = [one.communicate(timeout=timeout)[1] for one in started]
-    return [(one.returncode, text) for one, text in zip(started, errors, strict=True)]
+    errors = [process.communicate(timeout=timeout)[1] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, errors, strict=True)]

@@ -59,7 +59,7 @@ def without_memory(apply) -> SimpleNamespace:
 
 
 def maddpg_networks(spec: EnvSpec) -> maddpg.Networks:
-    actor = without_memory(lambda scale, carry, seen: (scale * seen, carry))
+    actor = without_memory(lambda scale, carry, observation: (scale * observation, carry))
     return maddpg.Networks(spec, actor, SimpleNamespace(values=value_of))
 
 
@@ -81,14 +81,14 @@ def test_the_critics_of_maddpg_by_hand(reward, targets, counted):
     hyper = hyperparameters(maddpg.Args(gamma=0.5, target_noise=0.0, reward_scale=2.0))
     target = ActorCritics(jnp.float32(0.0), (jnp.float32(1.0), jnp.float32(2.0)))
     critics = (jnp.float32(1.0), jnp.float32(3.0))
-    found, metrics = jax.jit(
+    loss, metrics = jax.jit(
         lambda critics: maddpg.critic_loss(
             maddpg_networks(spec), hyper, critics, None, target, batch, jax.random.key(0)
         )
     )(critics)
     q = np.array([[1.5, 2.5, 3.5], [3.5, 6.5, 9.5]])[..., None]
     errors = ((q - np.array(targets)) * np.array(counted)) ** 2
-    assert found == pytest.approx(0.5 * errors.sum() / np.sum(counted), rel=1e-6)
+    assert loss == pytest.approx(0.5 * errors.sum() / np.sum(counted), rel=1e-6)
     assert metrics["q"] == pytest.approx((q[0] * counted).sum() / np.sum(counted), rel=1e-6)
 
 
@@ -98,9 +98,9 @@ class Sum:
     def initial_carry(self, num_agents):
         return jnp.zeros((num_agents, 1))
 
-    def apply(self, scale, seen, first, method):
+    def apply(self, scale, observations, first, method):
         assert method == "unroll_batch" and not first.any()
-        return scale * seen.cumsum(1)
+        return scale * observations.cumsum(1)
 
 
 def test_policies_with_a_memory_remember_what_comes_before_in_the_window():
@@ -108,20 +108,20 @@ def test_policies_with_a_memory_remember_what_comes_before_in_the_window():
     batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=ALIVE, alive_t=ALIVE)
     batch = batch._replace(mask=batch.mask.at[2].set(False))
     networks = maddpg_networks(GO)._replace(actor=Sum())
-    given = jnp.float32(0.1), batch
+    inputs = jnp.float32(0.1), batch
     for slots, sums in ((slice(None, -1), [1, 2, 3]), (slice(1, None), [3, 6, 11])):
-        action, _ = networks.act(*given, slots, jax.random.key(0), jnp.float32(1.0))
-        wanted = np.tanh(0.1 * np.array(sums))[:, None, None, None] * np.ones((3, 1, 2, 1))
-        np.testing.assert_allclose(action, wanted, rtol=1e-6)
+        action, _ = networks.act(*inputs, slots, jax.random.key(0), jnp.float32(1.0))
+        expected = np.tanh(0.1 * np.array(sums))[:, None, None, None] * np.ones((3, 1, 2, 1))
+        np.testing.assert_allclose(action, expected, rtol=1e-6)
     hyper = hyperparameters(maddpg.Args(gamma=0.5))
     target = ActorCritics(jnp.float32(0.1), (jnp.float32(1.0),))
-    found, _ = maddpg.critic_loss(
+    loss, _ = maddpg.critic_loss(
         networks, hyper, (jnp.float32(1.0),), None, target, batch, jax.random.key(0)
     )
     # Q is the state and all actions.
     y = np.array([[1, 2], [0, 1]]) + 0.5 * (np.array([[2], [4]]) + 2 * np.tanh([[0.3], [0.6]]))
     errors = np.array([[1.5], [2.5]]) - y
-    np.testing.assert_allclose(found, 0.5 * (errors**2).mean(), rtol=1e-6)
+    np.testing.assert_allclose(loss, 0.5 * (errors**2).mean(), rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -135,18 +135,18 @@ def test_target_actions_are_smoothed_only_with_twin_critics():
 
     def seen(count: int) -> list[float]:
         """Return the sizes of the actions that the target critics are given."""
-        given = []
+        actions = []
 
         def values(params, view, action, own=None):
-            given.append(action)
+            actions.append(action)
             return value_of(params, view, action, own)
 
         networks = maddpg_networks(GO)._replace(critics=SimpleNamespace(values=values))
         critics = (jnp.float32(1.0),) * count
         target = ActorCritics(jnp.float32(0.0), critics)
         maddpg.critic_loss(networks, hyper, critics, None, target, batch, jax.random.key(0))
-        assert not given[0][2, :, 1].any()
-        return np.unique(abs(np.asarray(given[0])).round(6)).tolist()
+        assert not actions[0][2, :, 1].any()
+        return np.unique(abs(np.asarray(actions[0])).round(6)).tolist()
 
     assert seen(1) == [0.0]
     assert seen(2)[-1] == 0.25
@@ -187,13 +187,13 @@ def test_policies_and_targets_are_updated_after_every_second_update_of_the_criti
     first = update(begin, 1)
     second = update(first, 2)
     unchanged = first.params.actor, first.target, first.optimiser[1]
-    wanted = actor, params, begin.optimiser[1]
-    chex.assert_trees_all_equal(unchanged, wanted)
-    for one, other in ((begin, first), (first, second)):
-        assert differ(one.params.critics, other.params.critics)
+    expected = actor, params, begin.optimiser[1]
+    chex.assert_trees_all_equal(unchanged, expected)
+    for before, after in ((begin, first), (first, second)):
+        assert differ(before.params.critics, after.params.critics)
     assert differ(first.params.actor, second.params.actor)
-    moved = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, first.target, second.params)
-    chex.assert_trees_all_close(second.target, moved, rtol=1e-5)
+    average = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, first.target, second.params)
+    chex.assert_trees_all_close(second.target, average, rtol=1e-5)
 
 
 # ---------------------------------------------------------------------------------- soft
@@ -208,7 +208,7 @@ def test_the_losses_of_soft_actor_critics_by_hand():
 
     networks = soft_actor_critic.Networks(
         PICK,
-        without_memory(lambda scale, carry, seen: (scale * jnp.tile(seen, 2), carry)),
+        without_memory(lambda scale, carry, view: (scale * jnp.tile(view, 2), carry)),
         categorical,
         SimpleNamespace(values=values),
     )
@@ -328,10 +328,10 @@ def test_the_values_of_two_steps_are_the_analytic_ones(recorder, settings):
     start = jax.jit(env.reset)(jax.random.key(0))
     later = jax.jit(env.step)(jax.random.key(0), start[0], jnp.array([1, 1]))[1]
     views = jax.tree.map(lambda *x: jnp.stack(x), start[1].view, later.view)
-    found = values(env, state, recorder, views, jnp.ones((2, 2), int))
+    estimates = values(env, state, recorder, views, jnp.ones((2, 2), int))
     # γ at the start, where both choose the later reward, and 1 in the second step.
-    np.testing.assert_allclose(found[0], 0.95, atol=0.06)
-    np.testing.assert_allclose(found[1], 1.0, atol=0.06)
+    np.testing.assert_allclose(estimates[0], 0.95, atol=0.06)
+    np.testing.assert_allclose(estimates[1], 1.0, atol=0.06)
     now = values(env, state, recorder, views, jnp.zeros((2, 2), int))[0]
     # Half now, and nothing later; few of the newest steps are of this kind.
     np.testing.assert_allclose(now, 0.5, atol=0.2)
@@ -350,5 +350,5 @@ def values(env, state, recorder, views: View, action: jax.Array) -> np.ndarray:
     joint, params = as_vectors(env.spec, action), state.params.critics
     if recorder is maddpg:
         return np.asarray(critics.values(params, views, joint)[0, ..., 0])
-    every = critics.values(params, views, joint, jnp.zeros_like(joint)).min(0)
-    return np.asarray((every * joint).sum(-1))
+    by_action = critics.values(params, views, joint, jnp.zeros_like(joint)).min(0)
+    return np.asarray((by_action * joint).sum(-1))

@@ -17,9 +17,9 @@ POLICY = make_policy(PolicyConfig("random"), ENV.spec)
 
 def work_at(path, **changed):
     about = {"program": "random"}
-    given = {"steps": 4 * 120, "num_envs": 4, "seed": 1, "provenance": lambda: about} | changed
-    block_steps = given.pop("block_steps", 4 * 20)
-    return RecordWork(Recording(ENV, POLICY, (), path, **given), block_steps)
+    options = {"steps": 4 * 120, "num_envs": 4, "seed": 1, "provenance": lambda: about} | changed
+    block_steps = options.pop("block_steps", 4 * 20)
+    return RecordWork(Recording(ENV, POLICY, (), path, **options), block_steps)
 
 
 def recorded_by(tasks, path, **changed):
@@ -36,11 +36,11 @@ def one(tmp_path_factory):
 
 @pytest.mark.parametrize("tasks", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_the_recording_does_not_depend_on_the_number_of_tasks(tasks, one, tmp_path):
-    found = recorded_by(tasks, tmp_path / "hover.vlt" / "random")
-    assert found.digest() == one.digest()
-    for name, array in found.read().items():
+    data = recorded_by(tasks, tmp_path / "hover.vlt" / "random")
+    assert data.digest() == one.digest()
+    for name, array in data.read().items():
         np.testing.assert_array_equal(array, one.read()[name], err_msg=name)
-    assert found.provenance == one.provenance
+    assert data.provenance == one.provenance
 
 
 def test_the_blocks_stand_in_order_and_differ(one):
@@ -69,16 +69,16 @@ def test_states_of_the_environment_make_another_recording(one, tmp_path):
     states = Recording(envs.record_states(ENV), POLICY, (), one.path, 4 * 120, 4, 1)
     with pytest.raises(RunError, match=r"started with extras=None, not \['env_key', 'env_state'\]"):
         RecordWork(states, 4 * 20).is_complete()
-    there = tmp_path / "hover.vlt" / "random"
+    path = tmp_path / "hover.vlt" / "random"
     about = {"recipe": RecordWork(states, 4 * 20).identity, "complete": True}
-    vault.create(there, states.env.spec, rows=4, provenance=about).close()
+    vault.create(path, states.env.spec, rows=4, provenance=about).close()
     with pytest.raises(RunError, match="started with extras="):
-        work_at(there).is_complete()
+        work_at(path).is_complete()
 
 
 def test_other_seeds_give_other_data(one, tmp_path):
-    found = recorded_by(1, tmp_path / "hover.vlt" / "random", seed=2)
-    assert found.digest() != one.digest()
+    data = recorded_by(1, tmp_path / "hover.vlt" / "random", seed=2)
+    assert data.digest() != one.digest()
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,16 @@ def test_other_seeds_give_other_data(one, tmp_path):
     ],
 )
 def test_sizes_of_blocks(steps, num_envs, time_limit, block_steps, times):
-    found = block_times(steps, num_envs, time_limit, block_steps)
-    assert found == pytest.approx(times, rel=0.02)
-    assert steps / num_envs / found <= 1024
+    length = block_times(steps, num_envs, time_limit, block_steps)
+    assert length == pytest.approx(times, rel=0.02)
+    assert steps / num_envs / length <= 1024
 
 
 def test_the_plan_has_sizes(one, tmp_path):
     plan = work_at(tmp_path / "hover.vlt" / "random").plan(3)
     assert (plan["blocks"], plan["tasks"], plan["steps"]) == (6, 3, 480)
-    stored, step_bytes = one.manifest.schema.chunk_steps, plan["bytes"] // (4 * 120)
-    assert stored == 120  # the steps of a row: nothing of the chunk is empty
+    chunk_steps, step_bytes = one.manifest.schema.chunk_steps, plan["bytes"] // (4 * 120)
+    assert chunk_steps == 120  # the steps of a row: nothing of the chunk is empty
     assert plan["bytes"] < one.num_bytes < plan["bytes"] + 200_000  # tables and names
     assert plan["bytes while joining"] == step_bytes * 4 * (120 + 6 * 64)
     with pytest.raises(OptionError, match="block_steps"):
@@ -128,8 +128,8 @@ def test_blocks_of_another_size_are_explained(tmp_path):
 def test_another_python_function_is_another_recording(tmp_path):
     def identity(action):
         policy = function_policy(ENV.spec, lambda *_: np.full(ENV.spec.num_agents, action))
-        own = Recording(ENV, policy, (), tmp_path / "a.vlt", 24, 2, 0, dict)
-        return RecordWork(own).identity
+        recording = Recording(ENV, policy, (), tmp_path / "a.vlt", 24, 2, 0, dict)
+        return RecordWork(recording).identity
 
     assert identity(0) == identity(0)
     assert identity(0) != identity(1)

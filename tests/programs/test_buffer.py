@@ -37,7 +37,7 @@ def stretch(start, num_steps, rng):
 
 
 class Memory(vault.Writer):
-    """A writer that keeps what it is given, in memory."""
+    """A writer that keeps the appended records in memory."""
 
     spec = SPEC
 
@@ -138,7 +138,7 @@ def check_recording(capacity, sizes, sampled, seed):
     )
     chex.assert_trees_all_equal(written, expected)
 
-    found = []
+    ends = []
     for (transition, finals), offset in zip(
         memory.records, np.cumsum([0, *sizes[:-1]]), strict=True
     ):
@@ -148,8 +148,8 @@ def check_recording(capacity, sizes, sampled, seed):
         marks = (offset + finals.time) * E + finals.row
         np.testing.assert_array_equal(finals.view.state[:, 0], -marks - 1)
         np.testing.assert_array_equal(finals.view.observation[:, :, 0].T, [-marks - 1] * N)
-        found.extend(zip(finals.row, offset + finals.time, strict=True))
-    assert sorted(found) == sorted(zip(*np.nonzero(expected.last), strict=True))
+        ends.extend(zip(finals.row, offset + finals.time, strict=True))
+    assert sorted(ends) == sorted(zip(*np.nonzero(expected.last), strict=True))
 
 
 def test_a_longer_stretch_than_the_buffer_is_refused():
@@ -230,10 +230,10 @@ def test_an_interrupt_loses_nothing_that_was_handed_over(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run()
-    found = vault.open_vault(tmp_path / "a.vlt" / "b")
-    assert found.length == 15
+    dataset = vault.open_vault(tmp_path / "a.vlt" / "b")
+    assert dataset.length == 15
     expected = np.arange(15) * E + np.arange(E)[:, None]
-    np.testing.assert_array_equal(found.transitions().view.state[..., 0], expected)
+    np.testing.assert_array_equal(dataset.transitions().view.state[..., 0], expected)
 
 
 @pytest.mark.parametrize("sampled", [True, False])

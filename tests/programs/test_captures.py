@@ -99,16 +99,16 @@ def visible(tree: Any) -> Any:
     return jax.tree.map(drawn, tree, is_leaf=lambda node: isinstance(node, Capture))
 
 
-def assert_same(one: Any, other: Any) -> None:
-    chex.assert_trees_all_equal(visible(one), visible(other), strict=True)
+def assert_same(first: Any, second: Any) -> None:
+    chex.assert_trees_all_equal(visible(first), visible(second), strict=True)
 
 
 def resumed(directory: Path, state: State) -> tuple[int, State]:
     checkpoints = CaptureCheckpoints(directory, keep=2)
-    found = checkpoints.resume({"state": jax.eval_shape(lambda: state)})
+    checkpoint = checkpoints.resume({"state": jax.eval_shape(lambda: state)})
     checkpoints.close()
-    assert found is not None
-    return found.step, found.tree["state"]
+    assert checkpoint is not None
+    return checkpoint.step, checkpoint.tree["state"]
 
 
 def steps_on_disk(directory: Path) -> int:
@@ -127,9 +127,9 @@ def test_a_buffer_is_read_back_bit_by_bit_wherever_it_wraps(
         state = grow(state, spec, count, step)
         checkpoints.save(step, {"state": state}, {})
     checkpoints.close()
-    step, found = resumed(tmp_path, state)
+    step, result = resumed(tmp_path, state)
     assert step == len(rounds)
-    assert_same(found, state)
+    assert_same(result, state)
     # A step is on disk once, and for the oldest of two checkpoints no longer than it needs it.
     assert steps_on_disk(tmp_path) <= CAPACITY + 2 * max(rounds)
 
@@ -141,17 +141,17 @@ def test_a_buffer_with_few_final_views_is_read_back(
     """It holds fewer steps than its capacity, and the same ones as before."""
     monkeypatch.setattr("offmarl.programs.experience.buffer._SMALL_BYTES", 0)
     state = State(jnp.zeros(2), init_capture(BUFFER, VECTORS, sampled=True, num_steps=3))
-    checkpoints, filled = CaptureCheckpoints(tmp_path, keep=2), []
+    checkpoints, counts = CaptureCheckpoints(tmp_path, keep=2), []
     for step in range(1, 6):
         state = grow(state, VECTORS, 3, step)
         checkpoints.save(step, {"state": state}, {})
-        filled.append(int(state.capture.filled))
-        found = resumed(tmp_path, state)[1].capture
-        assert int(found.filled) == filled[-1]
-        assert_same(visible(found).next_views, visible(state.capture).next_views)
-        grown = [visible(grow(State(0, one), VECTORS, 3, 99)) for one in (found, state.capture)]
+        counts.append(int(state.capture.filled))
+        capture = resumed(tmp_path, state)[1].capture
+        assert int(capture.filled) == counts[-1]
+        assert_same(visible(capture).next_views, visible(state.capture).next_views)
+        grown = [visible(grow(State(0, x), VECTORS, 3, 99)) for x in (capture, state.capture)]
         assert_same(grown[0].capture.next_views, grown[1].capture.next_views)
-    assert filled[0] == 3 < max(filled) < CAPACITY
+    assert counts[0] == 3 < max(counts) < CAPACITY
 
 
 @pytest.mark.slow
@@ -193,9 +193,9 @@ def test_work_after_the_last_checkpoint_is_repeated(tmp_path: Path, lost: bool) 
         (tmp_path / "3").rename(tmp_path / "unfinished")
     (tmp_path / "buffer" / "0" / "part.npz").write_bytes(b"half of a fi")
     again = CaptureCheckpoints(tmp_path, keep=2)
-    found = again.resume({"state": jax.eval_shape(lambda: states[0])})
-    assert found is not None and found.step == 2
-    again.save(4, {"state": grow(grow(found.tree["state"], VECTORS, 5, 3), VECTORS, 5, 4)}, {})
+    checkpoint = again.resume({"state": jax.eval_shape(lambda: states[0])})
+    assert checkpoint is not None and checkpoint.step == 2
+    again.save(4, {"state": grow(grow(checkpoint.tree["state"], VECTORS, 5, 3), VECTORS, 5, 4)}, {})
     assert_same(resumed(tmp_path, states[0])[1], states[4])
     assert len(list(tmp_path.glob("buffer/0/*-*.npz"))) == 3  # of 1 and 2, which need 10, and of 4
 
@@ -211,9 +211,9 @@ def test_a_checkpoint_whose_steps_are_damaged_is_set_aside(tmp_path: Path) -> No
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
     with pytest.warns(UserWarning, match=r"2 is damaged \(.*0.*resumes from checkpoint 1"):
-        step, found = resumed(tmp_path, state)
+        step, result = resumed(tmp_path, state)
     assert step == 1
-    assert_same(found, states[0])
+    assert_same(result, states[0])
     (tmp_path / "buffer" / "0" / "1-5.npz").unlink()
     fresh = CaptureCheckpoints(tmp_path)
     with pytest.warns(UserWarning, match=r"lacks a part of the buffer.*starts from the beginning"):
@@ -272,9 +272,9 @@ def test_the_last_checkpoint_of_a_finished_run_is_read_without_its_buffers(tmp_p
     checkpoints.save(1, {"state": state}, {})
     remove_buffers(tmp_path)
     finished = CaptureCheckpoints(tmp_path, keep=2, last=1)
-    found = finished.resume({"state": jax.eval_shape(lambda: state)})
-    assert found is not None and found.step == 1
-    assert_same(found.tree["state"].params, state.params)
+    checkpoint = finished.resume({"state": jax.eval_shape(lambda: state)})
+    assert checkpoint is not None and checkpoint.step == 1
+    assert_same(checkpoint.tree["state"].params, state.params)
     with pytest.warns(UserWarning, match=r"lacks a part of the buffer.*starts from the beginning"):
         other = CaptureCheckpoints(tmp_path, keep=2, last=2)
         assert other.resume({"state": jax.eval_shape(lambda: state)}) is None

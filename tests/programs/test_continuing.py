@@ -55,19 +55,19 @@ def built(program, **options):
     sizes = SIZES.get(program, {"vault": "a.vlt"})
     args = program.Args(**sizes | {"hidden": 8} | options)
     data = DatasetStatistics(None, STATISTICS) if offline else ENV
-    made = normalised_as(args, program.make(ENV.spec, structure(args), data), data)
-    state = jax.jit(made.init)(jax.random.key(0 if offline else 1), hyperparameters(args))
-    return made, state
+    instance = normalised_as(args, program.make(ENV.spec, structure(args), data), data)
+    state = jax.jit(instance.init)(jax.random.key(0 if offline else 1), hyperparameters(args))
+    return instance, state
 
 
 def trained(program, **options):
     """Return a program and a state after training, of which every leaf has values of its own."""
-    made, state = built(program, **options)
+    instance, state = built(program, **options)
     numbers = iter(range(1, 1000))
     parts = jax.tree.map(
-        lambda leaf: jnp.full_like(leaf, next(numbers)), learned(state, made.given)
+        lambda leaf: jnp.full_like(leaf, next(numbers)), learned(state, instance.given)
     )
-    return made, state._replace(**parts, **dict.fromkeys(made.given, jnp.float32(-1)))
+    return instance, state._replace(**parts, **dict.fromkeys(instance.given, jnp.float32(-1)))
 
 
 same = chex.assert_trees_all_equal
@@ -110,8 +110,8 @@ def test_what_the_run_lacks_starts_anew():
 
 @pytest.mark.slow
 def test_actor_critics_continue_from_a_run_of_their_own_with_everything():
-    (source, run), (made, fresh) = trained(maddpg), built(maddpg)
-    state = carry_over(source, run, made, fresh, "run")
+    (source, run), (ours, fresh) = trained(maddpg), built(maddpg)
+    state = carry_over(source, run, ours, fresh, "run")
     for name in ("params", "target", "optimiser"):
         same(getattr(state, name), getattr(run, name))
 
@@ -119,12 +119,12 @@ def test_actor_critics_continue_from_a_run_of_their_own_with_everything():
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [cfcql, qmix_bcq])
 def test_counters_and_what_the_arguments_give_are_those_of_the_new_run(program):
-    (source, run), (made, fresh) = trained(program), built(program)
-    state = carry_over(source, run, made, fresh, "run")
-    for name in ("updates", *made.given):
+    (source, run), (ours, fresh) = trained(program), built(program)
+    state = carry_over(source, run, ours, fresh, "run")
+    for name in ("updates", *ours.given):
         same(getattr(state, name), getattr(fresh, name))
     for name in state._fields:
-        if name not in ("updates", *made.given):
+        if name not in ("updates", *ours.given):
             same(getattr(state, name), getattr(run, name))
             assert all(leaf.ndim for leaf in jax.tree.leaves(getattr(state, name))) or (
                 "optimiser" in name
@@ -132,9 +132,9 @@ def test_counters_and_what_the_arguments_give_are_those_of_the_new_run(program):
 
 
 def test_the_threshold_of_a_continued_run_is_its_own():
-    (source, run), (made, fresh) = trained(qmix_bcq), built(qmix_bcq, threshold=0.9)
-    state = carry_over(source, run, made, fresh, "run")
-    assert made.policy_params(state).threshold == pytest.approx(0.9)
+    (source, run), (ours, fresh) = trained(qmix_bcq), built(qmix_bcq, threshold=0.9)
+    state = carry_over(source, run, ours, fresh, "run")
+    assert ours.policy_params(state).threshold == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(
@@ -155,16 +155,14 @@ def test_scales_of_the_networks_are_kept_and_facts_of_the_data_are_not(name, kep
     ("source", "options", "program", "part"),
     [(isac, {}, masac, "critics"), (qmix_cql, {"mixer_embed": 16}, qmix, "mixer")],
 )
-def test_critics_and_mixers_of_other_sizes_start_anew(source, options, program, part, monkeypatch):
-    said = []
-    monkeypatch.setattr(tracking, "notice", said.append)
+def test_critics_and_mixers_of_other_sizes_start_anew(source, options, program, part, notices):
     (theirs, run), (ours, fresh) = trained(source, **options), built(program)
     state = carry_over(theirs, run, ours, fresh, "run")
     same(getattr(state.params, part), getattr(fresh.params, part))
     same(getattr(state.target, part), getattr(fresh.target, part))
     acting = "actor" if part == "critics" else "agent"
     same(getattr(state.params, acting), getattr(run.params, acting))
-    (line,) = said
+    (line,) = notices
     assert f"{part} (of other sizes there)" in line and f"target {part} (of other" in line
 
 
@@ -245,16 +243,14 @@ def before(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_recorder_takes_over_what_the_values_of_a_run_depend_on(before, monkeypatch):
-    said = []
-    monkeypatch.setattr(tracking, "notice", said.append)
+def test_a_recorder_takes_over_what_the_values_of_a_run_depend_on(before, notices):
     data, run = before
     scale = 20 / float(read(run / "dataset.npz")["return_scale"])
     args = masac.Args(env="probe/observation", hidden=8, init=run, prefill=data)
-    wanted = {"gamma": 0.99, "reward_scale": pytest.approx(scale)}
-    assert start_of(args, ENV).scale == wanted
-    assert "gamma 0.99, and not 0.95: this run has gamma 0.99, too" in said[0]
-    assert len(said) == 2
+    expected = {"gamma": 0.99, "reward_scale": pytest.approx(scale)}
+    assert start_of(args, ENV).scale == expected
+    assert "gamma 0.99, and not 0.95: this run has gamma 0.99, too" in notices[0]
+    assert len(notices) == 2
     assert not start_of(replace(args, reward_scale=scale, gamma=0.99), ENV).scale
     assert not start_of(qmix.Args(env="probe/observation", init=run), ENV).scale  # starts anew
     assert not start_of(mappo.Args(env="probe/observation"), ENV).scale
@@ -272,8 +268,8 @@ def test_values_of_another_unit_are_refused(before, given):
 def test_a_baseline_keeps_the_unit_of_the_values_of_a_run(before, tmp_path):
     data, run = before
     args = qmix_cql.Args(vault=data, init=run, hidden=8, env="none", updates=1, length=4)
-    kept = start_of_baseline(args, ENV.spec)
-    assert kept.scale == {} and kept.statistics["return_scale"] == pytest.approx(
+    start = start_of_baseline(args, ENV.spec)
+    assert start.scale == {} and start.statistics["return_scale"] == pytest.approx(
         float(read(run / "dataset.npz")["return_scale"])
     )
     with pytest.raises(OptionError, match="leave out --no-scale-rewards"):
@@ -281,26 +277,26 @@ def test_a_baseline_keeps_the_unit_of_the_values_of_a_run(before, tmp_path):
     unscaled = qmix_cql.main(
         replace(args, init=None, out=tmp_path / "run", scale_rewards=False, gamma=0.9)
     )
-    kept = start_of_baseline(replace(args, init=unscaled), ENV.spec)
-    assert kept.scale == {"gamma": 0.9} and kept.statistics["return_scale"] == 20
+    start = start_of_baseline(replace(args, init=unscaled), ENV.spec)
+    assert start.scale == {"gamma": 0.9} and start.statistics["return_scale"] == 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [qmix_cql, iql_cql, qmix_bcq])
 def test_the_policy_of_a_run_is_the_guide_of_a_learner_that_starts_anew(source):
-    (theirs, run), (made, fresh) = trained(source), built(qmix)
-    begun = _Source("run", theirs, [run], {}, "", {}).begin(made, fresh, 0)
-    same(begun._replace(rollout=None, guide=None), fresh._replace(rollout=None))
-    same(made.policy_params(begun).network, theirs.policy_params(run).network)
-    same(begun.guide.agent, theirs.policy_params(run).network)
+    (theirs, run), (ours, fresh) = trained(source), built(qmix)
+    state = _Source("run", theirs, [run], {}, "", {}).begin(ours, fresh, 0)
+    same(state._replace(rollout=None, guide=None), fresh._replace(rollout=None))
+    same(ours.policy_params(state).network, theirs.policy_params(run).network)
+    same(state.guide.agent, theirs.policy_params(run).network)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("worse", [False, True])
 def test_a_run_continues_with_its_policy_although_that_is_its_guide(worse, tmp_path):
-    made, state = trained(qmix)
+    ours, state = trained(qmix)
     guide = QParams(jax.tree.map(jnp.ones_like, state.params.agent), jnp.zeros(()))
-    state = made.guided(state, guide)
+    state = ours.guided(state, guide)
     scores = jnp.array([[100.0 if worse else 1.0, 100], [50.0, 100]])
     state = state._replace(guide=state.guide._replace(scores=scores))
     args = {"hidden": 8, "env": "probe/observation", **SIZES[qmix]}
@@ -308,18 +304,18 @@ def test_a_run_continues_with_its_policy_although_that_is_its_guide(worse, tmp_p
     record = least_record(kind="recorder", program="qmix", args=args, spec=spec, init=init)
     tracking.write_json(tmp_path / tracking.RUN_FILE, record)
     checkpoints = Checkpoints(tmp_path / tracking.CHECKPOINTS)
-    policy = jax.tree.map(lambda leaf: leaf[None], made.policy_params(state))
+    policy = jax.tree.map(lambda leaf: leaf[None], ours.policy_params(state))
     checkpoints.save(1, {"state": [state], "policy": policy}, {})
     checkpoints.close()
     run, acts = tmp_path, load_policy(tmp_path).params.network
     same(acts, state.params.agent if worse else guide.network)
     start = start_of(qmix.Args(**args, init=run), ENV)
-    same(made.policy_params(start.begin(made, built(qmix)[1], 0)).network, acts)
+    same(ours.policy_params(start.begin(ours, built(qmix)[1], 0)).network, acts)
     offline = qmix_cql.Args("a.vlt", hidden=8, gamma=0.95, init=run)
-    begun = start_of_baseline(offline, ENV.spec).begin(*built(qmix_cql), 0)
-    same(begun.params.agent, acts)
-    same(begun.target.agent, acts)
-    same(begun.params.mixer, state.params.mixer)
+    initial = start_of_baseline(offline, ENV.spec).begin(*built(qmix_cql), 0)
+    same(initial.params.agent, acts)
+    same(initial.target.agent, acts)
+    same(initial.params.mixer, state.params.mixer)
 
 
 @pytest.mark.nightly
@@ -334,7 +330,7 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
         qmix.main(replace(args, out=tmp_path / out, **options))
         return load_policy(tmp_path / out / "probe" / "observation.run" / "qmix-0").params
 
-    whole = main("whole")
+    expected = main("whole")
     save, saved = training._Journal._save, []
 
     def stop(self, *args):
@@ -346,7 +342,7 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(training._Journal, "_save", stop)
         main("stopped", checkpoint_seconds=0.0)
-    same(main("stopped"), whole)
+    same(main("stopped"), expected)
     record = tracking.read_run(tmp_path / "whole" / "probe" / "observation.run" / "qmix-0")
     assert record["init"]["program"] == "qmix_cql"
     assert record["args"]["init"] == str(run) and record["args"]["prefill"] == str(data)
@@ -369,8 +365,8 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
 )
 def test_half_of_the_windows_are_drawn_from_the_data(before, program, given, count, length):
     args = program.Args(env="probe/observation", prefill=before[0], **given)
-    drawn = start_of(args, ENV).prior().sample(jax.random.key(0))
-    assert drawn.mask.shape == (count, length)
+    batch = start_of(args, ENV).prior().sample(jax.random.key(0))
+    assert batch.mask.shape == (count, length)
 
 
 @pytest.mark.slow
@@ -385,8 +381,8 @@ def test_a_finished_run_with_a_buffer_records_tiers_without_training_again(tmp_p
         (run / tracking.METRICS_FILE).read_bytes(),
     )
     assert len(checkpoints) == 1  # and no buffer
-    found = qmix.main(replace(args, tiers="random"))
-    assert [vault["tier"] for vault in found.data["vaults"]] == ["random"]
+    report = qmix.main(replace(args, tiers="random"))
+    assert [vault["tier"] for vault in report.data["vaults"]] == ["random"]
     assert sorted(run.glob("checkpoints/*")) == checkpoints
     assert (run / tracking.METRICS_FILE).read_bytes() == metrics
 
@@ -419,15 +415,15 @@ def test_half_of_the_windows_are_those_of_prior_data(before, program, options, w
 @pytest.mark.slow
 def test_each_seed_has_prior_data_of_its_own_if_there_is_room(before, monkeypatch):
     args = qmix.Args(env=ENV.spec.name, prefill=before[0])
-    own = SimpleNamespace(_start=start_of(args, ENV), args=args)
+    stub = SimpleNamespace(_start=start_of(args, ENV), args=args)
     states = [built(qmix)[1]] * 3
-    monkeypatch.setattr(online, "free_bytes", lambda: 2 * own._start.prior().nbytes)
-    found = [state.capture.prior for state in online._Training._beside_prior(own, states)]
-    same(*(prior.rows for prior in found[:2]))
-    places = {leaf.unsafe_buffer_pointer() for one in found for leaf in jax.tree.leaves(one.rows)}
-    assert len(places) == len(jax.tree.leaves([one.rows for one in found]))
+    monkeypatch.setattr(online, "free_bytes", lambda: 2 * stub._start.prior().nbytes)
+    priors = [state.capture.prior for state in online._Training._beside_prior(stub, states)]
+    same(*(prior.rows for prior in priors[:2]))
+    places = {leaf.unsafe_buffer_pointer() for p in priors for leaf in jax.tree.leaves(p.rows)}
+    assert len(places) == len(jax.tree.leaves([p.rows for p in priors]))
     with pytest.raises(OptionError, match="once for each of 4 seeds"):
-        online._Training._beside_prior(own, [*states, states[0]])
+        online._Training._beside_prior(stub, [*states, states[0]])
 
 
 @pytest.mark.slow

@@ -43,30 +43,30 @@ def expected(run, seed, data, batch):
     weights = np.asarray(offmarl.load_policy(run, seed).params)
     moments = DatasetStatistics(data).observation_moments()
     view = batch.view_tm1
-    seen = (np.asarray(view.observation) - moments.mean) / moments.std
-    scores = np.concatenate([seen, np.ones((*seen.shape[:-1], 1))], -1) @ weights
-    chosen = np.take_along_axis(scores, np.asarray(batch.action)[..., None], -1)[..., 0]
-    return chosen + 100 * np.arange(chosen.shape[1])[:, None]
+    inputs = (np.asarray(view.observation) - moments.mean) / moments.std
+    scores = np.concatenate([inputs, np.ones((*inputs.shape[:-1], 1))], -1) @ weights
+    values = np.take_along_axis(scores, np.asarray(batch.action)[..., None], -1)[..., 0]
+    return values + 100 * np.arange(values.shape[1])[:, None]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_critic_gives_the_values_of_its_seed(run, data, batch, seed):
     critic = offmarl.load_critic(run, seed)
-    found, wanted = critic.of(batch), expected(run, seed, data, batch)
+    values, reference = critic.of(batch), expected(run, seed, data, batch)
     inside = np.asarray(batch.mask)  # whole episodes are padded to one length
-    np.testing.assert_allclose(found[inside], wanted[inside], rtol=1e-4, atol=1e-4)
-    assert critic.name == "two_stage" and found.shape == batch.action.shape
+    np.testing.assert_allclose(values[inside], reference[inside], rtol=1e-4, atol=1e-4)
+    assert critic.name == "two_stage" and values.shape == batch.action.shape
 
 
 @pytest.mark.slow
 def test_a_single_window_is_one_of_a_batch(run, batch):
     critic = offmarl.load_critic(run)
     view = View(*(np.asarray(leaf)[1] for leaf in batch.view_tm1))
-    one = critic(view, np.asarray(batch.action)[1])
-    np.testing.assert_allclose(one, critic.of(batch)[1], rtol=1e-6)
-    twice = critic(view, np.asarray(batch.action)[1], np.ones(len(one), bool))
-    np.testing.assert_allclose(twice[1] + 100, one[1], rtol=1e-4)
+    single = critic(view, np.asarray(batch.action)[1])
+    np.testing.assert_allclose(single, critic.of(batch)[1], rtol=1e-6)
+    twice = critic(view, np.asarray(batch.action)[1], np.ones(len(single), bool))
+    np.testing.assert_allclose(twice[1] + 100, single[1], rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -84,12 +84,12 @@ def test_a_normalised_critic_takes_recorded_views_and_gives_recorded_units():
     )
     echo = programs.Program(lambda *_: None, (), lambda _: None, lambda state: state, values=values)
     numbers = {"state_moments": [[10.0], [4.0]], "return_scale": 10.0}
-    kept = DatasetStatistics(None, {name: np.array(x, "f4") for name, x in numbers.items()})
-    critic = normalised(echo, ("state",), kept, scale_rewards=True).values
+    statistics = DatasetStatistics(None, {name: np.array(x, "f4") for name, x in numbers.items()})
+    critic = normalised(echo, ("state",), statistics, scale_rewards=True).values
     view = View(jnp.zeros((1, 2, 1)), jnp.array([[[10.0], [18.0]]]), None, None)
-    found = critic.apply(3.0, view, None, None)
+    result = critic.apply(3.0, view, None, None)
     # The state 18 is 2 deviations above the mean; values of doubled rewards are halved.
-    np.testing.assert_allclose(found, [[[0.0], [3.0]]])
+    np.testing.assert_allclose(result, [[[0.0], [3.0]]])
 
 
 def test_a_program_without_a_critic_is_named(data, tmp_path):

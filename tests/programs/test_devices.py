@@ -35,8 +35,8 @@ def run(work: str, *arguments: object, devices: int = 8, optimised: bool = False
     if optimised:  # as users compile
         for name in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS"):
             environment.pop(name, None)
-    said = python("-m", "tests.programs.several_devices", work, *arguments, env=environment)
-    return json.loads(said.splitlines()[-1])
+    output = python("-m", "tests.programs.several_devices", work, *arguments, env=environment)
+    return json.loads(output.splitlines()[-1])
 
 
 @pytest.mark.nightly
@@ -52,18 +52,18 @@ def run(work: str, *arguments: object, devices: int = 8, optimised: bool = False
     ],
 )
 def test_fixed_policies_have_the_same_bits_on_any_number_of_devices(names, policy, tmp_path):
-    found = run("record", tmp_path, names, "1,2,4,8", policy, optimised=True)
-    for name, digests in found.items():
+    by_name = run("record", tmp_path, names, "1,2,4,8", policy, optimised=True)
+    for name, digests in by_name.items():
         assert len(set(digests)) == 1, name
 
 
 @pytest.mark.nightly
 def test_seeds_of_a_recorder_on_several_devices_match_one_device(tmp_path):
-    found = run("train_online", tmp_path, "1,2,8")
+    params = run("train_online", tmp_path, "1,2,8")
     # Two devices train a seed each. Of eight, four share the environments of a seed: after 64 steps
     # of Adam, sums in another order have changed parameters by less than one step of 7e-4.
-    np.testing.assert_allclose(found["2"], found["1"], rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(found["8"], found["1"], rtol=1e-3, atol=5e-4)
+    np.testing.assert_allclose(params["2"], params["1"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(params["8"], params["1"], rtol=1e-3, atol=5e-4)
 
 
 @pytest.mark.slow
@@ -83,20 +83,20 @@ def test_two_processes_record_one_dataset(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("replay", ["device", "stream"])
 def test_training_with_divided_batches_matches_one_device(replay, random_data, tmp_path):
-    found = run(
+    params = run(
         "train", random_data("swarm/coverage-2"), tmp_path, "1,2,8", f"replay={replay}", "seeds=2"
     )
     # Two devices train a seed each, with whole batches.
-    np.testing.assert_allclose(found["2"], found["1"], rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(found["8"], found["1"], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(params["2"], params["1"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(params["8"], params["1"], rtol=1e-3, atol=1e-5)
     assert tracking.read_run(tmp_path / "8")["shards"] == 4
 
 
 @pytest.mark.slow
 def test_seeds_with_priorities_on_two_devices_match_one_device(random_data, tmp_path):
-    given = "1,2", "prioritise=0.6", "seeds=2", "updates=4", "length=2", "hidden=8", "mixer_embed=4"
-    found = run("train", random_data("probe/observation"), tmp_path, *given, devices=2)
-    np.testing.assert_allclose(found["2"], found["1"], rtol=1e-5, atol=1e-7)
+    flags = "1,2", "prioritise=0.6", "seeds=2", "updates=4", "length=2", "hidden=8", "mixer_embed=4"
+    params = run("train", random_data("probe/observation"), tmp_path, *flags, devices=2)
+    np.testing.assert_allclose(params["2"], params["1"], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.nightly
@@ -105,8 +105,8 @@ def test_two_processes_train_as_one_does(random_data, tmp_path):
     command = ["train", "bc", "--vault", data, "--updates", 20, "--batch-size", 16, "--length", 5]
     command += ["--env", "none", "--held-out", 0, "--seeds", 2, "--out", tmp_path / "two"]
     finished(start(*command))
-    found = run("train", data, tmp_path, "1", "seeds=2")
-    np.testing.assert_allclose(parameters(tmp_path / "two"), found["1"], rtol=1e-3, atol=1e-5)
+    params = run("train", data, tmp_path, "1", "seeds=2")
+    np.testing.assert_allclose(parameters(tmp_path / "two"), params["1"], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.nightly

@@ -69,8 +69,8 @@ def chase(request, tmp_path, monkeypatch):
 
 
 def record_of(directory):
-    (found,) = directory.rglob("run.json")
-    return tracking.read_run(found.parent)
+    (file,) = directory.rglob("run.json")
+    return tracking.read_run(file.parent)
 
 
 @pytest.mark.parametrize("chase", ["file", "module"], indirect=True)
@@ -100,9 +100,7 @@ def test_further_tiers_are_recorded_in_the_same_environment_only(chase, tmp_path
         online.record_from_run(path.parent, "random", env=chase("a", 100.0))
 
 
-def test_a_baseline_refuses_the_run_of_another_environment(chase, tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(tracking, "notice", said.append)
+def test_a_baseline_refuses_the_run_of_another_environment(chase, tmp_path, monkeypatch, notices):
     monkeypatch.setattr(training, "learn", leave_out)
     record_policy(*acting(chase("a", 1.0)), tmp_path / "data.vlt" / "main", 4, 2)
 
@@ -113,10 +111,10 @@ def test_a_baseline_refuses_the_run_of_another_environment(chase, tmp_path, monk
     for _ in range(2):
         with pytest.raises(Ended):
             train(1.0)
-    assert not said
+    assert not notices
     with pytest.raises(RunError, match=r"holds a run with environment_source\.sha256"):
         train(2.0)
-    assert "Chase has changed since" in said[0]
+    assert "Chase has changed since" in notices[0]
 
 
 def acting(name):

@@ -32,7 +32,7 @@ def separately(module, hidden):
 
     def play(greedy):
         policy = program.policy(greedy)
-        play = jax.jit(lambda *given: evaluate(ENV, policy, *given, EPISODES).team_returns)
+        play = jax.jit(lambda *inputs: evaluate(ENV, policy, *inputs, EPISODES).team_returns)
         return [play(jax.tree.map(lambda x, s=s: x[s], params), KEYS[s]) for s in range(SEEDS)]
 
     return program, params, np.stack([play(True), play(False)], 1)
@@ -46,11 +46,11 @@ def test_both_ways_of_acting_play_the_same_episodes(monkeypatch, module, most, a
     hidden = 8 if most else 9  # programs with equal policies share what is compiled
     program, params, expected = separately(module, hidden)
     policies = program.policy(True), program.policy(False)
-    found = evaluating.play(policies, ENV, Layout(at_once), EPISODES, params, KEYS)
-    found = found.team_returns
-    assert found.shape == (SEEDS, 2, EPISODES, 1)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert not np.allclose(found[:, 0], found[:, 1])
+    returns = evaluating.play(policies, ENV, Layout(at_once), EPISODES, params, KEYS)
+    returns = returns.team_returns
+    assert returns.shape == (SEEDS, 2, EPISODES, 1)
+    np.testing.assert_allclose(returns, expected, rtol=1e-5)
+    assert not np.allclose(returns[:, 0], returns[:, 1])
 
 
 def acting(action, log_prob):
@@ -76,13 +76,13 @@ def test_a_policy_acts_as_the_one_of_several_that_its_parameters_name(which):
 def test_the_best_episodes_that_are_not_held_out(random_data, held_out):
     data = open_vault(random_data("probe/observation"))
     args = bc.Args(data.path, env="none", held_out=held_out)
-    rest = evaluating.make_evaluator(args, data).learned_from
-    rest = np.arange(len(data.episodes.row)) if rest is None else rest
-    rest = rest[data.episodes.scored[rest]]
+    pool = evaluating.make_evaluator(args, data).learned_from
+    pool = np.arange(len(data.episodes.row)) if pool is None else pool
+    pool = pool[data.episodes.scored[pool]]
     best = evaluating.make_evaluator(replace(args, top=0.1), data).learned_from
-    assert len(best) == round(len(rest) / 10) and set(best) <= set(rest)
+    assert len(best) == round(len(pool) / 10) and set(best) <= set(pool)
     returns = data.episodes.episode_returns
-    others = np.setdiff1d(rest, best)
-    assert returns[best].min() >= returns[others].max()
-    (one,) = evaluating.make_evaluator(replace(args, top=0.0), data).learned_from
-    assert returns[one] == returns[rest].max()
+    worse = np.setdiff1d(pool, best)
+    assert returns[best].min() >= returns[worse].max()
+    (index,) = evaluating.make_evaluator(replace(args, top=0.0), data).learned_from
+    assert returns[index] == returns[pool].max()

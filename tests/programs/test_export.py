@@ -46,7 +46,7 @@ def policy(name: str, greedy: bool) -> LoadedPolicy:
     if name in POLICIES:
         config, spec = POLICIES[name]
         params = init_policy(config, spec, key)
-        made = make_policy(config, spec, greedy)
+        result = make_policy(config, spec, greedy)
     else:
         baseline, spec = registry.load("baseline", name), DISCRETE
         args = baseline.Args(Path(), hidden=8)
@@ -59,8 +59,8 @@ def policy(name: str, greedy: bool) -> LoadedPolicy:
         params = jax.tree.map(
             lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), leaf.dtype), shapes
         )
-        made = program.policy(greedy)
-    return LoadedPolicy(made, params, spec, name, made.draws(params))
+        result = program.policy(greedy)
+    return LoadedPolicy(result, params, spec, name, result.draws(params))
 
 
 def draw(spec: EnvSpec, rng: np.random.Generator, num_envs: int) -> tuple[ArrayTree, np.ndarray]:
@@ -110,8 +110,8 @@ def test_an_exported_policy_acts_as_the_loaded_one(name: str, greedy: bool, tmp_
         (observation, legal), key = draw(loaded.spec, rng, 1), jax.random.key(step)
         keys = [jax.random.key_data(key)[None]] if loaded.stochastic else []
         action, memory = act(tensors, observation, legal, memory, *keys)
-        seen = jax.tree.map(lambda leaf: leaf[0], observation)
-        expected, carry = loaded(seen, legal[0], carry, key)
+        first = jax.tree.map(lambda leaf: leaf[0], observation)
+        expected, carry = loaded(first, legal[0], carry, key)
         # XLA fuses the noise of continuous actions in either program as it likes.
         tolerance = 1e-6 if name == "gaussian" else 0
         np.testing.assert_allclose(action[0], expected, rtol=tolerance, atol=tolerance)
@@ -149,15 +149,15 @@ def test_onnx_is_within_1e_5(name: str, tmp_path: Path) -> None:
     for _ in range(3):
         observation, legal = draw(loaded.spec, rng, 4)
         action, after = act(tensors, observation, legal, memory)
-        seen = flatten_tree(observation, "observation")
-        given = seen | {"legal_actions": legal, **theirs}
-        found = dict(zip(names, session.run(names, given), strict=True))
-        np.testing.assert_allclose(found["action"], action, atol=1e-5)
-        if "log_probs" in found:
+        leaves = flatten_tree(observation, "observation")
+        inputs = leaves | {"legal_actions": legal, **theirs}
+        outputs = dict(zip(names, session.run(names, inputs), strict=True))
+        np.testing.assert_allclose(outputs["action"], action, atol=1e-5)
+        if "log_probs" in outputs:
             carry = memory.get("memory", ())  # one array, or nothing
             expected = log_probs(loaded, observation, legal, carry)
-            np.testing.assert_allclose(found["log_probs"], expected, atol=1e-5)
-        memory, theirs = after, {name: found[f"next_{name}"] for name in memory}
+            np.testing.assert_allclose(outputs["log_probs"], expected, atol=1e-5)
+        memory, theirs = after, {name: outputs[f"next_{name}"] for name in memory}
 
 
 def log_probs(
@@ -165,11 +165,11 @@ def log_probs(
 ) -> np.ndarray:
     """Return the log-probabilities of all actions."""
     log_prob = jax.jit(jax.vmap(loaded.policy.log_prob, (None, 0, 0, 0, 0)))
-    each = [
+    columns = [
         log_prob(loaded.params, carry, observation, legal, np.full(legal.shape[:-1], action))[0]
         for action in range(legal.shape[-1])
     ]
-    return np.stack(each, -1)
+    return np.stack(columns, -1)
 
 
 @pytest.mark.parametrize(
@@ -201,12 +201,12 @@ def test_the_page_runs_without_offmarl(library: str, tmp_path: Path) -> None:
     load_policy(tmp_path / "run").export(tmp_path / "deployed", library == "onnxruntime")
     shutil.rmtree(tmp_path / "run")
     (code,) = (
-        one.code
-        for one in snippets_of((DOCS / "deploy.md").read_text())
-        if one.language == "python" and f"from {library} import" in one.code
+        snippet.code
+        for snippet in snippets_of((DOCS / "deploy.md").read_text())
+        if snippet.language == "python" and f"from {library} import" in snippet.code
     )
     absent = "import sys; sys.modules['offmarl'] = None\n"
     if library == "onnxruntime":
         absent += "sys.modules['jax'] = None\n"
-    shown = python("-W", "error", "-c", absent + code, cwd=tmp_path)
-    assert f"# {shown}" in code
+    output = python("-W", "error", "-c", absent + code, cwd=tmp_path)
+    assert f"# {output}" in code

@@ -113,17 +113,17 @@ def test_every_recorder_stops_when_it_is_not_finite(name, tmp_path, monkeypatch)
 )
 def test_faults_name_the_first_update_and_the_seed(metrics, arrays, wanted):
     metrics = {name: np.array(values, float) for name, values in metrics.items()}
-    learned = {"w": jnp.array(arrays, jnp.bfloat16), "n": jnp.arange(2), "key": jax.random.key(0)}
-    assert faults(10, [3, 4], metrics, learned) == wanted
+    params = {"w": jnp.array(arrays, jnp.bfloat16), "n": jnp.arange(2), "key": jax.random.key(0)}
+    assert faults(10, [3, 4], metrics, params) == wanted
 
 
 def test_what_was_infinite_before_is_no_fault():
     """Such as the best value so far of an optimiser."""
-    learned = {"best": jnp.array([np.inf]), "w": jnp.zeros(1)}
-    before = infinities([learned])
+    params = {"best": jnp.array([np.inf]), "w": jnp.zeros(1)}
+    before = infinities([params])
     assert before == ["best"]
-    assert not faults(1, [0], {}, learned, by_design=before)
-    assert faults(1, [0], {}, learned | {"w": jnp.array([np.nan])}, by_design=before)
+    assert not faults(1, [0], {}, params, by_design=before)
+    assert faults(1, [0], {}, params | {"w": jnp.array([np.nan])}, by_design=before)
 
 
 def test_a_recording_that_saved_nothing_leaves_nothing(tmp_path):

@@ -54,10 +54,10 @@ def test_the_code_and_the_values_of_a_function_count():
         return lambda observation, _legal: observation + value
 
     same = [closed(1), closed(1), partial(closed(1)), Constant(1), Constant(2)]
-    others = [closed(2), closed(np.ones(2)), closed(np.zeros(2)), partial(closed(1), 3), np.argmax]
-    others += [lambda observation, _legal: observation - 1, lambda o, _, value=1: o + value]
-    others += [lambda o, _, *, eps=0.1: o + eps, lambda o, _, *, eps=0.2: o + eps]
-    sums = [code_checksum(one) for one in same + others]
+    unlike = [closed(2), closed(np.ones(2)), closed(np.zeros(2)), partial(closed(1), 3), np.argmax]
+    unlike += [lambda observation, _legal: observation - 1, lambda o, _, value=1: o + value]
+    unlike += [lambda o, _, *, eps=0.1: o + eps, lambda o, _, *, eps=0.2: o + eps]
+    sums = [code_checksum(f) for f in same + unlike]
     assert sums[0] == sums[1] == sums[2]
     assert sums[3] == sums[4]  # an object's attributes do not count
     assert len({sums[0], *sums[3:]}) == len(sums) - 3
@@ -71,8 +71,8 @@ def test_a_network_is_recorded_with_the_probabilities_of_its_actions(tmp_path):
     record_policy(ENV, policy, weights, tmp_path / "a.vlt", 24, num_envs=2)
     data = vault.open_vault(tmp_path / "a.vlt").transitions()
     log_probs = jax.nn.log_softmax(jnp.asarray(data.view.observation) @ weights)
-    chosen = np.take_along_axis(np.asarray(log_probs), data.action[..., None], -1)[..., 0]
-    np.testing.assert_allclose(data.behaviour_log_prob, chosen, rtol=1e-5)
+    expected = np.take_along_axis(np.asarray(log_probs), data.action[..., None], -1)[..., 0]
+    np.testing.assert_allclose(data.behaviour_log_prob, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ BC = registry.load("baseline", "bc")
 @pytest.fixture
 def args(random_data, tmp_path):
     def make(out, **options):
-        given = {"updates": 6, "eval_every": 3, "length": 2, "batch_size": 4, "hidden": 8}
-        given |= {"eval_episodes": 2, "final_episodes": 2, "seeds": 3, "seed": 4}
+        defaults = {"updates": 6, "eval_every": 3, "length": 2, "batch_size": 4, "hidden": 8}
+        defaults |= {"eval_episodes": 2, "final_episodes": 2, "seeds": 3, "seed": 4}
         data = random_data("probe/observation")
-        return BC.Args(vault=data, out=tmp_path / out, **given | options)
+        return BC.Args(vault=data, out=tmp_path / out, **defaults | options)
 
     return make
 
@@ -32,24 +32,24 @@ def args(random_data, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("options", [{}, {"keep": "all"}, {"keep": "best"}])
 def test_a_run_of_tasks_is_that_of_one_process(args, options, tmp_path):
-    one = BC.main(args("one", batching="map", **options))
+    single = BC.main(args("one", batching="map", **options))
     work = SeedsWork(BC.main, args("tasks", **options), tmp_path / "tasks")
     for index in (1, 0):
         run_share(work, Share(index, 2))
     assert join_work(work) and not join_work(work)
-    records = [tracking.read_run(run) for run in (one, work.path)]
+    records = [tracking.read_run(run) for run in (single, work.path)]
     for record in records:
         record.pop("hardware")
     assert records[0] == records[1]
-    rows = [tracking.read(run / tracking.METRICS_FILE) for run in (one, work.path)]
+    rows = [tracking.read(run / tracking.METRICS_FILE) for run in (single, work.path)]
     timeless = [[{k: x for k, x in r.items() if k not in tracking.TIMES} for r in y] for y in rows]
     assert timeless[0] == timeless[1]
-    assert scores_of(one) == scores_of(work.path)
-    steps = [Checkpoints(run / tracking.CHECKPOINTS).steps() for run in (one, work.path)]
+    assert scores_of(single) == scores_of(work.path)
+    steps = [Checkpoints(run / tracking.CHECKPOINTS).steps() for run in (single, work.path)]
     assert steps[0][-1] == steps[1][-1] == 6 and {*steps[1]} <= {*steps[0]}
     for seed in (4, 5, 6):
         for step in (None, "best") if "keep" in options else (None,):
-            params = [load_policy(run, seed, step=step).params for run in (one, work.path)]
+            params = [load_policy(run, seed, step=step).params for run in (single, work.path)]
             chex.assert_trees_all_equal(*params)
     assert BC.main(args("tasks", **options)) == work.path  # complete
 

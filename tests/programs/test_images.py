@@ -80,8 +80,8 @@ def test_a_recording_of_flat_images_is_appended_as_it_was(tmp_path):
     with offmarl.record(Chase(), path, resume=True) as recorder:
         recorder.reset(seed=0)
         recorder.step({"red": 0, "blue": 0})
-    seen = vault.open_vault(path)[:].view.observation
-    assert seen.dtype == np.float32 and seen.max() == 255
+    observation = vault.open_vault(path)[:].view.observation
+    assert observation.dtype == np.float32 and observation.max() == 255
 
 
 def reset(env):
@@ -102,21 +102,21 @@ def reset(env):
 )
 def test_spaces_become_arrays(space, spec, value, expected):
     assert spec_of(space) == spec
-    found = reader(space)(np.array(value), "it")
-    assert (found.shape, found.dtype) == (spec.shape, spec.numpy_dtype)
-    np.testing.assert_array_equal(found, expected)
+    array = reader(space)(np.array(value), "it")
+    assert (array.shape, array.dtype) == (spec.shape, spec.numpy_dtype)
+    np.testing.assert_array_equal(array, expected)
 
 
 def test_dicts_and_tuples_become_trees():
     inner = spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 255, (2, 2, 3), np.uint8)))
     space = spaces.Dict({"left eye": inner, "speed": spaces.Box(-1, 1, (1,), np.float16)})
     eye = {"0": ArraySpec((2,), "bool"), "1": ArraySpec((2, 2, 3), "uint8")}
-    wanted = replace(TREE, observation={"left_eye": eye, "speed": ArraySpec((1,), "float16")})
-    assert spec_of(space) == wanted.observation
+    expected = replace(TREE, observation={"left_eye": eye, "speed": ArraySpec((1,), "float16")})
+    assert spec_of(space) == expected.observation
     image = np.full((2, 2, 3), 7, np.uint8)
-    found = reader(space)({"left eye": (1, image), "speed": np.ones(1, np.float16)}, "it")
-    assert found["left_eye"]["0"].tolist() == [False, True]
-    np.testing.assert_array_equal(found["left_eye"]["1"], image)
+    tree = reader(space)({"left eye": (1, image), "speed": np.ones(1, np.float16)}, "it")
+    assert tree["left_eye"]["0"].tolist() == [False, True]
+    np.testing.assert_array_equal(tree["left_eye"]["1"], image)
     clash = spaces.Dict({"a b": spaces.Discrete(2), "a_b": spaces.Discrete(2)})
     with pytest.raises(ShapeError, match="not distinct"):
         spec_of(clash)

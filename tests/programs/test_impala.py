@@ -33,9 +33,9 @@ def states_of(recorder, count, **options):
     )
     states, metrics = [state], []
     for number in range(count):
-        state, found = update(state, None, jax.random.key(number), hyper)
+        state, row = update(state, None, jax.random.key(number), hyper)
         states.append(state)
-        metrics.append(found)
+        metrics.append(row)
     return program, states, metrics
 
 
@@ -52,10 +52,10 @@ def test_the_policy_that_acts_is_as_many_updates_old_as_the_lag(recorder):
         np.testing.assert_array_equal(steps.policy_id, version)
         log_prob = partial(policy.log_prob, states[version].params.actor, ())
         view = steps.view
-        found, _ = jax.vmap(jax.vmap(log_prob))(view.observation, view.legal_actions, steps.action)
-        np.testing.assert_allclose(found, steps.behaviour_log_prob, atol=1e-6)
+        logs, _ = jax.vmap(jax.vmap(log_prob))(view.observation, view.legal_actions, steps.action)
+        np.testing.assert_allclose(logs, steps.behaviour_log_prob, atol=1e-6)
     if recorder is impala:  # the first update has no lag, and its ratios are 1
-        ratios = [float(found["ratio"]) for found in metrics]
+        ratios = [float(row["ratio"]) for row in metrics]
         assert ratios[0] == pytest.approx(1) and max(ratios[1:]) < 0.999
 
 
@@ -109,8 +109,8 @@ def test_hindsight_options_choose_the_policy_and_the_value_and_pull_those_that_a
     steps = Windows(view, jnp.zeros((1, 1), bool), jnp.zeros((1, 1, 1), int), *blank)
     log_prob, _, penalty = networks.evaluate(params, carry, steps, steps.first)
     np.testing.assert_allclose(jnp.exp(log_prob), 0.8615, atol=1e-4)
-    wanted = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)
-    np.testing.assert_allclose(penalty, wanted, rtol=1e-5)
+    expected = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)
+    np.testing.assert_allclose(penalty, expected, rtol=1e-5)
     value, _ = networks.value(params, carry, view, steps.first)
     np.testing.assert_allclose(value, 7.0, rtol=1e-6)
 

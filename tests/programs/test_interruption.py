@@ -15,10 +15,10 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 @pytest.fixture(autouse=True)
 def handlers():
     """Python's own handlers, which a suite that runs in the background may not have."""
-    own = (signal.default_int_handler, signal.SIG_DFL)
-    before = [signal.signal(signum, how) for signum, how in zip(SIGNALS, own, strict=True)]
-    yield own
-    assert tuple(map(signal.getsignal, SIGNALS)) == own
+    defaults = (signal.default_int_handler, signal.SIG_DFL)
+    before = [signal.signal(signum, how) for signum, how in zip(SIGNALS, defaults, strict=True)]
+    yield defaults
+    assert tuple(map(signal.getsignal, SIGNALS)) == defaults
     for signum, how in zip(SIGNALS, before, strict=True):
         signal.signal(signum, how)
 
@@ -41,10 +41,10 @@ def test_a_checkpoint_is_due_when_its_time_has_come(monkeypatch):
 @pytest.mark.parametrize("seconds", [0.01, 10.0])
 def test_processes_ask_one_another_about_once_a_second_and_at_each_save(monkeypatch, seconds):
     """An exchange takes milliseconds, and blocks of updates may, too."""
-    now, asked, of_another = [100.0], [0], [None]
+    now, counts, of_another = [100.0], [0], [None]
 
     def agree(due, signum, calls=0):
-        asked[0] += 1
+        counts[0] += 1
         return due, signum or of_another[0], calls
 
     monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
@@ -56,7 +56,7 @@ def test_processes_ask_one_another_about_once_a_second_and_at_each_save(monkeypa
             timer.work_done()
             assert not timer.is_due()
             now[0] += seconds
-        assert asked[0] >= 1999 if seconds > 1 else 20 <= asked[0] <= 30
+        assert counts[0] >= 1999 if seconds > 1 else 20 <= counts[0] <= 30
         timer.saved(5)
         of_another[0] = signal.SIGTERM
         timer.saved(6)
@@ -77,33 +77,21 @@ def test_a_signal_saves_the_work_and_stops(signum):
 
 
 @pytest.mark.parametrize(
-    ("begun", "says"),
+    ("part", "begun", "says"),
     [
-        (None, "before the first step: repeat the command to start again."),
-        (0, "before the first checkpoint: the same command starts at step 0."),
-        (70, "at step 70: the same command resumes there."),
+        ("", None, "before the first step: repeat the command to start again."),
+        ("", 0, "before the first checkpoint: the same command starts at step 0."),
+        ("", 70, "at step 70: the same command resumes there."),
+        ("a", 0, "before the first checkpoint of a: the same command starts at step 0 of a."),
+        ("a", 70, "at step 70 of a: the same command resumes there."),
     ],
 )
-def test_without_work_to_save_a_signal_stops_at_once(begun, says):
-    with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "step") as timer:
+def test_without_work_to_save_a_signal_stops_at_once(part, begun, says):
+    with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "step", part) as timer:
         if begun is not None:
             timer.begin(begun)
         signal.raise_signal(signal.SIGTERM)
         pytest.fail("goes on")
-    assert str(stopped.value) == f"stopped {says}"
-
-
-@pytest.mark.parametrize(
-    ("begun", "says"),
-    [
-        (0, "before the first checkpoint of expert: the same command starts at step 0 of expert."),
-        (70, "at step 70 of expert: the same command resumes there."),
-    ],
-)
-def test_a_part_of_the_work_is_named(begun, says):
-    with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "step", "expert") as timer:
-        timer.begin(begun)
-        signal.raise_signal(signal.SIGTERM)
     assert str(stopped.value) == f"stopped {says}"
 
 
@@ -143,28 +131,28 @@ def test_a_signal_that_comes_as_the_work_ends_stops_the_work_after_it():
 
 
 def test_handlers_of_the_application_stay():
-    came = []
-    signal.signal(signal.SIGTERM, lambda *_: came.append("application"))
+    signals = []
+    signal.signal(signal.SIGTERM, lambda *_: signals.append("application"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of what a shell starts in the background
     with checkpoint_timer(30.0, "step") as timer:
         timer.work_done()
         for signum in SIGNALS:
             signal.raise_signal(signum)
         assert not timer.is_due()
-    assert came == ["application"]
+    assert signals == ["application"]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_other_threads_get_no_handlers(handlers):
-    found = []
+    inside = []
 
     def work():
         with checkpoint_timer(30.0, "step") as timer:
-            found.extend(map(signal.getsignal, SIGNALS))
+            inside.extend(map(signal.getsignal, SIGNALS))
             timer.saved(1)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert tuple(found) == handlers
+    assert tuple(inside) == handlers

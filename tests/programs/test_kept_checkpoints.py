@@ -15,9 +15,9 @@ from baselines import bc, maicq
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError
-from offmarl.programs.runs.continuing import carry_over, learned
+from offmarl.programs.runs.continuing import carry_over
 from offmarl.programs.runs.trained import TrainedRun
-from tests.programs.test_continuing import built, same
+from tests.programs.test_continuing import built, same, trained
 
 ENV = "probe/two-step"
 
@@ -64,12 +64,12 @@ def test_a_checkpoint_of_each_evaluation_is_the_policy_of_a_shorter_run(kept, tm
 
 @pytest.mark.slow
 def test_the_best_checkpoint_of_each_seed_is_kept(kept, tmp_path):
-    args, every = kept
+    args, full = kept
     run = bc.main(replace(args, out=tmp_path / "best", keep="best"))
     best = [TrainedRun.open(run).best_step(seed) for seed in (0, 1)]
     assert {*best, 12} <= {*steps(run)} and len({*steps(run)} - {*best, 12}) <= 1
     for seed in (0, 1):
-        same(policy(run, seed, step="best"), policy(every, seed, step=best[seed]))
+        same(policy(run, seed, step="best"), policy(full, seed, step=best[seed]))
 
 
 def test_the_best_step_is_that_of_the_highest_mean_after_the_start(tmp_path):
@@ -95,21 +95,13 @@ def test_a_baseline_starts_from_a_run_and_goes_on_where_it_ended(kept, tmp_path)
     record = tracking.read_run(tmp_path / "again")
     assert record["init"]["run"] == "all" and record["init"]["program"] == "bc"
     for seed in (0, 1):
-        found = policy(tmp_path / "again", seed)
-        chex.assert_trees_all_close(found, policy(run, seed), atol=1e-9)
-
-
-def numbered(program, **options):
-    """Return a program and a state of which every learned leaf has values of its own."""
-    made, state = built(program, **options)
-    numbers = iter(range(1, 1000))
-    parts = jax.tree.map(lambda leaf: jnp.full_like(leaf, next(numbers)), learned(state))
-    return made, state._replace(**parts)
+        params = policy(tmp_path / "again", seed)
+        chex.assert_trees_all_close(params, policy(run, seed), atol=1e-9)
 
 
 @pytest.mark.slow
 def test_the_same_program_continues_with_everything_but_its_count():
-    (source, run), (program, fresh) = numbered(maicq), built(maicq)
+    (source, run), (program, fresh) = trained(maicq), built(maicq)
     run = run._replace(updates=jnp.int32(77))
     state = carry_over(source, run, program, fresh, "run")
     same(state._replace(updates=run.updates), run)
@@ -118,7 +110,7 @@ def test_the_same_program_continues_with_everything_but_its_count():
 
 @pytest.mark.slow
 def test_the_actor_of_another_program_continues_from_a_clone():
-    (source, run), (program, fresh) = numbered(bc), built(maicq)
+    (source, run), (program, fresh) = trained(bc), built(maicq)
     state = carry_over(source, run, program, fresh, "run")
     same(state.actor, run.params)
     same(state.critic, fresh.critic)
@@ -141,5 +133,5 @@ def test_the_statistics_of_the_first_run_stay_those_of_its_networks(
     other = offmarl.vault.filter(data.path, "index < 9", tmp_path / "other.vlt")
     new = replace(args, vault=other.path, out=tmp_path / "two", normalise=("observation",))
     second = bc.main(replace(new, updates=3, init=first))
-    stored = [np.load(run / "dataset.npz")["observation_moments"] for run in (first, second)]
-    np.testing.assert_array_equal(*stored)
+    moments = [np.load(run / "dataset.npz")["observation_moments"] for run in (first, second)]
+    np.testing.assert_array_equal(*moments)

@@ -38,11 +38,11 @@ def sizes(args: LearnerArgs, count: int, **options) -> np.ndarray:
         step, state = optimiser.update(gradient, state)
         return -step, state
 
-    state, moved = make_optimiser(structure(args), hyper).init(gradient), []
+    state, steps = make_optimiser(structure(args), hyper).init(gradient), []
     for done in range(count):
         step, state = update(state, jnp.int32(done))
-        moved.append(float(step))
-    return np.array(moved)
+        steps.append(float(step))
+    return np.array(steps)
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,16 @@ def sizes(args: LearnerArgs, count: int, **options) -> np.ndarray:
 def test_the_step_size_over_four_updates_and_after_them(schedule, wanted):
     args = LearnerArgs(Path(), updates=4, learning_rate=RATE, schedule=schedule)
     np.testing.assert_allclose(sizes(args, 5), RATE * np.array(wanted), rtol=1e-4, atol=1e-10)
-    own = {"updates": 8}  # half of the way after four updates
+    longer = {"updates": 8}  # half of the way after four updates
     half = {"constant": 1, "linear": 0.5, "cosine": 0.5}[schedule]
-    np.testing.assert_allclose(sizes(args, 5, **own)[4], RATE * half, rtol=1e-4)
+    np.testing.assert_allclose(sizes(args, 5, **longer)[4], RATE * half, rtol=1e-4)
 
 
 def test_a_part_may_have_a_step_size_of_its_own_which_follows_the_same_schedule():
     args = TwoRates(Path(), updates=2, learning_rate=RATE, schedule="linear")
     critic = hyperparameters(args).critic_learning_rate
-    found = sizes(args, 2, learning_rate=critic)
-    np.testing.assert_allclose(found, 10 * RATE * np.array([1, 0.5]), rtol=1e-4)
+    steps = sizes(args, 2, learning_rate=critic)
+    np.testing.assert_allclose(steps, 10 * RATE * np.array([1, 0.5]), rtol=1e-4)
 
 
 def test_without_clipping_and_schedule_the_optimiser_is_adam_to_the_bit():
@@ -75,10 +75,10 @@ def test_without_clipping_and_schedule_the_optimiser_is_adam_to_the_bit():
     ours = make_optimiser(structure(args), hyperparameters(args), 7)
     assert jax.tree.structure(ours.init(gradient)) == jax.tree.structure(plain.init(gradient))
     for _ in range(2):
-        found, wanted = (
-            jax.jit(each.update)(gradient, each.init(gradient))[0] for each in (ours, plain)
+        steps, expected = (
+            jax.jit(opt.update)(gradient, opt.init(gradient))[0] for opt in (ours, plain)
         )
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(steps, expected)
 
 
 @pytest.mark.parametrize(("separately", "actor"), [(False, 0.3 / 50), (True, 0.3)])

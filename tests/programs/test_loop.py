@@ -255,11 +255,11 @@ def test_a_finished_run_is_left_alone_and_no_other_one_takes_its_place(
 def test_a_run_on_data_that_has_changed_is_refused(
     args: bc.Args, whole: Path, tmp_path: Path
 ) -> None:
-    own = shutil.copytree(args.vault, tmp_path / "probe-observation.vlt" / "random")
-    args = dataclasses.replace(args, vault=str(own), out=shutil.copytree(whole, args.out))
+    path = shutil.copytree(args.vault, tmp_path / "probe-observation.vlt" / "random")
+    args = dataclasses.replace(args, vault=str(path), out=shutil.copytree(whole, args.out))
     bc.main(args)
-    steps = vault.open_vault(own).transitions(0, 3)
-    with vault.resume(own) as writer:
+    steps = vault.open_vault(path).transitions(0, 3)
+    with vault.resume(path) as writer:
         writer.append(steps)
     with pytest.raises(RunError, match=r"the content of probe-observation/random was another"):
         bc.main(args)
@@ -285,7 +285,7 @@ def test_without_an_environment_episodes_are_held_out(args: bc.Args, tmp_path: P
     held_out = parts["validation"].transitions()
     policy = offmarl.load_policy(run, seed=1, greedy=True)
     pairs = zip(held_out.view.observation[0], held_out.action[0], strict=True)
-    agreed = [(policy(seen)[0] == done).mean() for seen, done in pairs]
+    agreed = [(policy(observation)[0] == done).mean() for observation, done in pairs]
     np.testing.assert_allclose(np.mean(final[1][tracking.AGREEMENT]), np.mean(agreed), rtol=1e-5)
 
 
@@ -304,17 +304,17 @@ def test_a_stage_begins_with_what_it_makes_of_the_state_of_each_seed() -> None:
 
     stage = Stage(lambda *_: None, on_start=on_start)  # type: ignore[arg-type,return-value]
     learned = loop.Learned({"now": jnp.array([1.0, 5.0]), "before": jnp.zeros(2)})
-    found = loop.start_stage(stage, learned, Layout(2))
-    assert found.priorities is None
-    np.testing.assert_array_equal(found.state["now"], [1, 5])
-    np.testing.assert_array_equal(found.state["before"], [2, 6])
+    result = loop.start_stage(stage, learned, Layout(2))
+    assert result.priorities is None
+    np.testing.assert_array_equal(result.state["now"], [1, 5])
+    np.testing.assert_array_equal(result.state["before"], [2, 6])
 
 
 @pytest.mark.nightly
 def test_values_tell_no_likelihood(args: bc.Args) -> None:
     qmix_cql = registry.load("baseline", "qmix_cql")
-    taken = {field.name for field in dataclasses.fields(qmix_cql.Args)}
-    shared = {name: value for name, value in vars(args).items() if name in taken}
+    names = {field.name for field in dataclasses.fields(qmix_cql.Args)}
+    shared = {name: value for name, value in vars(args).items() if name in names}
     run = qmix_cql.main(qmix_cql.Args(**shared | {"held_out": 0.25, "updates": 10}))
     rows = [row for row in tracking.read(run / tracking.METRICS_FILE) if tracking.RETURN in row]
     assert all(len(row[tracking.AGREEMENT]) == args.final_episodes for row in rows)
@@ -398,7 +398,7 @@ def test_kill_9_or_a_signal_and_the_same_command_again(
     options |= {"replay": replay, "checkpoint-seconds": 0}
     small = ["--hidden=8", "--batch-size=4", "--length=2", "--eval-episodes=4"]
     flags = [*(f"--{name}={value}" for name, value in options.items()), *small]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    reference, killed = tmp_path / "whole", tmp_path / "killed"
 
     def command(program: list[str], out: Path) -> list[str]:
         return [sys.executable, *program, "--vault", str(args.vault), "--out", str(out), *flags]
@@ -406,18 +406,18 @@ def test_kill_9_or_a_signal_and_the_same_command_again(
     def stop(program: list[str], signum: int) -> tuple[int, str]:
         """Send a signal once there is a checkpoint more than before; return what was said."""
         checkpoints = Checkpoints(killed / "checkpoints")
-        seen = checkpoints.latest() or 0
-        own, new = command(program, killed), lambda: (checkpoints.latest() or 0) > seen
-        said = stopped(own, new, signum)
-        return checkpoints.latest(), said
+        before = checkpoints.latest() or 0
+        arguments, new = command(program, killed), lambda: (checkpoints.latest() or 0) > before
+        output = stopped(arguments, new, signum)
+        return checkpoints.latest(), output
 
-    run(command(program, whole))
+    run(command(program, reference))
     killed_at, _ = stop(program, signal.SIGKILL)
-    stopped_at, said = stop(program, signum)
+    stopped_at, output = stop(program, signum)
     assert 0 < killed_at < stopped_at < 4000
-    assert said == f"stopped at update {stopped_at:,}: the same command resumes there.\n"
+    assert output == f"stopped at update {stopped_at:,}: the same command resumes there.\n"
     run(command(program, killed))
-    same_run(killed, whole)
+    same_run(killed, reference)
 
 
 def test_an_option_that_xla_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,23 +48,23 @@ def standardised(moments, array):
 )
 def test_training_equals_that_on_a_normalised_vault(random_data, tmp_path, name, what):
     run = train(name, random_data(ENV), tmp_path / "run", normalise=what)
-    kept = read(run / "dataset.npz")
-    assert set(kept) - {"return_scale"} == {f"{w}_moments" for w in what}
+    arrays = read(run / "dataset.npz")
+    assert set(arrays) - {"return_scale"} == {f"{w}_moments" for w in what}
 
     def normalise(steps):
         columns = {c: w for w in what for c in (w, f"final.{w}") if c in steps}
-        return {c: standardised(kept[f"{w}_moments"], steps[c]) for c, w in columns.items()}
+        return {c: standardised(arrays[f"{w}_moments"], steps[c]) for c, w in columns.items()}
 
     mapped = vault.map(random_data(ENV), tmp_path / "mapped.vlt", normalise)
     plain = train(name, mapped.path, tmp_path / "plain")
-    ours, theirs = (offmarl.load_policy(one) for one in (run, plain))
+    ours, theirs = (offmarl.load_policy(path) for path in (run, plain))
     chex.assert_trees_all_close(ours.params, theirs.params, rtol=1e-4, atol=1e-6)
 
-    seen = mapped.transitions().view.observation[0, :1]
+    after = mapped.transitions().view.observation[0, :1]
     before = offmarl.open(random_data(ENV)).transitions().view.observation[0, :1]
     key = jax.random.key(0)
-    for one, other in zip(before, seen, strict=True):
-        np.testing.assert_array_equal(ours(one, key=key)[0], theirs(other, key=key)[0])
+    for raw, scaled in zip(before, after, strict=True):
+        np.testing.assert_array_equal(ours(raw, key=key)[0], theirs(scaled, key=key)[0])
 
 
 @pytest.mark.slow
@@ -78,9 +78,9 @@ def test_what_is_recorded_and_evaluated_uses_the_statistics(random_data, tmp_pat
     params, network = policy.params, registry.load("baseline", "bc")
     plain = network.make(env.spec, network.Args(vault=run, **SMALL), DatasetStatistics(None))
     act = plain.policy(True)
-    seen, legal = steps.view.observation[0, 0], steps.view.legal_actions[0, 0]
-    seen = jnp.asarray((seen - mean) / std)
-    action, *_ = act.act(params, act.initial_carry(), seen, jnp.asarray(legal), KEY)
+    observation, legal = steps.view.observation[0, 0], steps.view.legal_actions[0, 0]
+    observation = jnp.asarray((observation - mean) / std)
+    action, *_ = act.act(params, act.initial_carry(), observation, jnp.asarray(legal), KEY)
     np.testing.assert_array_equal(action, steps.action[0, 0])
 
 
@@ -92,7 +92,7 @@ def statistics(**arrays):
 
 
 def echo():
-    """A program that returns what it is given."""
+    """A program that returns its arguments."""
     policy = Policy(
         tuple,
         lambda params, carry, observation, legal, key: (observation, legal, carry),
@@ -119,57 +119,57 @@ def sequence(**changes):
 def test_each_part_is_normalised_alone(what):
     batch = sequence()
     moments = {"observation_moments": [[1, 2, 3], [2, 2, 4]], "state_moments": [[1] * 5, [3] * 5]}
-    kept = statistics(**moments, return_scale=5.0)
+    data = statistics(**moments, return_scale=5.0)
     scaled = what == "rewards"
-    program = normalised(echo(), () if scaled else (what,), kept, scale_rewards=scaled)
+    program = normalised(echo(), () if scaled else (what,), data, scale_rewards=scaled)
     scale = UNIT / 5.0 if scaled else 1.0
-    found, metrics = program.stages[0].update(
+    result, metrics = program.stages[0].update(
         (), batch, KEY, Hyperparameters({SCALE: jnp.float32(scale)})
     )
-    np.testing.assert_array_equal(found.reward, batch.reward * scale)
-    np.testing.assert_array_equal(found.return_to_go, batch.reward * scale)
+    np.testing.assert_array_equal(result.reward, batch.reward * scale)
+    np.testing.assert_array_equal(result.return_to_go, batch.reward * scale)
     assert metrics == {"q_tot": 3.0 / scale, "td_loss": 3.0}
     expected = batch.view.observation
     if what == "observation":
         expected = (expected - np.float32([1, 2, 3])) / np.float32([2, 2, 4])
-    np.testing.assert_allclose(found.view.observation, expected, rtol=1e-6)
+    np.testing.assert_allclose(result.view.observation, expected, rtol=1e-6)
     state = (batch.view.state - 1) / 3 if what == "state" else batch.view.state
-    np.testing.assert_allclose(found.view.state, state, rtol=1e-6)
+    np.testing.assert_allclose(result.view.state, state, rtol=1e-6)
     policy = program.policy(True)
-    seen = policy.act((), (), batch.view.observation[0, 0], None, None)[0]
-    np.testing.assert_allclose(seen, expected[0, 0], rtol=1e-6)
+    observation = policy.act((), (), batch.view.observation[0, 0], None, None)[0]
+    np.testing.assert_allclose(observation, expected[0, 0], rtol=1e-6)
     assert policy.after_step((), np.float32(2), None) == 2 * scale
 
 
 def test_data_of_other_scales_share_what_is_compiled():
-    given = echo()
-    policy = given.policy(True)._replace(after_step=None)
-    given = given._replace(policy=lambda _greedy: policy)
-    kept = (statistics(return_scale=x, observation_moments=[[1.0], [2.0]]) for x in (5.0, 8.0))
-    one, other = (normalised(given, ("observation",), x, scale_rewards=True) for x in kept)
-    assert one.stages[0] is other.stages[0]
-    plain = normalised(given, (), statistics(return_scale=5.0), scale_rewards=True)
+    program = echo()
+    policy = program.policy(True)._replace(after_step=None)
+    program = program._replace(policy=lambda _greedy: policy)
+    sources = (statistics(return_scale=x, observation_moments=[[1.0], [2.0]]) for x in (5.0, 8.0))
+    first, second = (normalised(program, ("observation",), x, scale_rewards=True) for x in sources)
+    assert first.stages[0] is second.stages[0]
+    plain = normalised(program, (), statistics(return_scale=5.0), scale_rewards=True)
     assert plain.policy(True) is policy  # which other programs have, too
-    moved = statistics(observation_moments=[[1.0], [3.0]])
-    assert normalised(given, ("observation",), moved).stages[0] is not one.stages[0]
+    third = statistics(observation_moments=[[1.0], [3.0]])
+    assert normalised(program, ("observation",), third).stages[0] is not first.stages[0]
 
 
 def test_a_blind_program_sees_nothing_in_training_and_acting():
     batch = sequence()
     program = normalised_as(programs.Args(Path(), blind=True), echo(), statistics())
-    found, _ = program.stages[0].update((), batch, KEY, NO_HYPER)
-    assert not found.view.observation.any() and batch.view.observation.any()
-    np.testing.assert_array_equal(found.view.legal_actions, batch.view.legal_actions)
+    out, _ = program.stages[0].update((), batch, KEY, NO_HYPER)
+    assert not out.view.observation.any() and batch.view.observation.any()
+    np.testing.assert_array_equal(out.view.legal_actions, batch.view.legal_actions)
     seen, legal, _ = program.policy(True).act((), (), batch.view.observation[0, 0], 7, None)
     assert not seen.any() and seen.shape == batch.view.observation[0, 0].shape and legal == 7
 
 
 def test_images_stay_as_they_are():
     image = np.arange(8, dtype=np.uint8).reshape(2, 4)
-    kept = statistics(
+    data = statistics(
         **{"observation.image_moments": [0, 1], "observation.speed_moments": [[2.0], [4.0]]}
     )
-    policy = normalised(echo(), ("observation",), kept).policy(True)
+    policy = normalised(echo(), ("observation",), data).policy(True)
     seen, *_ = policy.act((), (), {"image": image, "speed": np.ones((2, 1), np.float32)}, 0, 0)
     assert seen["image"] is image
     np.testing.assert_allclose(seen["speed"], np.full((2, 1), -0.25))
@@ -180,14 +180,14 @@ def test_moments_of_trees_leave_whole_numbers_alone(tmp_path):
         SPEC, observation={"image": ArraySpec((2, 2, 1), "uint8"), "speed": ArraySpec((3,))}
     )
     data = written(tmp_path / "a.vlt", make(spec, steps=30), spec=spec)
-    found = DatasetStatistics(data, episodes=np.arange(len(data.episodes.row)))
-    mean, std = found.observation_moments()
+    source = DatasetStatistics(data, episodes=np.arange(len(data.episodes.row)))
+    mean, std = source.observation_moments()
     assert (mean["image"], std["image"]) == (0, 1)
     alive = data.transitions().view.alive
     speed = data.transitions().view.observation["speed"][alive]
     np.testing.assert_allclose(mean["speed"], speed.mean(0), rtol=1e-5)
     np.testing.assert_allclose(std["speed"], speed.std(0), rtol=1e-5)
-    again = DatasetStatistics(None, found.used).observation_moments()
+    again = DatasetStatistics(None, source.used).observation_moments()
     assert isinstance(again, MeanAndStd)
     np.testing.assert_array_equal(again.mean["speed"], mean["speed"])
 
@@ -204,12 +204,12 @@ def test_a_run_stores_nothing_in_its_dataset(tmp_path):
 
 
 def test_only_programs_that_learn_values_scale_rewards():
-    given = echo()
-    assert normalised_as(programs.Args(vault=Path()), given, None) is given
+    program = echo()
+    assert normalised_as(programs.Args(vault=Path()), program, None) is program
     args = programs.ValueArgs(vault=Path())
-    assert normalised_as(args, given, statistics(return_scale=1.0)) is not given
+    assert normalised_as(args, program, statistics(return_scale=1.0)) is not program
     args = programs.ValueArgs(vault=Path(), scale_rewards=False)
-    assert normalised_as(args, given, None) is given
+    assert normalised_as(args, program, None) is program
 
 
 def of_returns(returns, complete=True, teams=None):
@@ -218,8 +218,8 @@ def of_returns(returns, complete=True, teams=None):
     count = np.zeros(len(returns), int)
     cause = np.full(len(returns), "terminated" if complete else "cut off")
     teams = teams_of(dataclasses.replace(SPEC, num_agents=returns.shape[1], teams=teams))
-    found = Episodes(count, count, count, returns, count > 0, count > 0, cause, count, count, teams)
-    return mock.Mock(vault.Dataset, episodes=found)
+    table = Episodes(count, count, count, returns, count > 0, count > 0, cause, count, count, teams)
+    return mock.Mock(vault.Dataset, episodes=table)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def of_returns(returns, complete=True, teams=None):
     ],
 )
 def test_the_scale_of_returns(data, scale):
-    found = DatasetStatistics(data)
-    assert found.return_scale() == scale
-    assert DatasetStatistics(None, found.used).return_scale() == scale
-    some = DatasetStatistics(data, episodes=np.arange(len(data.episodes.row))[:1])
-    assert some.return_scale() <= scale
+    source = DatasetStatistics(data)
+    assert source.return_scale() == scale
+    assert DatasetStatistics(None, source.used).return_scale() == scale
+    part = DatasetStatistics(data, episodes=np.arange(len(data.episodes.row))[:1])
+    assert part.return_scale() <= scale

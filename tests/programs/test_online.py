@@ -38,34 +38,30 @@ from .learning import Dial, learn
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_recording_that_others_appended_to_is_noticed(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(tracking, "notice", said.append)
+def test_a_recording_that_others_appended_to_is_noticed(tmp_path, notices):
     with vault.create(tmp_path / "v.vlt", SPEC, rows=2) as writer:
         writer.append(*make(steps=40), run="policy", chunk=0)
     online.describe(tmp_path / "v.vlt", "expert")
-    assert said == []
+    assert notices == []
     with vault.resume(tmp_path / "v.vlt") as writer:
         writer.append(*make(steps=8))
-    found = online.describe(tmp_path / "v.vlt", "expert")
-    assert found["steps"] == 96
-    assert said == [
+    row = online.describe(tmp_path / "v.vlt", "expert")
+    assert row["steps"] == 96
+    assert notices == [
         f"warning: {tmp_path}/v.vlt/main also holds steps that were appended to the recording."
     ]
 
 
-def test_a_recording_without_a_complete_episode_is_noticed(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(tracking, "notice", said.append)
+def test_a_recording_without_a_complete_episode_is_noticed(tmp_path, notices):
     written(tmp_path / "v.vlt", (make(steps=5, end_every=1e9)[0], None))
     online.warn_of(vault.open_vault(tmp_path / "v.vlt"))
-    assert len(said) == 1
-    assert "no episode of" in said[0]
+    assert len(notices) == 1
+    assert "no episode of" in notices[0]
 
 
 def test_a_recorder_may_begin_a_stage_with_leaves_that_are_one_another():
     """Its state is donated, and no buffer may be donated twice."""
-    kept = jnp.float32(5.0)  # as a program that has read it from a file
+    constant = jnp.float32(5.0)  # as a program that has read it from a file
 
     def add_one(state, _batch, _key, _hyper):
         return {name: leaf + 1 for name, leaf in state.items()}, {}
@@ -73,20 +69,20 @@ def test_a_recorder_may_begin_a_stage_with_leaves_that_are_one_another():
     stages = (
         Stage(add_one, 1),
         Stage(add_one, 1, on_start=lambda state: state | {"target": state["params"]}),
-        Stage(add_one, 1, on_start=lambda state: state | {"params": kept}),
+        Stage(add_one, 1, on_start=lambda state: state | {"params": constant}),
     )
     program = Program(lambda *_: None, stages, lambda _: None, lambda state: state)
     state = {"params": jnp.float32(1.0), "target": jnp.float32(0.0)}
     schedule = Schedule(3, 3, 1, stage_starts(stages, 3))
     hypers, keys = [Hyperparameters({})], [jax.random.key(0)]
     work = collect(program, [state], hypers, keys, schedule, 0, [None])
-    found = [jax.tree.map(float, state) for _, (state,), _ in work]
-    assert found == [
+    states = [jax.tree.map(float, state) for _, (state,), _ in work]
+    assert states == [
         {"params": 2.0, "target": 1.0},
         {"params": 3.0, "target": 3.0},
         {"params": 6.0, "target": 4.0},
     ]
-    assert kept == 5.0
+    assert constant == 5.0
 
 
 def test_all_processes_make_the_updates_that_the_first_chooses(monkeypatch):
@@ -100,8 +96,8 @@ def test_all_processes_make_the_updates_that_the_first_chooses(monkeypatch):
     )
     schedule, key = Schedule(12, 12, 1, (0,)), jax.random.key(0)
     work = collect(program, [jnp.zeros(())], [Hyperparameters({})], [key], schedule, 0, [None])
-    found = [(done, found["state"][0, :2].tolist()) for done, _, found in work]
-    assert found == [(1, [0]), (5, [1, 2]), (9, [5, 6]), (11, [9, 10]), (12, [11])]
+    calls = [(done, metrics["state"][0, :2].tolist()) for done, _, metrics in work]
+    assert calls == [(1, [0]), (5, [1, 2]), (9, [5, 6]), (11, [9, 10]), (12, [11])]
 
 
 @pytest.mark.nightly
@@ -140,7 +136,7 @@ def small(out, **changes):
 
 
 def content(out):
-    """All that two runs of one seed must have in common."""
+    """Return the results that two runs of one seed must share."""
     vaults = {path.name: vault.open_vault(path).digest() for path, _ in vault.list_vaults(out)}
     run = next(out.rglob("run.json")).parent
     params = load_policy(run).params
@@ -160,21 +156,21 @@ def test_several_updates_in_a_call_have_the_bits_of_single_ones(tmp_path, monkey
     options = {"tiers": "replay", "total_steps": 2000, "num_envs": 4, "num_steps": 5, "updates": 1}
     options |= {"capacity": 64, "evaluations": 3, "network": "feedforward", "length": 3}
     args = vdn.Args(env="probe/observation", eval_episodes=2, hidden=4, **options)
-    yielded, found = [], []
+    yielded, contents = [], []
     for seconds in (0.0, 1e3):
         monkeypatch.setattr(collecting, "SECONDS_AT_ONCE", seconds)
         monkeypatch.setattr(
             online,
             "collect",
-            lambda *given: (yielded.append(one[0]) or one for one in collect(*given)),
+            lambda *inputs: (yielded.append(block[0]) or block for block in collect(*inputs)),
         )
         out = tmp_path / str(seconds)
         vdn.main(replace(args, out=out))
-        found.append(content(out))
+        contents.append(content(out))
     assert yielded[:100] == list(range(1, 101))
     counts = np.diff([0, *yielded[100:]]).tolist()
     assert counts == [1, 2, 4, 8, 8, 8, 2, 1, 8, 8, 8, 8, 2, 8, 8, 8, 8]
-    assert found[0] == found[1]
+    assert contents[0] == contents[1]
 
 
 def test_a_capacity_that_does_not_fit_is_an_error_that_names_one_that_does(tmp_path, monkeypatch):
@@ -183,10 +179,10 @@ def test_a_capacity_that_does_not_fit_is_an_error_that_names_one_that_does(tmp_p
     args = vdn.Args(env="swarm/coverage-3", out=tmp_path, hidden=4, capacity=10**6)
     with pytest.raises(
         OptionError, match=r"need at least .* GB .* such as --capacity \d+"
-    ) as found:
+    ) as error:
         vdn.main(args)
     assert not list(tmp_path.iterdir())
-    most = int(str(found.value).split()[-1].rstrip("."))
+    most = int(str(error.value).split()[-1].rstrip("."))
     monkeypatch.setattr(online, "collect", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         vdn.main(replace(args, capacity=most))
@@ -195,22 +191,20 @@ def test_a_capacity_that_does_not_fit_is_an_error_that_names_one_that_does(tmp_p
 
 
 @pytest.mark.slow
-def test_a_chosen_capacity_fits_into_half_of_the_memory_and_is_kept(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(tracking, "notice", said.append)
+def test_a_chosen_capacity_fits_into_half_of_the_memory_and_is_kept(tmp_path, monkeypatch, notices):
     options = {"tiers": "random", "steps": 64, "total_steps": 64, "num_envs": 4, "num_steps": 8}
     options |= {"updates": 1, "evaluations": 1, "network": "feedforward", "length": 3}
     args = vdn.Args(env="probe/observation", out=tmp_path, eval_episodes=2, hidden=4, **options)
     monkeypatch.setattr(device, "free_bytes", lambda: 10**6)
     vdn.main(args)
     (run,) = tmp_path.rglob("run.json")
-    chosen = json.loads(run.read_text())["args"]["capacity"]
-    assert 8 < chosen < vdn.Args.default_capacity
-    assert f"--capacity {chosen}, so that" in "".join(said)
+    capacity = json.loads(run.read_text())["args"]["capacity"]
+    assert 8 < capacity < vdn.Args.default_capacity
+    assert f"--capacity {capacity}, so that" in "".join(notices)
     monkeypatch.setattr(device, "free_bytes", lambda: 10**10)
     assert "nothing was changed" in vdn.main(args).data["outcome"]
     with pytest.raises(RunError, match="capacity"):
-        vdn.main(replace(args, capacity=chosen + 1))
+        vdn.main(replace(args, capacity=capacity + 1))
     vdn.main(replace(args, out=tmp_path / "large"))
     (run,) = (tmp_path / "large").rglob("run.json")
     assert json.loads(run.read_text())["args"]["capacity"] == vdn.Args.default_capacity
@@ -227,7 +221,7 @@ def test_tiers_are_recorded_with_what_they_come_from(recorded):
     assert sorted(tiers) == ["expert", "medium", "medium-replay", "random", "replay"]
     assert tiers["expert"].num_steps == 400
     assert tiers["replay"].num_steps == 4096  # 32 iterations of 128 steps
-    means = {name: found.episodes.returns.mean() for name, found in tiers.items()}
+    means = {name: data.episodes.returns.mean() for name, data in tiers.items()}
     assert means["random"] < means["medium"] < means["expert"]
     assert [row["mean_return"] for row in report.data["vaults"]] == [
         pytest.approx(means[row["tier"]]) for row in report.data["vaults"]
@@ -259,14 +253,14 @@ def test_medium_replay_is_the_training_data_up_to_the_medium_policy(recorded):
     medium = vault.open_vault(directory / "mappo-0-medium").provenance["policies"][0][
         "training_steps"
     ]
-    found, whole = tiers["medium-replay"], tiers["replay"].transitions(0, medium // 8)
-    assert found.num_steps == medium < tiers["replay"].num_steps
+    data, transitions = tiers["medium-replay"], tiers["replay"].transitions(0, medium // 8)
+    assert data.num_steps == medium < tiers["replay"].num_steps
     np.testing.assert_array_equal(
-        found.transitions().view.observation[0],
-        whole.view.observation.reshape(medium, *whole.view.observation.shape[2:]),
+        data.transitions().view.observation[0],
+        transitions.view.observation.reshape(medium, *transitions.view.observation.shape[2:]),
     )
-    assert found.provenance["tier"] == "medium-replay"
-    assert found.provenance["policies"][-1]["training_steps"] == medium
+    assert data.provenance["tier"] == "medium-replay"
+    assert data.provenance["policies"][-1]["training_steps"] == medium
 
 
 @pytest.mark.slow
@@ -287,9 +281,9 @@ def test_the_policies_of_all_evaluations_can_be_loaded_by_their_steps(recorded, 
     run = out / "probe" / "observation.run" / "mappo-0"
     rows = [row for row in tracking.read(run / tracking.METRICS_FILE) if tracking.RETURN in row]
     best = max(rows, key=lambda row: np.mean(row[tracking.RETURN]))["step"]
-    found = [load_policy(run, step=step).params for step in (best, "best", 512, None)]
-    chex.assert_trees_all_equal(found[0], found[1])
-    assert differ(found[2], found[3])
+    params = [load_policy(run, step=step).params for step in (best, "best", 512, None)]
+    chex.assert_trees_all_equal(params[0], params[1])
+    assert differ(params[2], params[3])
     with pytest.raises(RunError, match=r"no checkpoint of step 500, but of \[0, 512, "):
         load_policy(run, step=500)
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns(tracking.POLICIES))
@@ -301,8 +295,8 @@ def test_the_policies_of_all_evaluations_can_be_loaded_by_their_steps(recorded, 
 def test_evaluations_are_kept_for_comparison(recorded):
     out, _ = recorded
     run = out / "probe" / "observation.run" / "mappo-0"
-    found = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
-    algorithms = found["probe"]["observation"]
+    scores = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
+    algorithms = scores["probe"]["observation"]
     assert set(algorithms) == {"mappo (sampled)", "mappo (greedy)"}
     ((greedy,), (steps,)) = (algorithms[f"mappo ({x})"].values() for x in ("greedy", "sampled"))
     assert np.mean(greedy["absolute_metrics"][tracking.RETURN]) > 0.9
@@ -384,8 +378,8 @@ def test_damaged_metrics_are_cut_and_the_evaluations_written_again(recorded, tmp
     path.write_bytes(b"".join((*lines[:2], b'{"seed": 0, "st\n', *lines[3:])))
     with pytest.warns(UserWarning, match="is damaged from line 3 on"):
         mappo.main(args)
-    whole = next(recorded[0].rglob(tracking.METRICS_FILE)).parent
-    assert scores_of(path.parent) == scores_of(whole)
+    reference = next(recorded[0].rglob(tracking.METRICS_FILE)).parent
+    assert scores_of(path.parent) == scores_of(reference)
 
 
 @pytest.mark.slow
@@ -397,12 +391,12 @@ def test_a_finished_run_records_further_tiers_without_training(recorded, tmp_pat
     (row,) = report.data["vaults"]
     assert (row["tier"], row["steps"]) == ("mixed", 800)
     mixed = vault.open_vault(out / "probe/observation.vlt/mappo-0-mixed")
-    drawn = mixed.episodes.policy_id.reshape(len(mixed.episodes.row), -1)
-    assert (drawn == drawn[:, :1]).all() and drawn.mean() == pytest.approx(0.75, abs=0.1)
+    ids = mixed.episodes.policy_id.reshape(len(mixed.episodes.row), -1)
+    assert (ids == ids[:, :1]).all() and ids.mean() == pytest.approx(0.75, abs=0.1)
     random, expert = mixed.provenance["policies"]
     assert (random["tier"], random["policy_id"], expert["tier"]) == ("random", 0, "expert")
     returns = mixed.episodes.episode_returns
-    assert returns[drawn[:, 0] == 0].mean() < 0.7 < returns[drawn[:, 0] == 1].mean()
+    assert returns[ids[:, 0] == 0].mean() < 0.7 < returns[ids[:, 0] == 1].mean()
     assert mixed.provenance["recorded"]["return"] == pytest.approx(returns.mean())
     low, high = mixed.provenance["recorded"]["return_interval"]
     assert low < returns.mean() < high
@@ -465,9 +459,9 @@ def test_evaluations_log_how_often_the_agents_win(tmp_path, monkeypatch):
 
 
 def test_a_run_without_tiers_is_summarised_without_a_table(tmp_path, capsys):
-    found = online.summarise(tmp_path, [], "trained")
-    assert found.data["vaults"] == []
-    output.show(output.Report(*found), as_json=False)
+    report = online.summarise(tmp_path, [], "trained")
+    assert report.data["vaults"] == []
+    output.show(output.Report(*report), as_json=False)
     assert capsys.readouterr().out == f"{tmp_path}: trained\n"
 
 

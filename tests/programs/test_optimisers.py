@@ -14,8 +14,8 @@ def test_gradients_are_clipped_before_adam():
     step, _ = optimiser.update(jnp.array([0.03, 0.04]), state)
     mean = (0.9 * 0.1 * np.array([0.3, 0.4]) + 0.1 * np.array([0.03, 0.04])) / (1 - 0.9**2)
     square = 0.999 * 0.001 * np.array([0.09, 0.16]) + 0.001 * np.array([0.0009, 0.0016])
-    wanted = -7e-4 * mean / (np.sqrt(square / (1 - 0.999**2)) + 1e-5)
-    np.testing.assert_allclose(step, wanted, rtol=1e-4)
+    expected = -7e-4 * mean / (np.sqrt(square / (1 - 0.999**2)) + 1e-5)
+    np.testing.assert_allclose(step, expected, rtol=1e-4)
 
 
 def test_the_norm_is_over_all_gradients():
@@ -24,8 +24,8 @@ def test_the_norm_is_over_all_gradients():
 
 def test_progress_counts_the_last_update_which_may_go_beyond_the_total():
     # 100 steps are 4 updates of 2 x 16 = 32 steps.
-    found = [training_progress(jnp.array(done), 100, 2, 16) for done in (0, 1, 4, 9)]
-    np.testing.assert_allclose(found, [0, 0.25, 1, 1])
+    progress = [training_progress(jnp.array(done), 100, 2, 16) for done in (0, 1, 4, 9)]
+    np.testing.assert_allclose(progress, [0, 0.25, 1, 1])
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,12 @@ def test_a_policy_acts_with_more_agents(tmp_path: Path, kind: Any, agent_id: Any
     few, many = (load_policy(tmp_path / "run", env=env) for env in (TWO, FIVE))
     chex.assert_trees_all_equal(few.params, many.params)
     assert (few.spec.num_agents, many.spec.num_agents) == (2, 5)
-    seen = np.random.default_rng(0).normal(size=(5, many.spec.observation_size))
-    action, carry = many(seen.astype(np.float32))
+    observations = np.random.default_rng(0).normal(size=(5, many.spec.observation_size))
+    action, carry = many(observations.astype(np.float32))
     assert action.shape == (5,)
-    many(seen.astype(np.float32), carry=carry)
+    many(observations.astype(np.float32), carry=carry)
     if agent_id == "none":  # then an agent acts as it would in the smaller team
-        np.testing.assert_array_equal(few(seen[:2].astype(np.float32))[0], action[:2])
+        np.testing.assert_array_equal(few(observations[:2].astype(np.float32))[0], action[:2])
 
 
 @pytest.mark.slow

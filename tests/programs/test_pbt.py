@@ -24,9 +24,9 @@ PBT = ("learning_rate=1e-4,1e-3", "gamma=0.99")
 
 
 def args_of(tmp_path, **options):
-    given = {"env": "probe/match", "tiers": "replay", "out": tmp_path, "num_envs": 4}
-    given |= {"num_steps": 8, "total_steps": 320, "evaluations": 5, "eval_episodes": 8}
-    return ippo.Args(**given | {"hidden": 8, "seeds": 5, "pbt": PBT} | options)
+    defaults = {"env": "probe/match", "tiers": "replay", "out": tmp_path, "num_envs": 4}
+    defaults |= {"num_steps": 8, "total_steps": 320, "evaluations": 5, "eval_episodes": 8}
+    return ippo.Args(**defaults | {"hidden": 8, "seeds": 5, "pbt": PBT} | options)
 
 
 def returns_of(means):
@@ -45,9 +45,9 @@ def test_the_worst_copies_the_best_and_perturbs_its_hyperparameters():
     assert min(abs(after[1] / 1e-4 - factor) for factor in (0.8, 1.2)) < 1e-6
     np.testing.assert_array_equal(np.delete(after, 1), np.delete(before, 1))
     gamma = log["pbt_gamma_next"][1]  # the difference to 1 is multiplied
-    assert min(abs(gamma - one) for one in (0.92, 0.88)) < 1e-6
-    assert [float(one.learning_rate) for one in population.members] == after.tolist()
-    assert {float(one.clip) for one in population.members} == {np.float32(0.2)}
+    assert min(abs(gamma - value) for value in (0.92, 0.88)) < 1e-6
+    assert [float(member.learning_rate) for member in population.members] == after.tolist()
+    assert {float(member.clip) for member in population.members} == {np.float32(0.2)}
 
 
 @pytest.mark.parametrize(("means", "last"), [([1, 0, 5, 3, 2], True), ([2, 2, 2, 2, 2], False)])
@@ -61,13 +61,13 @@ def test_nobody_is_replaced_at_the_end_or_by_an_equal(means, last):
 def test_a_fifth_is_replaced_and_draws_follow_from_seed_and_step():
     args = ippo.Args(seeds=20, pbt=("learning_rate=1e-3",))
     fitness = returns_of(np.arange(20))
-    found = [PopulationTraining(args).replace(done, fitness, False) for done in (1, 1, 2)]
-    assert {*found[0][0]} == {0, 1, 2, 3}
-    assert {*found[0][0].values()} <= {16, 17, 18, 19}
-    chex.assert_trees_all_equal(found[0][1], found[1][1])
+    results = [PopulationTraining(args).replace(done, fitness, False) for done in (1, 1, 2)]
+    assert {*results[0][0]} == {0, 1, 2, 3}
+    assert {*results[0][0].values()} <= {16, 17, 18, 19}
+    chex.assert_trees_all_equal(results[0][1], results[1][1])
     assert (
-        found[0][1]["pbt_learning_rate_next"].tolist()
-        != found[2][1]["pbt_learning_rate_next"].tolist()
+        results[0][1]["pbt_learning_rate_next"].tolist()
+        != results[2][1]["pbt_learning_rate_next"].tolist()
     )
 
 
@@ -104,11 +104,11 @@ def test_what_counts_at_the_start_alone_is_refused():
 def test_the_policy_explores_by_the_hyperparameter_of_now(program, name):
     sizes = {"num_envs": 2, "num_steps": 4, "updates": 1, "batch_size": 2, "capacity": 8}
     args, env = program.Args(**sizes, hidden=4, env="probe/match"), envs.make("probe/match")
-    made = program.make(env.spec, structure(args), env)
-    state = jax.jit(made.init)(jax.random.key(0), hyperparameters(args))
+    instance = program.make(env.spec, structure(args), env)
+    state = jax.jit(instance.init)(jax.random.key(0), hyperparameters(args))
     other = hyperparameters(args, {name: 0.25})
-    state, _ = jax.jit(made.stages[0].update)(state, None, jax.random.key(1), other)
-    assert getattr(made.policy_params(state), name) == 0.25
+    state, _ = jax.jit(instance.stages[0].update)(state, None, jax.random.key(1), other)
+    assert getattr(instance.policy_params(state), name) == 0.25
 
 
 def test_unknown_names_and_small_populations_are_refused(tmp_path):
@@ -147,11 +147,11 @@ def test_a_killed_population_has_the_same_lineage_and_the_same_bits(whole, tmp_p
     killed = replace(whole, out=tmp_path / "killed", checkpoint_seconds=0)
     evaluate, calls = online._Training.observe, []
 
-    def die(self, done, states, found):
+    def die(self, done, states, returns):
         calls.append(done)
         if len(calls) == 4:
             raise KeyboardInterrupt  # after a checkpoint of replaced members
-        return evaluate(self, done, states, found)
+        return evaluate(self, done, states, returns)
 
     with monkeypatch.context() as patch:
         patch.setattr(online._Training, "observe", die)
@@ -159,7 +159,7 @@ def test_a_killed_population_has_the_same_lineage_and_the_same_bits(whole, tmp_p
             ippo.main(killed)
     ippo.main(killed)
 
-    runs = [one.out / "probe/match.run/ippo-0-to-4" for one in (whole, killed)]
+    runs = [args.out / "probe/match.run/ippo-0-to-4" for args in (whole, killed)]
     logs = [
         [row for row in tracking.read(run / "metrics.jsonl") if "wall_time" not in row]
         for run in runs
@@ -177,8 +177,8 @@ def test_a_killed_population_has_the_same_lineage_and_the_same_bits(whole, tmp_p
         policies = [load_policy(run, seed).params for run in runs]
         chex.assert_trees_all_equal(*policies)
         vaults = [
-            vault.open_vault(one.out / f"probe/match.vlt/ippo-{seed}-replay")
-            for one in (whole, killed)
+            vault.open_vault(args.out / f"probe/match.vlt/ippo-{seed}-replay")
+            for args in (whole, killed)
         ]
         assert vaults[0].digest() == vaults[1].digest()
     assert f"{len(replaced)} replacements" in json.dumps(describe_run(runs[0]).facts().rows)

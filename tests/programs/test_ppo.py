@@ -49,8 +49,8 @@ def views(alive, numbers=None):
 def steps(view, reward, terminated, last):
     """Steps ``(T, E, ...)`` whose action is 0."""
     flags = jnp.broadcast_to(last[..., None], terminated.shape) & ~terminated
-    given = {"view": view, "reward": reward, "terminated": terminated, "truncated": flags}
-    return steps_of(SPEC, last, **given)
+    fields = {"view": view, "reward": reward, "terminated": terminated, "truncated": flags}
+    return steps_of(SPEC, last, **fields)
 
 
 class ValuesOf(Networks):
@@ -68,7 +68,7 @@ def networks_of(value):
 
 
 def state_of(params=NOTHING, moments=None, carry=(), optimiser=()):
-    """A state of which the rest is not used."""
+    """A state of which only these fields are used."""
     return State(params, optimiser, moments or Moments.zero(1), None, carry, None, None)
 
 
@@ -81,15 +81,15 @@ def test_an_agent_that_is_done_contributes_to_what_its_team_still_gets(reward, s
     terminated = jnp.array([[[False, True]], [[False, True]], [[True, True]]])
     alive = jnp.array([[[True, True]], [[True, False]], [[True, False]]])
     pay = jnp.broadcast_to(jnp.array([1.0, 2.0, 4.0])[:, None, None], (3, 1, 2))
-    taken = steps(views(alive), pay, terminated, terminated.all(-1))
+    batch = steps(views(alive), pay, terminated, terminated.all(-1))
     state = state_of()
     hyper = hyperparameters(mappo.Args(gamma=1.0, gae_lambda=1.0))
     networks = networks_of(lambda view: jnp.zeros(view.alive.shape))
     spec = replace(SPEC, reward=reward)
-    found = ppo.estimate(networks, hyper, spec, state, taken, pay, taken.view)
-    np.testing.assert_allclose(found.advantage[:, 0, 0], [7.0, 6.0, 4.0])
-    np.testing.assert_allclose(found.advantage[: len(second), 0, 1], second)
-    np.testing.assert_array_equal(found.advantage, found.target)
+    estimates = ppo.estimate(networks, hyper, spec, state, batch, pay, batch.view)
+    np.testing.assert_allclose(estimates.advantage[:, 0, 0], [7.0, 6.0, 4.0])
+    np.testing.assert_allclose(estimates.advantage[: len(second), 0, 1], second)
+    np.testing.assert_array_equal(estimates.advantage, estimates.target)
 
 
 REWARD = jnp.array([[[1.0, 2.0]], [[0.0, 1.0]], [[2.0, 0.0]], [[1.0, 0.0]]])
@@ -98,7 +98,7 @@ NOBODY = jnp.zeros((4, 1, 2), bool)
 
 
 def expected_advantages(values, next_values):
-    """Return those of γ = 1/2 and λ = 1/4, where the second of four steps is truncated."""
+    """Return the advantages for γ = 1/2, λ = 1/4, where the second of four steps is truncated."""
     delta = REWARD[:, 0] + 0.5 * np.array(next_values)[:, None] - np.array(values)[:, None]
     return np.array([delta[0] + delta[1] / 8, delta[1], delta[2] + delta[3] / 8, delta[3]])
 
@@ -106,28 +106,28 @@ def expected_advantages(values, next_values):
 def test_values_are_scaled_and_bootstrap_from_the_true_next_view():
     # Normalised values of views are 0.5, 1, 2, 3, those of next views 1, 4, 3, 5; mean 1, std 2.
     alive = jnp.ones((4, 1, 2), bool)
-    taken = steps(views(alive, [[0.5], [1.0], [2.0], [3.0]]), REWARD, NOBODY, LAST)
+    batch = steps(views(alive, [[0.5], [1.0], [2.0], [3.0]]), REWARD, NOBODY, LAST)
     networks = networks_of(lambda view: jnp.broadcast_to(view.state, view.alive.shape))
     moments = Moments(jnp.array([1e6]), jnp.array([1.0]), jnp.array([4e6]))
     state = state_of(moments=moments)
     hyper = hyperparameters(mappo.Args(gamma=0.5, gae_lambda=0.25))
     after = views(alive, [[1.0], [4.0], [3.0], [5.0]])
-    found = ppo.estimate(networks, hyper, SPEC, state, taken, taken.reward, after)
-    wanted = expected_advantages([2, 3, 5, 7], [3, 9, 7, 11])
-    np.testing.assert_allclose(found.advantage[:, 0], wanted, rtol=1e-5)
-    scaled = wanted + np.array([[2.0], [3], [5], [7]])
-    np.testing.assert_allclose(found.target[:, 0], scaled, rtol=1e-5)
-    np.testing.assert_array_equal(found.value[:, 0, 0], [0.5, 1, 2, 3])
+    estimates = ppo.estimate(networks, hyper, SPEC, state, batch, batch.reward, after)
+    expected = expected_advantages([2, 3, 5, 7], [3, 9, 7, 11])
+    np.testing.assert_allclose(estimates.advantage[:, 0], expected, rtol=1e-5)
+    scaled = expected + np.array([[2.0], [3], [5], [7]])
+    np.testing.assert_allclose(estimates.target[:, 0], scaled, rtol=1e-5)
+    np.testing.assert_array_equal(estimates.value[:, 0, 0], [0.5, 1, 2, 3])
 
 
 def test_values_in_an_episode_that_goes_on_are_those_of_the_next_steps():
-    taken = steps(views(~NOBODY, [[0.5], [1.0], [2.0], [3.0]]), REWARD, NOBODY, ~LAST & LAST)
+    batch = steps(views(~NOBODY, [[0.5], [1.0], [2.0], [3.0]]), REWARD, NOBODY, ~LAST & LAST)
     networks = networks_of(lambda view: jnp.broadcast_to(view.state, view.alive.shape))
     after = views(~NOBODY, [[9.0], [9.0], [9.0], [5.0]])  # of which only the last is valued
     hyper = hyperparameters(mappo.Args(gamma=0.5, gae_lambda=0.0))
-    found = ppo.estimate(networks, hyper, SPEC, state_of(), taken, REWARD, after)
+    estimates = ppo.estimate(networks, hyper, SPEC, state_of(), batch, REWARD, after)
     change = 0.5 * np.array([1.0, 2, 3, 5]) - np.array([0.5, 1, 2, 3])
-    np.testing.assert_allclose(found.advantage, REWARD + change[:, None, None])
+    np.testing.assert_allclose(estimates.advantage, REWARD + change[:, None, None])
 
 
 class Sum:
@@ -135,11 +135,11 @@ class Sum:
 
     def apply(self, _params, *args, method="__call__"):
         if method == "__call__":
-            carry, seen = args
-            return carry + seen, carry + seen
-        seen, first, carry = args
+            carry, inputs = args
+            return carry + inputs, carry + inputs
+        inputs, first, carry = args
         sums = []
-        for observation, begins in zip(seen, first, strict=True):
+        for observation, begins in zip(inputs, first, strict=True):
             carry = jnp.where(begins[:, None, None], 0, carry) + observation
             sums.append(carry)
         return jnp.stack(sums), jnp.stack(sums)
@@ -148,16 +148,16 @@ class Sum:
 def test_a_critic_with_memory_at_a_truncation():
     # Observations 1, 2 | 3, 4; final ones 10 and 20. The memory before the first step is 100.
     alive = jnp.ones((4, 1, 2), bool)
-    taken = steps(views(alive, [[1], [2], [3], [4]]), REWARD, NOBODY, LAST)
+    batch = steps(views(alive, [[1], [2], [3], [4]]), REWARD, NOBODY, LAST)
     after = views(alive, [[2], [10], [4], [20]])
     networks = Networks(None, None, Sum(), lambda view: view.observation, (0, 0))
     before = jnp.full((1, 2, 1), 100.0)
     state = state_of(carry=before)
     hyper = hyperparameters(mappo.Args(gamma=0.5, gae_lambda=0.25))
-    found = ppo.estimate(networks, hyper, SPEC, state, taken, taken.reward, after)
-    np.testing.assert_array_equal(found.value[:, 0, 0], [101, 103, 3, 7])
-    wanted = expected_advantages([101, 103, 3, 7], [103, 113, 7, 27])
-    np.testing.assert_allclose(found.advantage[:, 0], wanted, rtol=1e-5)
+    estimates = ppo.estimate(networks, hyper, SPEC, state, batch, batch.reward, after)
+    np.testing.assert_array_equal(estimates.value[:, 0, 0], [101, 103, 3, 7])
+    expected = expected_advantages([101, 103, 3, 7], [103, 113, 7, 27])
+    np.testing.assert_allclose(estimates.advantage[:, 0], expected, rtol=1e-5)
 
 
 # ---------------------------------------------------------------------------------- the loss
@@ -231,10 +231,10 @@ def test_advantages_are_normalised_within_each_team():
     advantage = jnp.array([[1.0, 3.0, -100.0], [5.0, 1e6, 300.0]])
     counts = jnp.array([[True, True, True], [True, False, True]])
     networks = networks_of(None)._replace(teams=(0, 0, 1))
-    found = ppo.normalise(advantage, counts, networks)
+    result = ppo.normalise(advantage, counts, networks)
     spread = np.sqrt(8 / 3)
-    wanted = [[-2 / spread, 0, -1], [2 / spread, 0, 1]]
-    np.testing.assert_allclose(found[counts], np.array(wanted)[counts], rtol=1e-5)
+    expected = [[-2 / spread, 0, -1], [2 / spread, 0, 1]]
+    np.testing.assert_allclose(result[counts], np.array(expected)[counts], rtol=1e-5)
 
 
 def test_targets_are_normalised_by_the_moments_of_each_team():
@@ -243,14 +243,14 @@ def test_targets_are_normalised_by_the_moments_of_each_team():
     moments = Moments(jnp.array([4.0, 0]), jnp.array([10.0, 0]), jnp.array([16.0, 0]))
     networks = networks_of(None)._replace(teams=(0, 1))
     target = jnp.array([[[10.0, 1.0]], [[40.0, 7.0]]])
-    given = ppo.Estimates(target, target, jnp.zeros((2, 1, 2)), ())
+    estimates = ppo.Estimates(target, target, jnp.zeros((2, 1, 2)), ())
     alive = jnp.ones((2, 1, 2), bool)
-    after, found = ppo.normalise_targets(networks, state_of(moments=moments), given, alive)
+    after, result = ppo.normalise_targets(networks, state_of(moments=moments), estimates, alive)
     mean, std = np.array([15, 4]), np.sqrt([(16 + 450 + 15**2 * 4 * 2 / 6) / 6, 9])
     np.testing.assert_allclose(after.moments.mean, mean, rtol=1e-6)
     np.testing.assert_allclose(after.moments.std, std, rtol=1e-6)
-    np.testing.assert_allclose(found.target * std + mean, target, rtol=1e-6)
-    assert found.advantage is given.advantage and found.value is given.value
+    np.testing.assert_allclose(result.target * std + mean, target, rtol=1e-6)
+    assert result.advantage is estimates.advantage and result.value is estimates.value
 
 
 @dataclass(frozen=True)
@@ -274,12 +274,12 @@ class Rivals:
 @BOTH
 def test_opposing_teams_have_scales_of_their_own(recorder):
     args = recorder.Args(num_envs=4, num_steps=8, minibatches=1, hidden=4)
-    (after, found), _ = one_update(args, None, Rivals())
+    (after, inputs), _ = one_update(args, None, Rivals())
     assert after.moments.mean.shape == (2,)  # in the order of the teams' numbers
-    action = found["batch"].action[0]
-    wanted = -100.0 * action[:, 1].mean(), 1.0 * action[:, 0].mean()
-    np.testing.assert_allclose(after.moments.mean, wanted, rtol=1e-5)
-    targets = found["batch"].target[0]
+    action = inputs["batch"].action[0]
+    expected = -100.0 * action[:, 1].mean(), 1.0 * action[:, 0].mean()
+    np.testing.assert_allclose(after.moments.mean, expected, rtol=1e-5)
+    targets = inputs["batch"].target[0]
     np.testing.assert_allclose(targets.mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(targets.std(0), 1, rtol=1e-4)
 
@@ -304,8 +304,8 @@ def updates(args, count, moments=STALE, env="probe/two-step"):
         trees.append(tree)
         return state, dict(zip(map(str, range(len(leaves))), leaves, strict=True))
 
-    def given(found):
-        return jax.tree.unflatten(trees[0], [found[str(i)] for i in range(trees[0].num_leaves)])
+    def given(metrics):
+        return jax.tree.unflatten(trees[0], [metrics[str(i)] for i in range(trees[0].num_leaves)])
 
     env, hyper = envs.make(env) if isinstance(env, str) else env, hyperparameters(args)
     recorder = mappo if isinstance(args, mappo.Args) else ippo
@@ -318,36 +318,36 @@ def updates(args, count, moments=STALE, env="probe/two-step"):
         update = jax.jit(program.stages[0].update)
         results, state = [], before
         for number in range(1, count + 1):
-            state, found = update(state, None, jax.random.key(number), hyper)
-            results.append((state, given(found)))
+            state, metrics = update(state, None, jax.random.key(number), hyper)
+            results.append((state, given(metrics)))
     return results
 
 
 def test_values_are_estimated_by_stale_moments_and_learned_by_new_ones():
     args = mappo.Args(num_envs=2, num_steps=4, minibatches=1, hidden=4)
-    (after, found), _ = one_update(args)
+    (after, inputs), _ = one_update(args)
     steps = after.capture.buffer.experience.transition
-    batch = found["batch"]
+    batch = inputs["batch"]
     assert batch.first.shape == (1, 8)  # feed-forward networks learn from single steps
-    wanted = after.moments
-    target = batch.target * wanted.std + wanted.mean
-    chex.assert_trees_all_close(wanted, STALE.update(target, batch.view.alive), rtol=1e-5)
-    assert abs(wanted.mean - STALE.mean) > 0.1
+    moments = after.moments
+    target = batch.target * moments.std + moments.mean
+    chex.assert_trees_all_close(moments, STALE.update(target, batch.view.alive), rtol=1e-5)
+    assert abs(moments.mean - STALE.mean) > 0.1
     # The values of the critic are those of before, on which advantages are based.
     value = batch.value * STALE.std + STALE.mean
     np.testing.assert_allclose(target, batch.advantage + value, atol=1e-5)
     # In the order of time, then of environments, as they were recorded.
-    seen = steps.view.state.swapaxes(0, 1).reshape(1, 8, 5)
-    np.testing.assert_array_equal(batch.view.state, seen)
+    states = steps.view.state.swapaxes(0, 1).reshape(1, 8, 5)
+    np.testing.assert_array_equal(batch.view.state, states)
     assert int(after.iteration) == 1
 
 
 @pytest.mark.slow
 def test_without_normalised_values_their_moments_stay_empty():
     args = mappo.Args(num_envs=2, num_steps=4, minibatches=1, hidden=4, normalise_values=False)
-    (after, found), _ = one_update(args, moments=None)
+    (after, inputs), _ = one_update(args, moments=None)
     np.testing.assert_array_equal(jnp.stack(after.moments), 0)
-    batch = found["batch"]
+    batch = inputs["batch"]
     np.testing.assert_allclose(batch.target, batch.advantage + batch.value, atol=1e-6)
 
 
@@ -371,7 +371,7 @@ def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
         length=length,
         share_parameters=share,
     )
-    _, (after, found), (third, _) = updates(args, 3, env="probe/memory")
+    _, (after, inputs), (third, _) = updates(args, 3, env="probe/memory")
     # The third rollout ends with an episode, which the critic forgets.
     np.testing.assert_array_equal(third.critic_carry, 0)
     spec = envs.make("probe/memory").spec
@@ -383,7 +383,7 @@ def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
         lambda view: view,
         (0, 0),
     )
-    batch, carry = found["batch"], found["carry"]
+    batch, carry = inputs["batch"], inputs["carry"]
     assert batch.first.shape == ((4, 6) if length else (8, 3))
     assert jnp.abs(carry.actor).max() > 0.01  # inside an episode
     log_prob = jax.jit(networks.evaluate)(after.params, carry, batch, batch.first)[0]
@@ -403,8 +403,8 @@ def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
     ended = after.rollout.env_state.time == 0
     np.testing.assert_array_equal((after.critic_carry == 0).all((1, 2)), ended)
     running = np.flatnonzero(~np.asarray(ended))
-    kept = carries[-1, -3:][running]
-    np.testing.assert_allclose(after.critic_carry[running], kept, atol=1e-6)
+    expected = carries[-1, -3:][running]
+    np.testing.assert_allclose(after.critic_carry[running], expected, atol=1e-6)
 
 
 def test_each_epoch_takes_the_windows_in_an_order_of_its_own(monkeypatch):
@@ -470,14 +470,14 @@ def test_each_epoch_takes_the_windows_in_an_order_of_its_own(monkeypatch):
 def test_the_step_size_and_the_entropy_bonus_after_three_quarters(
     monkeypatch, options, rate, weight
 ):
-    seen = {}
+    values = {}
 
     def loss(params, networks, args, hyper, entropy, batch, carry):
-        seen["entropy"] = entropy
+        values["entropy"] = entropy
         return params.actor.sum(), {}
 
     def adam(learning_rate, max_grad_norm, *, eps, separately):
-        seen.update(rate=learning_rate, norm=max_grad_norm, separately=separately)
+        values.update(rate=learning_rate, norm=max_grad_norm, separately=separately)
         return optax.sgd(0.0)
 
     monkeypatch.setattr(ppo, "loss", loss)
@@ -497,8 +497,8 @@ def test_the_step_size_and_the_entropy_bonus_after_three_quarters(
             jnp.float32(0.75),
             jax.random.key(0),
         )
-    np.testing.assert_allclose([seen["rate"], seen["entropy"]], [rate, weight], rtol=1e-5)
-    assert seen["separately"] and seen["norm"] == 0.5
+    np.testing.assert_allclose([values["rate"], values["entropy"]], [rate, weight], rtol=1e-5)
+    assert values["separately"] and values["norm"] == 0.5
 
 
 # ---------------------------------------------------------------------------------- rewards
@@ -525,12 +525,12 @@ class Guided:
     ("fraction", "wanted"), [(None, [3, 6]), (1.0, [18, 21]), (0.5, [3, 6]), (0.75, [13, 16])]
 )
 def test_rewards_are_scaled_with_what_is_left_of_shaped_ones(fraction, wanted):
-    """Halfway, of the fraction 1 a half is left, of ¾ a third, and of ½ nothing."""
+    """Halfway, a fraction of 1 leaves a half of the shaped reward, ¾ a third, and ½ nothing."""
     args = ippo.Args(reward_scale=3.0, shaped_rewards=fraction)
     reward, shaping = jnp.array([[[1.0, 2.0]]]), jnp.full((1, 1, 2), 10.0)
     halfway = hyperparameters(args), reward, shaping, jnp.float32(0.5)
-    found, metrics = ppo_program.learned_reward(args, *halfway)
-    np.testing.assert_allclose(found[0, 0], wanted, rtol=1e-6)
+    result, metrics = ppo_program.learned_reward(args, *halfway)
+    np.testing.assert_allclose(result[0, 0], wanted, rtol=1e-6)
     assert list(metrics) == ([] if fraction is None else ["shaping_weight"])
 
 
@@ -554,10 +554,10 @@ def test_shaped_rewards_fade_out_and_are_not_recorded(fraction, first, second):
         normalise_values=False,
     )
     updates = one_update(args, moments=None, env=Guided())
-    for (after, found), wanted in zip(updates, (first, second), strict=True):
-        batch = found["batch"]
-        learned = batch.advantage + batch.value  # of episodes of one step
-        np.testing.assert_allclose(learned[0], np.tile(wanted, (4, 1)), rtol=1e-5)
+    for (after, inputs), expected in zip(updates, (first, second), strict=True):
+        batch = inputs["batch"]
+        reward = batch.advantage + batch.value  # of episodes of one step
+        np.testing.assert_allclose(reward[0], np.tile(expected, (4, 1)), rtol=1e-5)
         np.testing.assert_array_equal(after.capture.buffer.experience.transition.reward, 1)
 
 
@@ -628,8 +628,8 @@ def test_values_and_policies_of_the_two_step_probe(recorder, network):
     env_state, values = env.reset(jax.random.key(0))[0], []
     for time in range(2):
         outputs, actors = actor.apply(state.params.actor, memory.actor, view.observation)
-        seen = view if recorder is mappo else view.observation
-        value, critics = critic.apply(state.params.critic, memory.critic, seen)
+        inputs = view if recorder is mappo else view.observation
+        value, critics = critic.apply(state.params.critic, memory.critic, inputs)
         values.append(value.squeeze(-1) * state.moments.std + state.moments.mean)
         memory = ActorCritic(actors, critics)
         if time == 0:

@@ -67,17 +67,17 @@ def weights(run, seed=0):
 
 @pytest.mark.slow
 def test_windows_are_what_arguments_and_program_ask_for(random_data, tmp_path, monkeypatch):
-    asked = []
+    requests = []
 
     def refuse(source, kind, windows, *rest):
-        asked.append(windows)
+        requests.append(windows)
         raise OptionError("enough")
 
     monkeypatch.setattr(offline, "open_batches", refuse)
     monkeypatch.setattr(programs, "Program", partial(Program, return_to_go=0.5))
     with pytest.raises(OptionError, match="enough"):
         two_stage.main(arguments(random_data(ENV), tmp_path / "run", burn_in=3))
-    assert asked == [Windows(4, 2, burn_in=3, return_to_go=0.5)]
+    assert requests == [Windows(4, 2, burn_in=3, return_to_go=0.5)]
 
 
 # ---------------------------------------------------------------------------------- stages
@@ -120,11 +120,11 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_bits(
     args = arguments(random_data(ENV), tmp_path / "toy", checkpoint_seconds=0.0)
     count, update = [0], loop._update
 
-    def stopping(*given):
+    def stopping(*inputs):
         count[0] += 1
         if count[0] > calls:
             raise KeyboardInterrupt
-        return update(*given)
+        return update(*inputs)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(loop, "_update", stopping)
@@ -163,8 +163,8 @@ def test_a_recorder_whose_stages_do_not_add_up_is_refused():
     args = OnlineArgs(total_steps=40, num_envs=4, evaluations=2)
     with pytest.raises(OptionError, match="--total-steps 40 is 5 updates, and the program has 9"):
         online_schedule(program, args)
-    found = online_schedule(program, dataclasses.replace(args, total_steps=160))
-    assert found == Schedule(20, 10, 1, (0, 9))
+    schedule = online_schedule(program, dataclasses.replace(args, total_steps=160))
+    assert schedule == Schedule(20, 10, 1, (0, 9))
 
 
 def test_a_prime_interval_is_logged_in_blocks_and_a_remainder():
@@ -256,8 +256,8 @@ def test_the_parameters_of_a_policy_are_a_function_of_one_seed(random_data, tmp_
     run = programs.train(make, arguments(random_data(ENV), tmp_path / "toy", seeds=3))
     shape = jax.ShapeDtypeStruct((3, 4, 2), jnp.float32)
     state = two_stage.State(shape, shape, jax.ShapeDtypeStruct((3, 2), jnp.int32))
-    found, _ = Checkpoints(run / "checkpoints").restore({"state": state, "policy": shape})
-    np.testing.assert_array_equal(found["policy"], found["state"].weights / 17)
+    tree, _ = Checkpoints(run / "checkpoints").restore({"state": state, "policy": shape})
+    np.testing.assert_array_equal(tree["policy"], tree["state"].weights / 17)
 
 
 @pytest.mark.parametrize(
@@ -285,10 +285,10 @@ def test_layouts_on_four_devices(seeds, batching, wanted, monkeypatch):
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5])
 def test_every_layout_maps_all_seeds(at_once):
-    found = jax.jit(lambda x: map_seeds(Layout(at_once), lambda x, shared: x * shared, (x,), 2.0))(
+    result = jax.jit(lambda x: map_seeds(Layout(at_once), lambda x, shared: x * shared, (x,), 2.0))(
         jnp.arange(5.0)
     )
-    np.testing.assert_array_equal(found, 2 * np.arange(5.0))
+    np.testing.assert_array_equal(result, 2 * np.arange(5.0))
 
 
 SPREAD = """
@@ -333,14 +333,14 @@ def metrics(run, seed):
     ],
 )
 def test_the_cpu_is_split_into_a_device_for_each_seed(seeds, batching, flags, wanted, monkeypatch):
-    asked = {}
+    updates = {}
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     monkeypatch.setattr(
-        jax, "config", SimpleNamespace(jax_num_cpu_devices=-1, update=asked.setdefault)
+        jax, "config", SimpleNamespace(jax_num_cpu_devices=-1, update=updates.setdefault)
     )
     use_cores(seeds, batching)
-    assert asked == ({} if wanted is None else {"jax_num_cpu_devices": wanted})
+    assert updates == ({} if wanted is None else {"jax_num_cpu_devices": wanted})
 
 
 def test_a_number_of_devices_that_the_user_chose_is_kept(monkeypatch):
@@ -354,12 +354,12 @@ def test_a_number_of_devices_that_the_user_chose_is_kept(monkeypatch):
 def test_a_policy_is_loaded_without_its_dataset(trained, random_data):
     statistics = programs.DatasetStatistics(offmarl.open(random_data(ENV)))
     moments = statistics.observation_moments()
-    seen = offmarl.open(random_data(ENV)).transitions().view.observation.reshape(-1, 3)
-    np.testing.assert_allclose(moments.mean, seen.mean(0), atol=1e-6)
-    np.testing.assert_allclose(moments.std, np.float64(seen).std(0).clip(1e-3), rtol=1e-5)
-    with np.load(trained / "dataset.npz") as kept:
-        assert set(kept) == {"observation_moments", "best"}
-        np.testing.assert_array_equal(kept["observation_moments"][0], moments.mean)
+    observations = offmarl.open(random_data(ENV)).transitions().view.observation.reshape(-1, 3)
+    np.testing.assert_allclose(moments.mean, observations.mean(0), atol=1e-6)
+    np.testing.assert_allclose(moments.std, np.float64(observations).std(0).clip(1e-3), rtol=1e-5)
+    with np.load(trained / "dataset.npz") as arrays:
+        assert set(arrays) == {"observation_moments", "best"}
+        np.testing.assert_array_equal(arrays["observation_moments"][0], moments.mean)
     policy = offmarl.load_policy(trained)
     action, carry = policy(np.eye(3, dtype=np.float32)[:2])
     assert action.shape == (2,) and not policy.stochastic
@@ -376,7 +376,7 @@ def test_returns_are_those_of_the_episodes(random_data):
 
 
 def test_arrays_of_the_same_bytes_are_not_always_equal():
-    """Programs made from unequal ones must not share what is compiled."""
+    """Programs made from unequal arrays must not share a compiled function."""
 
     def identity(array):
         statistics = programs.DatasetStatistics(None, {"table": array})
@@ -389,15 +389,15 @@ def test_arrays_of_the_same_bytes_are_not_always_equal():
 
 @pytest.mark.parametrize("where", ["init", "update", "policy"])
 def test_statistics_are_taken_in_make_alone(where, random_data, tmp_path):
-    """Later ones would be those of the dataset that the program was compiled for."""
+    """A compiled function would use the statistics of the dataset that it was compiled for."""
 
     def make(spec, args, dataset):
         program = two_stage.make(spec, args, dataset)
 
         def late(function):
-            def called(*given):
+            def called(*inputs):
                 dataset.observation_moments()
-                return function(*given)
+                return function(*inputs)
 
             return called
 
@@ -443,8 +443,8 @@ def test_a_file_runs_only_if_the_user_names_it(outside, random_data, tmp_path, m
     with pytest.raises(RunError, match=rf'give it yourself: load_policy\(..., program="{outside}"'):
         offmarl.load_policy(run)
     assert offmarl.load_policy(run, program=outside).name == "mine"
-    moved = outside.rename(tmp_path / "moved.py")
-    assert offmarl.load_policy(run, program=str(moved)).name == "mine"
+    target = outside.rename(tmp_path / "moved.py")
+    assert offmarl.load_policy(run, program=str(target)).name == "mine"
     outside.write_text(f"open({str(ran)!r}, 'w').close()\n{text}")
     with pytest.raises(RunError, match=r"is not the program that trained .*, with other content"):
         offmarl.load_policy(run, program=outside)
@@ -470,10 +470,10 @@ def test_a_downloaded_record_imports_no_file(trained, tmp_path, change, error, m
     file.parent.mkdir()
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-    known = {"file": file, "kind": tmp_path / "evil", "sha256": sha256}
+    fields = {"file": file, "kind": tmp_path / "evil", "sha256": sha256}
     shutil.copytree(trained, run)
     record = json.loads((run / tracking.RUN_FILE).read_text()) | {"file": None, "sha256": None}
-    record |= {key: value.format(**known) for key, value in change.items()}
+    record |= {key: value.format(**fields) for key, value in change.items()}
     (run / tracking.RUN_FILE).write_text(json.dumps(record))
     with pytest.raises(error, match=message):
         offmarl.load_policy(run)
@@ -564,8 +564,8 @@ def test_the_cache_can_be_turned_off_or_be_another(no_cache, monkeypatch, by):
     else:
         jax.config.update("jax_compilation_cache_dir", "elsewhere")
     keep_compiled_programs()
-    wanted = None if by == "switch" else "elsewhere"
-    assert jax.config.jax_compilation_cache_dir == wanted
+    expected = None if by == "switch" else "elsewhere"
+    assert jax.config.jax_compilation_cache_dir == expected
     assert not no_cache.exists()
 
 
@@ -576,11 +576,11 @@ def stopped(args, monkeypatch):
     """Stop a run after its sixth update, whose checkpoint follows the evaluation of the fifth."""
     count, update = [0], loop._update
 
-    def stopping(*given):
+    def stopping(*inputs):
         count[0] += 1
         if count[0] > 6:
             raise KeyboardInterrupt
-        return update(*given)
+        return update(*inputs)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(loop, "_update", stopping)

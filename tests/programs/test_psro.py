@@ -34,32 +34,32 @@ SMALL = Args(
 
 
 def traced_once_for(monkeypatch, module, name, times, **how):
-    """Let a compiled function be traced so often, and not again."""
+    """Check that a compiled function is traced this many times, and not again."""
     traced = chex.assert_max_traces(getattr(module, name).__wrapped__, n=times)
     monkeypatch.setattr(module, name, jax.jit(traced, **how))
 
 
 def content(args):
-    """The bytes of what a command made: members, payoffs, strategies and matches."""
-    found = work(args)
-    run = found.path
+    """Return the bytes that a command wrote: members, payoffs, strategies and matches."""
+    population = work(args)
+    run = population.path
     params = [
         offmarl.load_policy(run, seed, step=number).params
-        for seed in found.seeds
+        for seed in population.seeds
         for number in range(args.iterations + 1)
     ]
-    digests = [vault.open_vault(path).digest() for path in found.vaults.values()]
+    digests = [vault.open_vault(path).digest() for path in population.vaults.values()]
     return json.loads((run / "population.json").read_text()), digests, jax.device_get(params)
 
 
 def test_blocks_need_those_before_them_of_their_seed(tmp_path):
-    found = work(replace(SMALL, seeds=2, out=tmp_path))
-    assert found.num_blocks == 2 * (4 * 2 + 4 * 4 + 1)
-    for block, own in enumerate(found.parts):
-        needs = found.needs(block)
-        assert all(other < block and found.parts[other].seed == own.seed for other in needs)
-    assert len(found.needs(found.num_blocks - 1)) == found.num_blocks // 2 - 1
-    assert found.label(0) == "response 0-0 of seed 0"
+    population = work(replace(SMALL, seeds=2, out=tmp_path))
+    assert population.num_blocks == 2 * (4 * 2 + 4 * 4 + 1)
+    for block, part in enumerate(population.parts):
+        needs = population.needs(block)
+        assert all(other < block and population.parts[other].seed == part.seed for other in needs)
+    assert len(population.needs(population.num_blocks - 1)) == population.num_blocks // 2 - 1
+    assert population.label(0) == "response 0-0 of seed 0"
 
 
 @pytest.mark.slow
@@ -70,10 +70,10 @@ def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_
     data = main(args).data
     run = Path(data["run"])
     assert run == tmp_path / "classic/rps:rock=2.run/psro-ippo-nash-0"
-    found = json.loads((run / "population.json").read_text())
-    (of_seed,) = found["seeds"].values()
+    population = json.loads((run / "population.json").read_text())
+    (of_seed,) = population["seeds"].values()
     returns = np.array(of_seed["returns"])
-    assert returns.shape == (2, 4, 4) and found["episodes"] == 32
+    assert returns.shape == (2, 4, 4) and population["episodes"] == 32
     np.testing.assert_allclose(returns[0], -returns[1])
     for size, strategies in enumerate(of_seed["strategies"], start=1):
         np.testing.assert_allclose(np.sum(strategies, axis=1), 1)
@@ -113,11 +113,11 @@ def test_one_task_and_two_make_the_same_bits(tmp_path):
     shared = replace(args, out=tmp_path / "shared")
     for block in range(4):
         work(shared).run(block)  # killed before the block was noted
-    given = tyro_arguments(shared)
-    launch(work(shared), f"{tasks.__name__}:work_of", ("record", "", "psro", *given), 2, workers=2)
-    one, other = content(args), content(shared)
-    assert one[:2] == other[:2]
-    chex.assert_trees_all_equal(one[2], other[2])
+    flags = tyro_arguments(shared)
+    launch(work(shared), f"{tasks.__name__}:work_of", ("record", "", "psro", *flags), 2, workers=2)
+    expected, result = content(args), content(shared)
+    assert expected[:2] == result[:2]
+    chex.assert_trees_all_equal(expected[2], result[2])
 
 
 def tyro_arguments(args):
@@ -152,9 +152,9 @@ def test_sides_of_one_team_have_no_nash_equilibrium_of_opponents(tmp_path):
     args = replace(SMALL, env="classic/xor", side="agent_0", out=tmp_path, iterations=1)
     with pytest.raises(OptionError, match=r"classic/xor is not a zero-sum game .* give --meta cce"):
         work(args)
-    made = main(replace(args, meta="cce", episodes=1)).data
-    assert made["outcome"] == "recorded"
-    (table,) = json.loads((Path(made["run"]) / "population.json").read_text())["seeds"].values()
+    data = main(replace(args, meta="cce", episodes=1)).data
+    assert data["outcome"] == "recorded"
+    (table,) = json.loads((Path(data["run"]) / "population.json").read_text())["seeds"].values()
     assert table["standard_errors"] == [[[None] * 2] * 2] * 2  # of one episode they are unknown
 
 

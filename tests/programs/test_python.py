@@ -125,12 +125,12 @@ def test_resuming_appends(path):
 
 def test_two_recorders_share_a_vault(path):
     with (
-        offmarl.record(Duel(), path) as one,
-        offmarl.record(Duel(), path, resume=True) as other,
+        offmarl.record(Duel(), path) as first,
+        offmarl.record(Duel(), path, resume=True) as second,
     ):
-        play(one)
-        play(other, knight=3)
-        play(one)
+        play(first)
+        play(second, knight=3)
+        play(first)
     assert sorted(vault.open_vault(path).episodes.length.tolist()) == [1, 5, 5]
 
 
@@ -187,10 +187,10 @@ class Thrusters(Duel):
         return super().step(dict.fromkeys(actions, 0))
 
     def _see(self, agents):
-        seen = super()._see(agents)
-        for agent in {"squire"} & seen.keys():
-            seen[agent]["action_mask"] = np.ones(1, np.int8)
-        return seen
+        observations = super()._see(agents)
+        for agent in {"squire"} & observations.keys():
+            observations[agent]["action_mask"] = np.ones(1, np.int8)
+        return observations
 
     def _tell(self, agents):
         return None
@@ -227,7 +227,7 @@ def test_a_vector_outside_of_its_bounds_is_refused_before_the_step(path, actions
 
 
 class Faulty(Duel):
-    """Returns something that cannot be at step 2."""
+    """Returns an invalid value at step 2."""
 
     def __init__(self, what):
         super().__init__()
@@ -530,17 +530,17 @@ def seeds_in(path):
 def seeds_of(seed, episodes):
     """Return the seeds that the episodes of a recording have."""
     sequences = (np.random.SeedSequence(seed, spawn_key=(i,)) for i in range(episodes))
-    return sorted(int(np.float32(one.generate_state(1)[0] >> 1)) for one in sequences)
+    return sorted(int(np.float32(sequence.generate_state(1)[0] >> 1)) for sequence in sequences)
 
 
 def test_neighbouring_seeds_share_no_episodes(path):
-    found = []
+    seeds = []
     for seed in (0, 1, 2, 2**32):
-        one = path.with_name(f"{seed}.vlt")
-        assert offmarl.record_episodes(Duel, one, 24, seed=seed) == 24
-        assert seeds_in(one) == seeds_of(seed, 24)
-        found += seeds_in(one)
-    assert len({*found}) == 4 * 24
+        out = path.with_name(f"{seed}.vlt")
+        assert offmarl.record_episodes(Duel, out, 24, seed=seed) == 24
+        assert seeds_in(out) == seeds_of(seed, 24)
+        seeds += seeds_in(out)
+    assert len({*seeds}) == 4 * 24
     with pytest.raises(OptionError, match="the seed 0 or above, not 1, 1 and -1"):
         offmarl.record_episodes(Duel, path, 1, seed=-1)
 

@@ -85,8 +85,8 @@ class Drift:
         return (place, jnp.zeros((), int)), restart(self._view(place))
 
     def step(self, key, state, action):
-        moved = 0.3 * jax.random.normal(key, (2, 6)) + 0.2 * (action[:, None] - 1.0)
-        place, time = jnp.clip(state[0] + moved, -3, 3), state[1] + 1
+        change = 0.3 * jax.random.normal(key, (2, 6)) + 0.2 * (action[:, None] - 1.0)
+        place, time = jnp.clip(state[0] + change, -3, 3), state[1] + 1
         return (place, time), transition(
             self._view(place),
             reward=-jnp.abs(place).mean(-1) / 3,
@@ -130,15 +130,15 @@ def q_tot_of_rounds(mixer: str, rounds: int = 5) -> np.ndarray:
 @pytest.mark.parametrize("mixer", ["state", pytest.param("pooled", marks=NIGHTLY)])
 def test_q_tot_stays_within_what_the_rewards_allow(mixer: str) -> None:
     """Rewards in [-1, 0] allow [-1, 0] / (1 - γ); γ is 0.95."""
-    found = q_tot_of_rounds(mixer)
-    assert (found > -20).all()
-    assert (found < 0.05).all()  # at first it is about 0
-    assert found[-1] < -2
+    q_tot = q_tot_of_rounds(mixer)
+    assert (q_tot > -20).all()
+    assert (q_tot < 0.05).all()  # at first it is about 0
+    assert q_tot[-1] < -2
 
 
 @NIGHTLY
 def test_q_tot_diverges_from_a_usual_initialisation(monkeypatch) -> None:
-    """Why the mixer has its own: this is what the test above would find without it."""
+    """With a usual initialisation of the mixer, the test above fails."""
     usual = lambda *args: replace(make_mixer(*args), init_scale=None)  # noqa: E731
     monkeypatch.setattr(qmix, "make_mixer", usual)
     assert q_tot_of_rounds("state")[-1] > 5

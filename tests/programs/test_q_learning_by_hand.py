@@ -54,8 +54,8 @@ def batch() -> Sequence:
 def learn(loss, networks, args, online, target):
     """Return the gradient of a loss on the batch, and its metrics."""
     hyper = hyperparameters(args)
-    found = jax.grad(lambda own: loss(networks, args, own, target, hyper, batch()), has_aux=True)
-    return jax.jit(found)(online)
+    gradient = jax.grad(lambda p: loss(networks, args, p, target, hyper, batch()), has_aux=True)
+    return jax.jit(gradient)(online)
 
 
 def test_the_loss_of_qmix_at_a_truncation_and_at_a_termination():
@@ -80,8 +80,8 @@ VALUES = np.array([1 + 2, 8 + 8, 2.0])
 
 
 def vdn_learn(**options):
-    own = AgentParams(ONLINE.agent), AgentParams(TARGET.agent)
-    return learn(vdn.loss, NETWORKS.agent, vdn.Args(gamma=0.5, **options), *own)
+    params = AgentParams(ONLINE.agent), AgentParams(TARGET.agent)
+    return learn(vdn.loss, NETWORKS.agent, vdn.Args(gamma=0.5, **options), *params)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,20 @@ def test_the_loss_of_vdn_at_a_truncation_and_at_a_termination(options, targets):
 
 
 def iql_learn(shared_reward, steps=None):
-    own = AgentParams(ONLINE.agent), AgentParams(TARGET.agent)
+    pair = AgentParams(ONLINE.agent), AgentParams(TARGET.agent)
 
-    def loss(network, args, params, target, hyper, given):
-        given = given if steps is None else steps
-        return iql.loss(network, args, shared_reward, params, target, hyper, given)
+    def loss(network, args, params, target, hyper, windows):
+        windows = windows if steps is None else steps
+        return iql.loss(network, args, shared_reward, params, target, hyper, windows)
 
-    return learn(loss, NETWORKS.agent, iql.Args(gamma=0.5), *own)
+    return learn(loss, NETWORKS.agent, iql.Args(gamma=0.5), *pair)
+
+
+def check_iql(gradient, metrics, errors):
+    """Compare a loss and its gradient with the errors of the six values that are learned."""
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
+    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
+    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
 
 
 def test_the_loss_of_iql_at_a_truncation_and_at_a_termination():
@@ -123,10 +130,8 @@ def test_the_loss_of_iql_at_a_truncation_and_at_a_termination():
     # second agent terminates. In the second window only the first agent acts, and the end of the
     # episode is that of both.
     errors = np.array([1 - (1 + 4 / 2), 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - 4, 2 - 4, 2 - 0])
-    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
     np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2 + 2) / 6, rtol=1e-6)
-    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
-    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
+    check_iql(gradient, metrics, errors)
     # A window's error, by which it may be drawn, is the largest of its agents'.
     np.testing.assert_allclose(metrics["td_errors"][:, 0], [2, 2])
 
@@ -136,26 +141,22 @@ def test_iql_learns_what_a_team_earns_after_an_agent_s_death():
     # The second agent dies in the second step, where its next value is 3·2. In the second window
     # it is dead, and the episode ends for both.
     errors = np.array([1 - 3, 2 - 3, 8 - (2 + 3 / 2), 8 - (4 + 6 / 2), 2 - 4, 2 - 0])
-    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
     np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2 + 2) / 6, rtol=1e-6)
-    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
-    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
+    check_iql(gradient, metrics, errors)
 
 
 def test_iql_learns_the_values_of_the_dead_where_they_have_not_terminated():
     steps = batch()
     # The second agent is dead from the second slot on; the first window does not terminate.
     alive = steps.view.alive.at[0, 1:, 1].set(False)
-    given = steps._replace(
+    windows = steps._replace(
         view=steps.view._replace(alive=alive),
         terminated=steps.terminated.at[0, 1].set(False),
         truncated=steps.truncated.at[0, 1].set(True),
     )
-    gradient, metrics = iql_learn(shared_reward=False, steps=given)
+    gradient, metrics = iql_learn(shared_reward=False, steps=windows)
     errors = np.array([1 - 3, 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - (4 + 6 / 2), 2 - 4, 2 - 0])
-    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
-    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
-    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
+    check_iql(gradient, metrics, errors)
 
 
 @pytest.fixture(scope="module")
@@ -185,9 +186,9 @@ def rounds():
     states, metrics = [state], []
     update = jax.jit(program.stages[0].update)
     for number in range(4):
-        state, found = update(state, None, jax.random.key(number), hyper)
+        state, row = update(state, None, jax.random.key(number), hyper)
         states.append(state)
-        metrics.append(found)
+        metrics.append(row)
     return program, states, metrics
 
 
@@ -195,8 +196,8 @@ def rounds():
 def test_exploration_comes_down_linearly_and_stays(rounds):
     _, states, metrics = rounds
     np.testing.assert_allclose([m["epsilon"] for m in metrics], [1.0, 0.7, 0.4, 0.1], rtol=1e-6)
-    chosen = states[1].capture.buffer.experience.transition.behaviour_log_prob[:, :2]
-    np.testing.assert_allclose(chosen, np.log(0.5), rtol=1e-6)  # all of the first round is chance
+    logs = states[1].capture.buffer.experience.transition.behaviour_log_prob[:, :2]
+    np.testing.assert_allclose(logs, np.log(0.5), rtol=1e-6)  # all of the first round is chance
 
 
 def test_recorded_data_has_the_final_epsilon_and_the_newest_parameters(rounds):
@@ -299,8 +300,8 @@ def test_the_better_of_guide_and_learner_is_the_policy():
             TARGET.agent, jnp.zeros(2), 30 * jnp.array([[learner, 1], [2.0, 1]])
         )
         chex.assert_trees_all_equal(q_learning._best(state._replace(guide=guide)), best)
-        own = QParams(ONLINE.agent, jnp.ones(()))
+        params = QParams(ONLINE.agent, jnp.ones(()))
         weights = q_learning._members(
-            own, guide, Hyperparameters({"epsilon": jnp.float32(0.05)})
+            params, guide, Hyperparameters({"epsilon": jnp.float32(0.05)})
         ).weights
         np.testing.assert_array_equal(weights, [1, 0 if best is ONLINE.agent else 1])

@@ -49,15 +49,15 @@ def whole(fixed, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_recording_holds_whole_episodes_and_cuts_the_last(whole, fixed):
-    found = whole
-    assert (found.rows, found.length, found.num_steps) == (4, 132, 528)  # rounded up to chunks
-    episodes = found.episodes
+    data = whole
+    assert (data.rows, data.length, data.num_steps) == (4, 132, 528)  # rounded up to chunks
+    episodes = data.episodes
     assert episodes.length.reshape(4, 3).tolist() == [[50, 50, 32]] * 4
     assert episodes.cause.reshape(4, 3).tolist() == [["truncated", "truncated", "cut"]] * 4
     assert (episodes.final >= 0).all()
     np.testing.assert_array_equal(episodes.policy_id, 0)
-    assert found.provenance["program"] == "test"
-    assert found.provenance["complete"]
+    assert data.provenance["program"] == "test"
+    assert data.provenance["complete"]
     for leaf in jax.tree.leaves(fixed["params"]):
         assert not leaf.is_deleted()
 
@@ -77,23 +77,23 @@ def test_what_is_recorded_is_what_was_played(whole, fixed):
     init_key, key = jax.random.split(jax.random.key(3))
     state = jax.jit(lambda key: init_rollout(auto, POLICY, key, 4))(init_key)
     play = jax.jit(lambda state, key: rollout(auto, POLICY, fixed["params"], state, key, 44, 0))
-    played, led_to = [], []
+    steps, led_to = [], []
     for chunk in range(3):
         state, transitions, next_views = play(state, jax.random.fold_in(key, chunk))
-        played.append(transitions)
+        steps.append(transitions)
         led_to.append(next_views)
-    played, led_to = (
+    steps, led_to = (
         jax.tree.map(lambda *parts: np.concatenate(parts).swapaxes(0, 1), *parts)
-        for parts in (played, led_to)
+        for parts in (steps, led_to)
     )
-    played = played._replace(policy_id=np.repeat(played.policy_id[..., None], 2, -1))
-    played.truncated[:, -1] = played.last[:, -1] = True
-    chex.assert_trees_all_close(whole.transitions(), played, rtol=1e-5, atol=1e-6)
+    steps = steps._replace(policy_id=np.repeat(steps.policy_id[..., None], 2, -1))
+    steps.truncated[:, -1] = steps.last[:, -1] = True
+    chex.assert_trees_all_close(whole.transitions(), steps, rtol=1e-5, atol=1e-6)
     episodes = whole.episodes
     ends = (episodes.row, episodes.start + episodes.length - 1)
     finals = jax.tree.map(lambda leaf: leaf[episodes.final], whole.finals)
-    wanted = jax.tree.map(lambda leaf: leaf[ends], led_to)
-    chex.assert_trees_all_close(finals, wanted, rtol=1e-5, atol=1e-6)
+    expected = jax.tree.map(lambda leaf: leaf[ends], led_to)
+    chex.assert_trees_all_close(finals, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ class Killed(BaseException):
 
 
 def killed_after(when):
-    """Return a `collect` that dies after so many chunks."""
+    """Return a `collect` that raises after this many chunks."""
     collect = recording.collect
 
     def stopping(*args):

@@ -51,18 +51,18 @@ def test_episodes_are_played_again_bit_for_bit(name, swarm, tmp_path):
     plain = vault.map(data, tmp_path / "b.vlt", lambda _: {})
     assert plain.digest() == data.digest()
     for number in (0, len(data) // 2, len(data) - 1):
-        episode, found = data.episode(number), replay_episode(data, number)
+        episode, replay = data.episode(number), replay_episode(data, number)
         steps, count = episode.transition, len(episode.transition.last)
-        assert found.exact
-        assert {len(leaf) for leaf in jax.tree.leaves(found.states)} == {count + 1}
-        np.testing.assert_array_equal(found.reward, steps.reward)
-        seen = np.asarray(found.next_view.observation)
-        np.testing.assert_array_equal(seen[:-1], steps.view.observation[1:])
-        np.testing.assert_array_equal(seen[-1], episode.final.observation)
+        assert replay.exact
+        assert {len(leaf) for leaf in jax.tree.leaves(replay.states)} == {count + 1}
+        np.testing.assert_array_equal(replay.reward, steps.reward)
+        observations = np.asarray(replay.next_view.observation)
+        np.testing.assert_array_equal(observations[:-1], steps.view.observation[1:])
+        np.testing.assert_array_equal(observations[-1], episode.final.observation)
         ends = slice(count - (data.episodes.cause[number] == "cut"))
-        np.testing.assert_array_equal(found.last[ends], steps.last[ends])
-        np.testing.assert_array_equal(found.terminated[ends], steps.terminated[ends])
-        np.testing.assert_array_equal(found.truncated[ends], steps.truncated[ends])
+        np.testing.assert_array_equal(replay.last[ends], steps.last[ends])
+        np.testing.assert_array_equal(replay.terminated[ends], steps.terminated[ends])
+        np.testing.assert_array_equal(replay.truncated[ends], steps.truncated[ends])
 
 
 @pytest.mark.slow
@@ -73,12 +73,12 @@ def test_recordings_are_otherwise_the_same(swarm, tmp_path):
     record_policy(env, policy, (), tmp_path / "plain.vlt", 400, 4)
     plain = offmarl.open(tmp_path / "plain.vlt")
     assert set(swarm.spec.extras) == {"env_state", "env_key"} and not plain.spec.extras
-    ours, theirs = (one.transitions()._replace(extras=None) for one in (swarm, plain))
+    ours, theirs = (data.transitions()._replace(extras=None) for data in (swarm, plain))
     chex.assert_trees_all_equal(ours, theirs)
     with pytest.raises(RunError, match="started with extras="):
         record_policy(env, policy, (), swarm.path, 400, 4)
-    played = replay_episode(plain, 3)  # with the keys of the recording
-    np.testing.assert_allclose(played.reward, plain.episode(3).transition.reward, atol=1e-5)
+    replay = replay_episode(plain, 3)  # with the keys of the recording
+    np.testing.assert_allclose(replay.reward, plain.episode(3).transition.reward, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -100,15 +100,15 @@ def test_a_tier_is_played_again_with_the_keys_of_its_recording(tmp_path, env, si
 @pytest.mark.bits
 @pytest.mark.nightly
 def test_scenes_are_those_of_the_states(swarm, tmp_path):
-    """Also in a vault that was made of another, whose random keys nothing else tells."""
+    """Also in a vault made from another one, which has no other record of the random keys."""
     later = vault.filter(swarm, "index > 5", tmp_path / "later.vlt")
     env = envs.make(swarm.spec.name)
-    shown = render.replay(env, later, 0)
+    clip = render.replay(env, later, 0)
     states = replay_episode(later, 0).states
-    assert len(shown.scenes) == len(shown.score) == len(jax.tree.leaves(states)[0])
+    assert len(clip.scenes) == len(clip.score) == len(jax.tree.leaves(states)[0])
     for t in (0, 3):
         scene = env.scene(jax.tree.map(lambda leaf, t=t: leaf[t], states))
-        np.testing.assert_array_equal(scene.drones, shown.scenes[t].drones)
+        np.testing.assert_array_equal(scene.drones, clip.scenes[t].drones)
 
 
 @pytest.mark.slow

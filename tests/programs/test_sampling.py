@@ -40,8 +40,8 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def parts(random_data: Callable[[str], Path], tmp_path_factory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("parts") / "data.vlt"
-    found = vault.split(random_data(ENV), place, fractions=(0.5, 0.5))
-    return {name: one.path for name, one in found.items()}
+    vaults = vault.split(random_data(ENV), place, fractions=(0.5, 0.5))
+    return {name: part.path for name, part in vaults.items()}
 
 
 def train(program: Any, data: Any, out: Path, **changes: Any) -> Path:
@@ -57,13 +57,13 @@ def content(run: Path) -> tuple[list[Any], list[np.ndarray]]:
 
 
 def same(run: Path, other: Path) -> None:
-    (metrics, leaves), (others, other_leaves) = content(run), content(other)
-    assert metrics == others
+    (metrics, leaves), (other_metrics, other_leaves) = content(run), content(other)
+    assert metrics == other_metrics
     chex.assert_trees_all_equal(leaves, other_leaves)
 
 
 def close(run: Path, other: Path) -> None:
-    """XLA compiles the two apart, so that the last bits differ; the batches do not."""
+    """XLA compiles the two separately, so the last bits differ; the batches are equal."""
     chex.assert_trees_all_close(content(run)[1], content(other)[1], rtol=1e-4, atol=1e-6)
 
 
@@ -90,10 +90,10 @@ def interrupted(monkeypatch, update: int, start: Callable[[], Any]) -> None:
 @pytest.mark.slow
 def test_priorities_resume_to_the_same_bits(random_data, tmp_path: Path, monkeypatch) -> None:
     data, again = random_data(ENV), tmp_path / "again"
-    whole = train(qmix, data, tmp_path / "whole", prioritise=0.6)
+    reference = train(qmix, data, tmp_path / "whole", prioritise=0.6)
     interrupted(monkeypatch, 13, lambda: train(qmix, data, again, prioritise=0.6))
     train(qmix, data, again, prioritise=0.6)
-    same(whole, again)
+    same(reference, again)
 
 
 def test_priorities_need_the_data_on_the_device(random_data, tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_a_mixture_is_trained_on_and_resumed(
     train(bc, shares, again, **options)
     same(runs["device"], again)
     record = json.loads((again / tracking.RUN_FILE).read_text())
-    assert [one["share"] for one in record["vaults"]] == [0.7, 0.3]
+    assert [entry["share"] for entry in record["vaults"]] == [0.7, 0.3]
     digests = [vault.open_vault(path).digest() for path in shares]
-    assert [one["digest"] for one in record["vaults"]] == digests
+    assert [entry["digest"] for entry in record["vaults"]] == digests
     assert record["vault"] == "data/train+validation"
     assert ("weights_digest" in record) == bool(options)
 
@@ -163,18 +163,18 @@ def test_another_mixture_is_another_run(parts, tmp_path: Path, monkeypatch) -> N
 
 
 def test_statistics_of_a_mixture_count_by_share(parts) -> None:
-    opened = {name: vault.open_vault(path) for name, path in parts.items()}
-    alone = [DatasetStatistics(one).observation_moments() for one in opened.values()]
-    mixed = offmarl.mix({opened["train"]: 0.9, opened["validation"]: 0.1})
-    found = DatasetStatistics(mixed)
+    datasets = {name: vault.open_vault(path) for name, path in parts.items()}
+    alone = [DatasetStatistics(data).observation_moments() for data in datasets.values()]
+    mixed = offmarl.mix({datasets["train"]: 0.9, datasets["validation"]: 0.1})
+    statistics = DatasetStatistics(mixed)
     mean = 0.9 * alone[0].mean + 0.1 * alone[1].mean
-    np.testing.assert_allclose(found.observation_moments().mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(statistics.observation_moments().mean, mean, rtol=1e-5)
     second = sum(s * (x.std**2 + x.mean**2) for s, x in zip((0.9, 0.1), alone, strict=True))
     np.testing.assert_allclose(
-        found.observation_moments().std, np.sqrt(second - mean**2), rtol=1e-4, atol=1e-3
+        statistics.observation_moments().std, np.sqrt(second - mean**2), rtol=1e-4, atol=1e-3
     )
-    counts = [DatasetStatistics(one).returns() for one in opened.values()]
-    np.testing.assert_array_equal(found.returns(), np.concatenate(counts))
+    counts = [DatasetStatistics(data).returns() for data in datasets.values()]
+    np.testing.assert_array_equal(statistics.returns(), np.concatenate(counts))
 
 
 # ---------------------------------------------------------------------------------- arguments
@@ -182,8 +182,8 @@ def test_statistics_of_a_mixture_count_by_share(parts) -> None:
 
 def test_vaults_on_the_command_line(parts) -> None:
     first, second = map(str, parts.values())
-    one = parse(bc.Args, "train bc", "", ["--vault", first])
-    assert one.vault == Path(first)
+    single = parse(bc.Args, "train bc", "", ["--vault", first])
+    assert single.vault == Path(first)
     several = parse(bc.Args, "train bc", "", ["--vault", f"{first}=0.7", f"{second}=2.1"])
     assert open_data(several).shares == pytest.approx((0.25, 0.75))
     alone = dataclasses.replace(several, vault=first)

@@ -21,7 +21,7 @@ def begun(tmp_path, **options):
     started = start(*COMMAND, tmp_path, "--checkpoint-seconds", 0.1, **options)
     end, saved = time.monotonic() + 120, f".{VAULT.name}.recording/[0-9]*/about"
     while not any((tmp_path / VAULT.parent).glob(saved)):
-        assert time.monotonic() < end and all(one.poll() is None for one in started), ended(started)
+        assert time.monotonic() < end and all(p.poll() is None for p in started), ended(started)
         time.sleep(0.1)
     return started
 
@@ -30,8 +30,8 @@ def is_continued(tmp_path):
     """Whether the recording is unfinished, and the same commands finish it."""
     assert not vault.open_vault(tmp_path / VAULT).provenance["complete"]
     finished(start(*COMMAND, tmp_path))
-    found = vault.open_vault(tmp_path / VAULT)
-    return found.provenance["complete"] and vault.verify(tmp_path / VAULT).sound
+    data = vault.open_vault(tmp_path / VAULT)
+    return data.provenance["complete"] and vault.verify(tmp_path / VAULT).sound
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -71,10 +71,10 @@ def test_a_process_that_hangs_ends_the_others(hung, tmp_path):
 @pytest.mark.parametrize("faulty", [0, 1])
 def test_a_bug_in_one_process_ends_the_others_within_seconds(faulty, tmp_path):
     begin = time.monotonic()
-    found = ended(start(*COMMAND, tmp_path, programs={faulty: ["-c", FAULTY]}), 60)
+    results = ended(start(*COMMAND, tmp_path, programs={faulty: ["-c", FAULTY]}), 60)
     assert time.monotonic() - begin < 45  # a barrier of JAX would wait for 300 s
-    assert found[faulty][0] == 1 and "a bug of the program" in found[faulty][1]
-    code, errors = found[1 - faulty]
+    assert results[faulty][0] == 1 and "a bug of the program" in results[faulty][1]
+    code, errors = results[1 - faulty]
     assert code and errors
 
 
@@ -94,9 +94,9 @@ def test_processes_with_other_arguments_are_refused(each, words, tmp_path):
 @pytest.mark.parametrize("number", [0, 1])
 def test_two_processes_with_one_number_are_refused(number, tmp_path):
     each = {1 - number: ["--process", number]}
-    found = ended(start(*COMMAND, tmp_path, each=each), 100)
-    said = ["its own --process" in text or "start process 0" in text for _, text in found]
-    assert all(code and "Traceback" not in text for code, text in found)
+    results = ended(start(*COMMAND, tmp_path, each=each), 100)
+    matches = ["its own --process" in text or "start process 0" in text for _, text in results]
+    assert all(code and "Traceback" not in text for code, text in results)
     # JAX aborts the first process 0, which waits for a process 1 that does not come.
-    assert all(said) or (number == 0 and any(said))
+    assert all(matches) or (number == 0 and any(matches))
     assert not (tmp_path / VAULT).exists()

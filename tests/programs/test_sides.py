@@ -43,8 +43,8 @@ SMALL = {"num_envs": 2, "total_steps": 32, "steps": 16, "evaluations": 2, "eval_
 
 def mappo(out, **options):
     program = registry.load("recorder", "mappo")
-    given = {"env": RIVALS, "num_steps": 8, "minibatches": 1, "epochs": 1, "hidden": 4, "out": out}
-    return program, program.Args(**given | SMALL | options)
+    sizes = {"env": RIVALS, "num_steps": 8, "minibatches": 1, "epochs": 1, "hidden": 4, "out": out}
+    return program, program.Args(**sizes | SMALL | options)
 
 
 def record(out, **options):
@@ -54,10 +54,10 @@ def record(out, **options):
 
 @pytest.mark.slow
 def test_one_side_learns_and_the_data_hold_all(tmp_path):
-    made = record(tmp_path, side="cats", opponents=("scripted",), tiers="random,replay")
-    paths = {row["tier"]: Path(row["path"]) for row in made.data["vaults"]}
+    report = record(tmp_path, side="cats", opponents=("scripted",), tiers="random,replay")
+    paths = {row["tier"]: Path(row["path"]) for row in report.data["vaults"]}
     assert paths["replay"].name == "mappo-cats-0-replay"
-    assert set(made.data["vaults"][0]["mean_return"]) == {"cats", "mice"}
+    assert set(report.data["vaults"][0]["mean_return"]) == {"cats", "mice"}
     for path in paths.values():
         data = vault.open_vault(path)
         assert vault.verify(path, deep=True).sound
@@ -76,8 +76,8 @@ def test_one_side_learns_and_the_data_hold_all(tmp_path):
     side = side_of(ENV, "cats", ("random",))
     begin, program = start_of(args, side).begin, learner.make(side.spec, args, side)
     fresh = program.init(jax.random.key(5), hyperparameters(args))
-    begun = program.policy_params(begin(program, fresh, 0))
-    chex.assert_trees_all_equal(begun, loaded.params)
+    initial = program.policy_params(begin(program, fresh, 0))
+    chex.assert_trees_all_equal(initial, loaded.params)
 
     players = policies_by_side(["cats=" + str(run), "mice=random"], ENV, range(3))
     assert players["cats"].agents == CATS.agents
@@ -91,11 +91,11 @@ def test_one_side_learns_and_the_data_hold_all(tmp_path):
 
 @pytest.mark.slow
 def test_each_of_several_teams_that_learn_has_returns_of_its_own(tmp_path):
-    made = record(tmp_path, tiers="replay")
-    (row,) = made.data["vaults"]
+    report = record(tmp_path, tiers="replay")
+    (row,) = report.data["vaults"]
     assert set(row["mean_return"]) == {"cats", "mice"}
     policies = vault.open_vault(row["path"]).provenance["policies"]
-    assert all(set(one["return"]) == {"cats", "mice"} for one in policies)
+    assert all(set(policy["return"]) == {"cats", "mice"} for policy in policies)
     lines = (tmp_path / "rivals.py:Rivals.run/mappo-0/metrics.jsonl").read_text()
     assert "episode_return_cats" in lines and '"episode_return"' not in lines
 
@@ -124,8 +124,8 @@ def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
     log_probs = np.asarray(steps.behaviour_log_prob)
     assert np.ptp(log_probs[..., 1]) < 1e-6 < np.ptp(log_probs[..., ::2])
     assert (np.asarray(steps.policy_id) == [0, 1, 0]).all()
-    known = data.provenance["policies"]
-    assert [(one["team"], one["tier"], one["was"]) for one in known] == [
+    policies = data.provenance["policies"]
+    assert [(policy["team"], policy["tier"], policy["was"]) for policy in policies] == [
         ("cats", "expert", "expert"),
         ("mice", "random", "random"),
     ]
@@ -191,8 +191,8 @@ def test_a_team_s_skill_is_measured_against_a_reference(tmp_path):
     ],
 )
 def test_policies_are_given_to_all_teams_or_to_each_side(sources, agents, expected):
-    found = policies_by_side(sources, ENV, agents)
-    assert {name: own.name for name, own in found.items()} == expected
+    players = policies_by_side(sources, ENV, agents)
+    assert {name: player.name for name, player in players.items()} == expected
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_killed_response_ends_with_the_same_bits_without_the_runs_of_its_oppon
     learned, tmp_path
 ):
     partners, options = learned
-    (whole,) = record(tmp_path / "whole", **options).data["vaults"]
+    (expected,) = record(tmp_path / "whole", **options).data["vaults"]
     code = (
         "from tests.programs.test_sides import *; from tests import plain; "
         "registry.origin_of(plain.make); "
@@ -238,19 +238,21 @@ def test_a_killed_response_ends_with_the_same_bits_without_the_runs_of_its_oppon
     assert not tracking.read_run(run)["complete"]
     shutil.rmtree(partners)
     (resumed,) = record(tmp_path / "killed", **options).data["vaults"]
-    steps = [vault.open_vault(row["path"]).transitions() for row in (whole, resumed)]
+    steps = [vault.open_vault(row["path"]).transitions() for row in (expected, resumed)]
     chex.assert_trees_all_equal(*steps)
     assert len(np.unique(np.asarray(steps[0].policy_id)[..., 1])) == 7  # 3 seeds, random, 3 steps
-    described = [vault.open_vault(row["path"]).provenance["policies"] for row in (whole, resumed)]
+    described = [
+        vault.open_vault(row["path"]).provenance["policies"] for row in (expected, resumed)
+    ]
     assert described[0] == described[1]
-    assert [one["name"] for one in described[1][-3:]] == [f"partners@1{x}" for x in STEPS]
+    assert [p["name"] for p in described[1][-3:]] == [f"partners@1{x}" for x in STEPS]
 
     # Its tiers and evaluations need no other run, wherever it is.
-    moved = run.rename(tmp_path / "moved")
-    (more,) = record_from_run(moved, "random", steps=16, out=tmp_path).data["vaults"]
+    target = run.rename(tmp_path / "moved")
+    (more,) = record_from_run(target, "random", steps=16, out=tmp_path).data["vaults"]
     again = vault.open_vault(more["path"]).provenance["policies"]
-    assert [one["name"] for one in again[-7:]] == [one["name"] for one in described[0][-7:]]
-    environment, _ = load(moved, PolicyOptions(act="greedy"), [0], [])
+    assert [p["name"] for p in again[-7:]] == [p["name"] for p in described[0][-7:]]
+    environment, _ = load(target, PolicyOptions(act="greedy"), [0], [])
     side = side_of(
         envs.make(XOR), "agent_0", run=tmp_path / "whole" / run.relative_to(tmp_path / "killed")
     )
@@ -298,8 +300,8 @@ def test_a_run_of_other_sizes_cannot_act(tmp_path):
 def test_fixed_policies_are_recorded_by_team(tmp_path):
     policy = ("cats=scripted", "mice=random")
     args = fixed.PolicyArgs(env=RIVALS, policy=policy, out=tmp_path, steps=16, num_envs=2)
-    made = fixed.record_fixed(args)
-    (row,) = made.data["vaults"]
+    report = fixed.record_fixed(args)
+    (row,) = report.data["vaults"]
     assert Path(row["path"]).name == "scripted-vs-random-0"
     data = vault.open_vault(row["path"])
     assert vault.verify(data.path, deep=True).sound
@@ -309,8 +311,8 @@ def test_fixed_policies_are_recorded_by_team(tmp_path):
     assert (np.asarray(steps.behaviour_log_prob)[..., ::2] == 0).all()
     chance = np.asarray(steps.behaviour_log_prob)[..., 1]
     np.testing.assert_allclose(chance, -np.log(3), rtol=1e-6)
-    known = data.provenance["policies"]
-    assert [(one["team"], one["policy_id"]) for one in known] == [("cats", 0), ("mice", 1)]
+    policies = data.provenance["policies"]
+    assert [(entry["team"], entry["policy_id"]) for entry in policies] == [("cats", 0), ("mice", 1)]
     assert data.policy_ids == (0, 1)
     assert fixed.record_fixed(args).data["outcome"].startswith("complete already")
 
@@ -327,8 +329,8 @@ def lazy(env):
 
 def test_a_recording_is_that_of_who_acts(tmp_path):
     def record(policy, **changed):
-        given = {"env": "classic/xor", "steps": 4, "num_envs": 2, "name": "a", "out": tmp_path}
-        args = fixed.PolicyArgs(policy=(policy,), **given | changed)
+        defaults = {"env": "classic/xor", "steps": 4, "num_envs": 2, "name": "a", "out": tmp_path}
+        args = fixed.PolicyArgs(policy=(policy,), **defaults | changed)
         return fixed.record_fixed(args).data["outcome"]
 
     (tmp_path / "mine.py").write_text(LAZY)
@@ -365,16 +367,16 @@ def test_fixed_policies_are_evaluated_with_another_key_than_those_they_are_recor
 
 @pytest.mark.slow
 def test_an_agent_learns_beside_all_seeds_of_a_run(tmp_path):
-    """And all pairs of them are recorded, where each steps' ids are those of the drawn members."""
+    """All pairs of them are recorded, and each step has the ids of the drawn members."""
     run = tmp_path / "run"
     write_policy(run, PolicyConfig("feedforward"), envs.make(XOR).spec, [3, 4, 5])
     options = {"env": XOR, "side": "agent_0", "opponents": (f"{run}@*",), "tiers": "random,replay"}
     for first, row in zip((1, 3), record(tmp_path, **options).data["vaults"], strict=True):
         data = vault.open_vault(row["path"])
-        named = {one["policy_id"]: one["name"] for one in data.provenance["policies"][-3:]}
-        assert named == {first: "run@3", first + 1: "run@4", first + 2: "run@5"}
+        by_id = {p["policy_id"]: p["name"] for p in data.provenance["policies"][-3:]}
+        assert by_id == {first: "run@3", first + 1: "run@4", first + 2: "run@5"}
         ids = np.asarray(data.transitions().policy_id)
-        assert set(ids[..., 1].ravel().tolist()) <= set(named)
+        assert set(ids[..., 1].ravel().tolist()) <= set(by_id)
         assert ids[..., 0].max() < first
         assert vault.verify(data.path, deep=True).sound
 
@@ -387,7 +389,7 @@ def test_an_agent_learns_beside_all_seeds_of_a_run(tmp_path):
     ids = np.asarray(data.transitions().policy_id).reshape(-1, 2)
     assert {*map(tuple, ids.tolist())} == {(a, b) for a in (0, 1, 2) for b in (3, 4)}
     assert 0.55 < (ids[:, 1] == 4).mean() < 0.95
-    names = [one["name"] for one in data.provenance["policies"]]
+    names = [p["name"] for p in data.provenance["policies"]]
     assert names == ["run@3", "run@4", "run@5", "run@4", "random"]
 
 
@@ -400,8 +402,8 @@ def test_the_path_of_a_run_may_have_a_plus(tmp_path):
     run = tmp_path / "c++" / "run"
     write_policy(run, PolicyConfig("feedforward"), ENV.spec, [3, 4])
     for source, names in ((run, ["run"]), (f"random+{run}@4:2", ["random", "run@4"])):
-        (found,) = policies_by_side([str(source)], ENV, MICE.agents).values()
-        assert [one.name for one in found.members or [found]] == names
+        (player,) = policies_by_side([str(source)], ENV, MICE.agents).values()
+        assert [member.name for member in player.members or [player]] == names
 
 
 def test_a_game_without_a_scripted_policy_says_to_name_opponents():
@@ -419,8 +421,8 @@ def test_the_name_of_a_member_says_how_it_acts(tmp_path, which, draws):
     write_policy(copies, PolicyConfig("feedforward"), ENV.spec, [0], **opponents_of(side))
     keep_opponents(side, copies)
     shutil.rmtree(run)
-    for one in (side, side_of(ENV, "cats", (), copies)):
-        member = players_of(one)["mice"]
+    for variant in (side, side_of(ENV, "cats", (), copies)):
+        member = players_of(variant)["mice"]
         assert member.name == f"run{which}"
         assert member.policy.draws(member.params) == draws
 

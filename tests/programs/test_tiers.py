@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from offmarl import envs, tracking
+from offmarl import envs
 from offmarl.errors import NotLearnedError, OptionError, UnknownNameError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.recording.recorder import RECORD, TRAIN, Recorder, Version
@@ -106,8 +106,8 @@ def make_ladder(returns, random=0.0, noise=0.0, seed=0, trained=None, env="probe
     """A ladder of versions with true mean returns, evaluated in training with the same noise."""
     run = make_recorder((dict(enumerate(returns)) | {(): random}, noise), seed, env)
     rng = np.random.default_rng(seed)
-    found = trained or [rng.normal(mean, noise / EPISODES**0.5) for mean in returns]
-    return Ladder(run, [Version(number, [mean] * 3) for number, mean in enumerate(found)])
+    means = trained or [rng.normal(mean, noise / EPISODES**0.5) for mean in returns]
+    return Ladder(run, [Version(number, [mean] * 3) for number, mean in enumerate(means)])
 
 
 RETURNS = [0.5, 2.9, 3.1, 2.0, 5.2, 7.7, 9.6, 9.0]
@@ -167,13 +167,13 @@ TRUTH = [*np.linspace(0, 1, 14), 0.9, 1.0, 0.7, 0.85, 0.95, 0.6]
 
 @pytest.mark.parametrize(("noise", "least"), [(0.3, 198), (1.0, 170), (2.0, 5)])
 def test_tiers_of_noisy_evaluations_have_the_order_of_their_names(noise, least):
-    """Their returns are not those by which they were chosen, which are too high."""
+    """Their returns are not those by which they were chosen: these are biased upwards."""
     errors, accepted = {"medium": [], "expert": []}, 0
     for seed in range(200):
         ladder = make_ladder(TRUTH, noise=noise, seed=seed)
-        for tier, found in errors.items():
+        for tier, deviations in errors.items():
             reported = ladder.player(tier)[1]["return"]
-            found.append(reported - TRUTH[ladder.version(tier).iteration])
+            deviations.append(reported - TRUTH[ladder.version(tier).iteration])
         try:
             ladder.check("medium")
         except NotLearnedError:
@@ -182,8 +182,8 @@ def test_tiers_of_noisy_evaluations_have_the_order_of_their_names(noise, least):
         medium, expert = (TRUTH[ladder.version(tier).iteration] for tier in errors)
         assert 0.0 < medium < expert
     assert accepted >= least
-    for found in errors.values():
-        assert abs(np.mean(found)) < 3 * noise / (4 * EPISODES * len(found)) ** 0.5
+    for deviations in errors.values():
+        assert abs(np.mean(deviations)) < 3 * noise / (4 * EPISODES * len(deviations)) ** 0.5
 
 
 def test_a_tier_is_described_by_its_evaluation_on_fresh_seeds():
@@ -196,9 +196,7 @@ def test_a_tier_is_described_by_its_evaluation_on_fresh_seeds():
 
 
 @pytest.mark.parametrize(("expert", "said"), [(0.53, "only 6.0% of the way"), (0.6, "")])
-def test_an_expert_far_below_the_best_known_return_is_named_so(monkeypatch, expert, said):
-    notices = []
-    monkeypatch.setattr(tracking, "notice", notices.append)
+def test_an_expert_far_below_the_best_known_return_is_named_so(notices, expert, said):
     ladder = make_ladder([0.5, expert], random=0.5)
     ladder.check("expert")
     assert said in "".join(notices) and len(notices) == bool(said)
@@ -234,5 +232,5 @@ def test_neighbouring_seeds_and_purposes_share_no_keys():
         for purpose in (TRAIN, RECORD)
         for parts in [(), (0,), (1,), (2,)]
     ]
-    found = {tuple(jax.random.key_data(key).tolist()) for key in keys}
-    assert len(found) == len(keys)
+    unique = {tuple(jax.random.key_data(key).tolist()) for key in keys}
+    assert len(unique) == len(keys)

@@ -40,8 +40,8 @@ class Args(programs.OnlineArgs):
 
 
 def test_ranges_follow_from_types_and_values():
-    found = tuning.derived(Args())
-    assert found == {
+    ranges = tuning.derived(Args())
+    assert ranges == {
         "rate": Range(1e-4, 1e-2, log=True),
         "gamma": Range(pytest.approx(0.9), pytest.approx(0.999), log=True, complement=True),
         "tau": Range(pytest.approx(0.02), 1.0, log=True),
@@ -49,13 +49,13 @@ def test_ranges_follow_from_types_and_values():
         "hidden": Choices((32, 64, 128)),
         "epochs": Choices((1, 2)),
     }
-    assert tuning.chosen(found, ["tau"]) == {"tau": found["tau"]}
+    assert tuning.chosen(ranges, ["tau"]) == {"tau": ranges["tau"]}
     with pytest.raises(UnknownNameError, match="did you mean entropy"):
-        tuning.chosen(found, ["entrop"])
+        tuning.chosen(ranges, ["entrop"])
 
 
 class Recorded:
-    """Draws the lower end of each range."""
+    """Returns the lower end of each range."""
 
     def __init__(self):
         self.drawn = {}
@@ -124,18 +124,18 @@ def arguments(**changes):
 @pytest.mark.slow
 def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
     file = tmp_path / "tuned.toml"
-    found = tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2))
-    assert len(found.trials) == 8 and found.score == max(
-        row["score"] for row in found.trials if row["score"] is not None
+    result = tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2))
+    assert len(result.trials) == 8 and result.score == max(
+        row["score"] for row in result.trials if row["score"] is not None
     )
-    assert all((row["score"] is None) == (row["state"] != "complete") for row in found.trials)
-    assert tomllib.loads(file.read_text()) == {"bandit": {"num_envs": 4, **found.best}}
+    assert all((row["score"] is None) == (row["state"] != "complete") for row in result.trials)
+    assert tomllib.loads(file.read_text()) == {"bandit": {"num_envs": 4, **result.best}}
     assert f"# env: {ENV}" in file.read_text()
     args = bandit.Args.for_env(ENV, settings=file)
-    assert (args.rate, args.num_envs, args.total_steps) == (found.best["rate"], 4, 300_000)
-    rates = [row["rate"] for row in found.trials]
-    assert found.best["rate"] > sorted(rates)[len(rates) // 2]  # a higher rate learns faster
-    assert tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2)) == found
+    assert (args.rate, args.num_envs, args.total_steps) == (result.best["rate"], 4, 300_000)
+    rates = [row["rate"] for row in result.trials]
+    assert result.best["rate"] > sorted(rates)[len(rates) // 2]  # a higher rate learns faster
+    assert tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2)) == result
     with pytest.raises(RunError, match="was started with seeds 2, not 3"):
         tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=3))
     with pytest.raises(RunError, match="was started with num_envs 4, not 8: give the same"):
@@ -167,43 +167,43 @@ def test_what_no_trial_can_do_is_found_before_the_first(tmp_path):
 
 
 def test_a_score_for_each_team_is_none_of_the_whole():
-    found = {tracking.RETURN + "_red": np.ones(2), tracking.RETURN + "_blue": np.ones(2)}
+    scores = {tracking.RETURN + "_red": np.ones(2), tracking.RETURN + "_blue": np.ones(2)}
     with watched(lambda *_: None), pytest.raises(OptionError, match="one for each team"):
-        report(1, found)
+        report(1, scores)
 
 
 @pytest.mark.slow
 def test_the_file_has_what_was_given_or_read_even_if_it_is_a_default(tmp_path):
-    """The package's file would otherwise take precedence over the trials' values."""
+    """Otherwise the package's file would override the values of the trials."""
     mine = tmp_path / "mine.toml"
     mine.write_text("[bandit]\nnum_steps = 2\nwidth = 8\n")
-    given = {"total_steps": 16, "num_envs": 4, "evaluations": 1, "eval_episodes": 4}
-    args = bandit.Args.for_env(ENV, settings=mine, width=4, updates=1, **given)
+    sizes = {"total_steps": 16, "num_envs": 4, "evaluations": 1, "eval_episodes": 4}
+    args = bandit.Args.for_env(ENV, settings=mine, width=4, updates=1, **sizes)
     file = tmp_path / "t.toml"
-    found = tune(bandit, args, SPACE, file, Search(trials=1, seeds=1))
+    result = tune(bandit, args, SPACE, file, Search(trials=1, seeds=1))
     fixed = {"num_envs": 4, "num_steps": 2, "width": 4, "updates": 1}
-    assert tomllib.loads(file.read_text()) == {"bandit": {**fixed, **found.best}}
+    assert tomllib.loads(file.read_text()) == {"bandit": {**fixed, **result.best}}
 
 
 @pytest.mark.slow
 def test_searches_with_neighbouring_seeds_share_no_proposals(tmp_path):
     args = arguments(total_steps=8, evaluations=1, eval_episodes=1)
     searches = [Search(trials=3, seeds=1, search_seed=seed, pruner="none") for seed in (0, 1)]
-    drawn = [
-        {row["rate"] for row in tune(bandit, args, SPACE, tmp_path / f"{n}.toml", one).trials}
-        for n, one in enumerate(searches)
+    rates = [
+        {row["rate"] for row in tune(bandit, args, SPACE, tmp_path / f"{n}.toml", search).trials}
+        for n, search in enumerate(searches)
     ]
-    assert drawn[0] & drawn[1] == {args.rate}  # the default, with which every search begins
-    assert len(drawn[0] | drawn[1]) == 5
+    assert rates[0] & rates[1] == {args.rate}  # the default, with which every search begins
+    assert len(rates[0] | rates[1]) == 5
 
 
 @pytest.mark.slow
 def test_values_that_do_not_fit_are_failed_trials(tmp_path):
     space = {"width": Choices((13, 14))}
     file = tmp_path / "what? it's 100%.toml"
-    found = tune(bandit, arguments(), space, file, Search(trials=5, seeds=1))
+    result = tune(bandit, arguments(), space, file, Search(trials=5, seeds=1))
     assert file.with_suffix(".journal").is_file() and not (tmp_path / "what").exists()
-    states = {row["width"]: row["state"] for row in found.trials}
+    states = {row["width"]: row["state"] for row in result.trials}
     assert states == {4: "complete", 13: "fail", 14: "complete"}
     with pytest.raises(OptionError, match="no trial was completed: 13 is not possible"):
         args = replace(arguments(), width=13)
@@ -214,13 +214,13 @@ def test_values_that_do_not_fit_are_failed_trials(tmp_path):
 @pytest.mark.parametrize("how", [{}, {"pruner": "hyperband", "sampler": "random"}], ids=str)
 def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch, how):
     search = Search(trials=4, seeds=1, **how)
-    whole = tune(bandit, arguments(), SPACE, tmp_path / "whole.toml", search)
+    expected = tune(bandit, arguments(), SPACE, tmp_path / "whole.toml", search)
     calls, learn = [], bandit.main
 
-    def stopping(*given):
+    def stopping(*args):
         calls.append(1)
         try:
-            learn(*given)
+            learn(*args)
         finally:
             if len(calls) == 3:  # the trial has reported its evaluations, and has not ended
                 raise KeyboardInterrupt
@@ -229,8 +229,8 @@ def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch, ho
     again = tmp_path / "again.toml"
     with pytest.raises(Stopped, match="stopped after 2 trials"):
         tune(bandit, arguments(), SPACE, again, search)
-    found = tune(bandit, arguments(), SPACE, again, search)
-    assert (found.trials, found.best) == (whole.trials, whole.best)
+    result = tune(bandit, arguments(), SPACE, again, search)
+    assert (result.trials, result.best) == (expected.trials, expected.best)
 
 
 def test_a_tracker_that_nests_no_runs_is_refused(tmp_path):
@@ -244,7 +244,7 @@ def test_mlflow_has_a_parent_run_and_a_nested_run_for_each_trial(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     uri = f"sqlite:///{tmp_path}/runs.db"
     search = Search(trials=3, seeds=1, track=(f"mlflow={uri}",))
-    found = tune(bandit, arguments(), SPACE, tmp_path / "t.toml", search)
+    result = tune(bandit, arguments(), SPACE, tmp_path / "t.toml", search)
     client = mlflow.MlflowClient(tracking_uri=uri)
     runs = client.search_runs([client.get_experiment_by_name("offmarl").experiment_id])
     (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
@@ -253,12 +253,12 @@ def test_mlflow_has_a_parent_run_and_a_nested_run_for_each_trial(tmp_path, monke
     assert {run.data.tags["mlflow.parentRunId"] for run in nested} == {parent.info.run_id}
     assert all(run.info.status == "FINISHED" and run.data.metrics for run in runs)
     scores = client.get_metric_history(parent.info.run_id, "score")
-    assert max(one.value for one in scores) == found.score
-    kept = {one.path for one in client.list_artifacts(parent.info.run_id)}
-    assert {"t.toml", "history.svg"} <= kept
-    (whole,) = (run for run in nested if run.info.run_name == "trial 0")
-    kept = client.download_artifacts(whole.info.run_id, "", str(tmp_path))
-    assert programs.load_policy(kept, program=bandit.__file__).spec.name == ENV
+    assert max(entry.value for entry in scores) == result.score
+    paths = {entry.path for entry in client.list_artifacts(parent.info.run_id)}
+    assert {"t.toml", "history.svg"} <= paths
+    (first,) = (run for run in nested if run.info.run_name == "trial 0")
+    directory = client.download_artifacts(first.info.run_id, "", str(tmp_path))
+    assert programs.load_policy(directory, program=bandit.__file__).spec.name == ENV
 
 
 @pytest.mark.slow
@@ -273,8 +273,8 @@ def test_baselines_are_tuned_by_their_evaluation(random_data, tmp_path):
         length=2,
     )
     space = tuning.chosen(tuning.derived(args), ["learning_rate"])
-    found = tune(two_stage, args, space, tmp_path / "t.toml", Search(trials=2, seeds=2))
-    assert [row["state"] for row in found.trials] == ["complete"] * 2
+    result = tune(two_stage, args, space, tmp_path / "t.toml", Search(trials=2, seeds=2))
+    assert [row["state"] for row in result.trials] == ["complete"] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.journal", "t.toml"]
 
 
@@ -289,20 +289,20 @@ RANGES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", RANGES)
 def test_the_first_trial_is_the_default(tmp_path, kind):
-    name, one = RANGES[kind]
+    name, space = RANGES[kind]
     args, file = arguments(total_steps=8, evaluations=1, eval_episodes=1), tmp_path / "t.toml"
-    alone = tune(bandit, args, {name: one}, file, Search(trials=1, seeds=1))
+    alone = tune(bandit, args, {name: space}, file, Search(trials=1, seeds=1))
     assert alone.default == 1 and alone.best == {name: getattr(args, name)}
-    found = tune(bandit, args, {name: one}, file, Search(trials=3, seeds=1))
-    assert found.default == 1 and found.trials[0] == alone.trials[0]
+    result = tune(bandit, args, {name: space}, file, Search(trials=3, seeds=1))
+    assert result.default == 1 and result.trials[0] == alone.trials[0]
 
 
 @pytest.mark.slow
 def test_the_default_is_the_best_where_no_trial_beats_it(tmp_path):
     space = {"updates": Range(1, 2)}  # which changes nothing
-    found = tune(bandit, arguments(), space, tmp_path / "t.toml", Search(trials=3, seeds=1))
-    assert [row["score"] for row in found.trials] == [found.score] * 3
-    assert found.best == {"updates": arguments().updates}
+    result = tune(bandit, arguments(), space, tmp_path / "t.toml", Search(trials=3, seeds=1))
+    assert [row["score"] for row in result.trials] == [result.score] * 3
+    assert result.best == {"updates": arguments().updates}
 
 
 @pytest.mark.parametrize("line", [b'\x00\x00{"', b"{", b"[1]", b'{"op_code": 99}'])
@@ -337,11 +337,11 @@ tuning.tune(bandit, here.arguments(), here.SPACE, sys.argv[1], here.Search(trial
 @pytest.mark.nightly
 def test_a_killed_search_loses_the_running_trial_only(tmp_path):
     file = tmp_path / "t.toml"
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(file)], check=False)
-    assert ended.returncode == -signal.SIGKILL
-    found = tune(bandit, arguments(), SPACE, file, Search(trials=3, seeds=1))
-    whole = tune(bandit, arguments(), SPACE, tmp_path / "w.toml", Search(trials=3, seeds=1))
-    assert found.trials == whole.trials
+    process = subprocess.run([sys.executable, "-c", KILLED, str(file)], check=False)
+    assert process.returncode == -signal.SIGKILL
+    result = tune(bandit, arguments(), SPACE, file, Search(trials=3, seeds=1))
+    expected = tune(bandit, arguments(), SPACE, tmp_path / "w.toml", Search(trials=3, seeds=1))
+    assert result.trials == expected.trials
 
 
 @pytest.mark.slow
@@ -359,10 +359,10 @@ def test_tasks_add_trials_to_one_search(tmp_path):
     assert work(5).is_complete() and not join_work(work(5))
     file.unlink()
     assert join_work(work(5))
-    found = work(5).tuned()
-    assert found.default == 1
-    assert len({row["rate"] for row in found.trials}) == len(found.trials) == 5
-    assert tomllib.loads(file.read_text())["bandit"]["rate"] == found.best["rate"]
+    result = work(5).tuned()
+    assert result.default == 1
+    assert len({row["rate"] for row in result.trials}) == len(result.trials) == 5
+    assert tomllib.loads(file.read_text())["bandit"]["rate"] == result.best["rate"]
     assert run_share(work(6), Share(0, 1)) == 1
     with pytest.raises(RunError, match="was started with seeds 1, not 2"):
         TrialsWork(bandit, args, SPACE, file, Search(trials=6, seeds=2)).check()

@@ -46,8 +46,8 @@ def capture_of(ends: tuple[tuple[int, ...], ...] = ENDS, capacity: int = CAPACIT
     buffer = make_buffer(rows, capacity)
     capture = init_capture(buffer, SPEC, sampled=True, num_steps=4)
     for start in range(0, len(last), 4):
-        some = slice(start, start + 4)
-        added = jax.tree.map(lambda x, some=some: x[some], (transitions, after))
+        span = slice(start, start + 4)
+        added = jax.tree.map(lambda x, span=span: x[span], (transitions, after))
         capture = PUT(buffer, capture, *added)
     return capture
 
@@ -90,23 +90,23 @@ def every_start(
 def test_windows_hold_what_happened(length: int, burn_in: int) -> None:
     start, expected = every_start(length, burn_in)
     batch = jax.device_get(UNPACK(capture_of(), start, length, burn_in))
-    seen, mask = batch.view.state[..., 0], batch.mask
+    states, mask = batch.view.state[..., 0], batch.mask
     for window, content in enumerate(expected):
-        for slot, held in enumerate(content):
-            if held is not None:
-                assert seen[window, slot] == held[0]
-                assert batch.first[window, slot] == held[2]
-            counts = held is not None and held[1] and slot >= burn_in
+        for slot, entry in enumerate(content):
+            if entry is not None:
+                assert states[window, slot] == entry[0]
+                assert batch.first[window, slot] == entry[2]
+            counts = entry is not None and entry[1] and slot >= burn_in
             assert mask[window, slot] == counts
             if counts:  # the next slot is the exact next view, also after the newest step
-                row, time = divmod(held[0], 100)
-                led_to = 1000 + held[0] if ENDS[row][time] else held[0] + 1
-                assert seen[window, slot + 1] == led_to
-                assert batch.reward[window, slot, 0] == held[0]
+                row, time = divmod(entry[0], 100)
+                led_to = 1000 + entry[0] if ENDS[row][time] else entry[0] + 1
+                assert states[window, slot + 1] == led_to
+                assert batch.reward[window, slot, 0] == entry[0]
     # Each step counts in as many windows as any other: one for each of its places in a window.
-    counted = Counter(seen[:, :-1][mask].tolist())
-    assert set(counted.values()) == {length}
-    assert len(counted) == 2 * CAPACITY
+    occurrences = Counter(states[:, :-1][mask].tolist())
+    assert set(occurrences.values()) == {length}
+    assert len(occurrences) == 2 * CAPACITY
 
 
 @pytest.mark.slow
@@ -132,17 +132,17 @@ def test_steps_leave_the_buffer_with_their_final_views(monkeypatch) -> None:
     assert (capture.num_finals, int(capture.filled)) == (4, 5)
     for length in (1, 3):
         batch = DRAW(capture, jax.random.key(0), 2**13, length, 0)
-        seen, after = batch.view_tm1.state[..., 0], batch.view_t.state[..., 0]
-        steps, count = np.unique(seen[batch.mask], return_counts=True)
+        states, after = batch.view_tm1.state[..., 0], batch.view_t.state[..., 0]
+        steps, count = np.unique(states[batch.mask], return_counts=True)
         assert steps.tolist() == [11, 12, 13, 14, 15, 111, 112, 113, 114, 115]
         np.testing.assert_allclose(count / count.mean(), 1, atol=0.1)
-        for step, led_to in zip(seen[batch.mask], after[batch.mask], strict=True):
+        for step, led_to in zip(states[batch.mask], after[batch.mask], strict=True):
             row, time = divmod(int(step), 100)
             assert led_to == step + (1000 if ends[row][time] else 1)
     tree = ADMIT(begin_priorities(capture), capture, 4, 3).tree
     values = np.asarray(tree.values(jnp.arange(4 * 12), 1.0)).reshape(2, 12, 2)
-    held = [time % 12 for time in range(11, 16)]
-    assert np.flatnonzero(values[1, :, 0]).tolist() == sorted(held)
+    slots = [time % 12 for time in range(11, 16)]
+    assert np.flatnonzero(values[1, :, 0]).tolist() == sorted(slots)
 
 
 def test_no_memory_comes_from_outside_the_buffer() -> None:
@@ -167,8 +167,8 @@ def test_half_of_a_batch_is_drawn_from_prior_data_however_many_steps_are_added(p
     key, plain = jax.random.key(0), capture_of()
     batch = DRAW(plain._replace(prior=prior), key, 121, 2)
     chex.assert_trees_all_equal(jax.tree.map(lambda x: x[:61], batch), DRAW(plain, key, 61, 2))
-    counted = np.unique(batch.reward[61:][batch.mask[61:]])
-    assert counted.tolist() == [*range(500, 505), *range(600, 605)]
+    rewards = np.unique(batch.reward[61:][batch.mask[61:]])
+    assert rewards.tolist() == [*range(500, 505), *range(600, 605)]
     after = batch.view.state[61:, 1:, 0][batch.mask[61:]]
     np.testing.assert_array_equal(after, batch.reward[61:, :, 0][batch.mask[61:]] + 1)
     buffer, step = make_buffer(2, CAPACITY), plain.buffer.experience.transition
@@ -214,20 +214,20 @@ def test_prioritised_windows_start_at_the_slots_of_the_buffer() -> None:
         values = priorities.tree.values(jnp.arange(4 * CAPACITY), 1.0)
         np.testing.assert_array_equal(values.reshape(exist.shape), exist)
     batch, slots = SAMPLE(priorities, capture, jax.random.key(1), 64, length, jnp.float32(0.4))
-    row, rest = np.divmod(np.asarray(slots), 2 * CAPACITY)
-    age = (rest // 2 - 11) % CAPACITY
-    same = UNPACK(capture, Start(row, age, rest % 2 == 1), length)
+    row, remainder = np.divmod(np.asarray(slots), 2 * CAPACITY)
+    age = (remainder // 2 - 11) % CAPACITY
+    same = UNPACK(capture, Start(row, age, remainder % 2 == 1), length)
     chex.assert_trees_all_equal(batch._replace(weight=None), same)
     np.testing.assert_allclose(batch.weight, 1.0)
     # Whatever they were, windows that now hold new steps are as important as the most important.
-    every, quarter = jnp.arange(4 * CAPACITY), jnp.asarray(0.25 * exist.ravel(), jnp.float32)
-    low = priorities.tree.put(every, quarter, jnp.zeros_like(quarter))
+    indices, quarter = jnp.arange(4 * CAPACITY), jnp.asarray(0.25 * exist.ravel(), jnp.float32)
+    low = priorities.tree.put(indices, quarter, jnp.zeros_like(quarter))
     again = ADMIT(priorities._replace(tree=low), capture, 3, length)
     newest = [(10 - age) % CAPACITY for age in range(3 + length - 1)]
-    wanted = 0.25 * exist
-    wanted[:, newest] = exist[:, newest]
-    values = again.tree.values(every, 1.0)
-    np.testing.assert_array_equal(values.reshape(exist.shape), wanted)
+    expected = 0.25 * exist
+    expected[:, newest] = exist[:, newest]
+    values = again.tree.values(indices, 1.0)
+    np.testing.assert_array_equal(values.reshape(exist.shape), expected)
     errors = jnp.full((64, length), 2.0)
     after = learned(priorities, slots, errors, jnp.ones((64, length), bool), 0.5)
     np.testing.assert_allclose(after.largest, np.sqrt(2), rtol=1e-4)

@@ -20,7 +20,7 @@ from offmarl.types import Policy
 
 @dataclass(frozen=True)
 class Args(programs.Args):
-    """A toy."""
+    """Arguments of the toy program."""
 
     pretrain: PositiveInt = 7
     """Updates of the first stage."""
@@ -29,7 +29,7 @@ class Args(programs.Args):
 
 
 class State(NamedTuple):
-    """What learns."""
+    """The state of training."""
 
     weights: Any
     anchor: Any
@@ -48,8 +48,8 @@ def make(spec, args, dataset):
     best = dataset.array("best", lambda data: data.episodes.complete_returns.max())
 
     def scores(weights, observation):
-        seen = (observation - moments.mean) / moments.std
-        return jnp.concatenate([seen, jnp.ones((*seen.shape[:-1], 1))], -1) @ weights
+        scaled = (observation - moments.mean) / moments.std
+        return jnp.concatenate([scaled, jnp.ones((*scaled.shape[:-1], 1))], -1) @ weights
 
     def init(key, hyper):
         weights = 0.01 * jax.random.normal(key, (spec.observation_size + 1, spec.num_actions))

@@ -91,11 +91,11 @@ def test_pyright_accepts_a_users_project_in_strict_mode(tmp_path):
     settings = {"typeCheckingMode": "strict", "include": ["."], "extraPaths": [str(ROOT)]}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    if not said.stdout.startswith("{"):
-        pytest.skip(f"pyright cannot be run here: {said.stderr[-200:]}")
-    found = json.loads(said.stdout)["generalDiagnostics"]
-    errors = [one for one in found if one["severity"] == "error"]
-    assert [Path(one["file"]).name for one in errors] == ["wrong.py"], errors
-    assert 'Type of "batch" is "Sequence"' in str(found)
-    assert 'Type of "env" is "Environment"' in str(found)
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if not process.stdout.startswith("{"):
+        pytest.skip(f"pyright cannot be run here: {process.stderr[-200:]}")
+    diagnostics = json.loads(process.stdout)["generalDiagnostics"]
+    errors = [d for d in diagnostics if d["severity"] == "error"]
+    assert [Path(d["file"]).name for d in errors] == ["wrong.py"], errors
+    assert 'Type of "batch" is "Sequence"' in str(diagnostics)
+    assert 'Type of "env" is "Environment"' in str(diagnostics)

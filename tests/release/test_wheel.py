@@ -45,17 +45,17 @@ def test_wheel_holds_the_sources_and_nothing_else(wheel):
         | cards
     )
     names = set(zipfile.ZipFile(wheel).namelist())
-    found = {name for name in names if ".dist-info/" not in name}
-    assert found == expected
+    files = {name for name in names if ".dist-info/" not in name}
+    assert files == expected
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
 def test_wheel_brings_its_programs_along(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = "from offmarl.programs import registry; print(*registry.find('baseline').values())"
-    found = python("-P", "-c", code, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    output = python("-P", "-c", code, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
     expected = {path.name for path in (ROOT / "baselines").glob("[!_]*.py")}
-    assert set(found.split()) == {str(tmp_path / "offmarl/baselines" / e) for e in expected}
+    assert set(output.split()) == {str(tmp_path / "offmarl/baselines" / e) for e in expected}
 
 
 @pytest.mark.nightly
@@ -68,5 +68,5 @@ def test_the_source_distribution_makes_the_same_wheel_and_runs_the_demo(wheel, t
     zipfile.ZipFile(second).extractall(place)
     env = os.environ | {"PYTHONPATH": str(place), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
     demo = ["-P", "-m", "offmarl", "demo", "--seeds", "1", "--json"]
-    said = python(*demo, cwd=tmp_path, env=env)
-    assert '"trained"' in said and (tmp_path / "demo/demo.png").exists()
+    output = python(*demo, cwd=tmp_path, env=env)
+    assert '"trained"' in output and (tmp_path / "demo/demo.png").exists()

@@ -36,13 +36,13 @@ class MemorySource:
         rng = np.random.default_rng(0)
         self.rows, self.length = len(lengths), sum(lengths[0])
         lead = self.rows, self.length
-        every = [n for row in lengths for n in row]
-        final = np.arange(len(every))
+        flat = [n for row in lengths for n in row]
+        final = np.arange(len(flat))
         final[list(without_final)] = -1
         self.episodes = Table(
             row=np.repeat(np.arange(self.rows), [len(row) for row in lengths]),
             start=np.concatenate([np.cumsum(row) - row for row in lengths]),
-            length=np.array(every),
+            length=np.array(flat),
             final=final,
         )
         last = np.zeros(lead, bool)
@@ -61,7 +61,7 @@ class MemorySource:
             behaviour_log_prob=-rng.random(agents).astype(np.float32),
             policy_id=np.zeros(agents, np.int32),
         )
-        self.finals = self._views(rng, (len(every),))
+        self.finals = self._views(rng, (len(flat),))
 
     @staticmethod
     def _views(rng: np.random.Generator, lead: tuple[int, ...]) -> View:

@@ -24,24 +24,24 @@ SIZES = np.array([7, 3, 11, 5, 8, 2, 9, 4, 6, 10, 5, 7, 3, 4, 12, 6, 5, 8, 9, 4,
 
 def windows_of(order: BlockOrder, steps: range) -> list[tuple[int, int]]:
     """Return the block and the slot in it of each window."""
-    found = []
+    windows = []
     for window in np.concatenate([order.slots(step) for step in steps]).tolist():
         slot, blocks = window & (2**SLOT_BITS - 1), order.blocks(window >> SLOT_BITS)
         stops = np.cumsum(SIZES[blocks])
         number = int(np.searchsorted(stops, slot, side="right"))
-        found.append((int(blocks[number]), slot - int(stops[number] - SIZES[blocks[number]])))
-    return found
+        windows.append((int(blocks[number]), slot - int(stops[number] - SIZES[blocks[number]])))
+    return windows
 
 
 @pytest.mark.parametrize("batch", [1, 5, 32, 200])
 def test_a_pass_has_each_window_once(batch: int) -> None:
     order = BlockOrder(SIZES, batch, seed=1, epochs=3)
     assert order.num_batches == 3 * -(-SIZES.sum() // batch)
-    every = [(block, slot) for block, size in enumerate(SIZES) for slot in range(size)]
+    expected = [(block, slot) for block, size in enumerate(SIZES) for slot in range(size)]
     per = order.num_batches // 3
     passes = [windows_of(order, range(i * per, (i + 1) * per)) for i in range(3)]
-    for one in passes:
-        assert sorted(one) == every
+    for epoch in passes:
+        assert sorted(epoch) == expected
     assert passes[0] != passes[1] != passes[2], "each pass has another order"
 
 
@@ -54,18 +54,18 @@ def test_batches_without_an_end_are_those_of_the_passes() -> None:
 
 
 def test_any_batch_is_the_same_without_those_before() -> None:
-    one, two = BlockOrder(SIZES, 8, seed=2), BlockOrder(SIZES, 8, seed=2)
-    expected = [one.slots(step) for step in range(300)]
+    first, second = BlockOrder(SIZES, 8, seed=2), BlockOrder(SIZES, 8, seed=2)
+    expected = [first.slots(step) for step in range(300)]
     for step in (299, 17, 130, 0):
-        np.testing.assert_array_equal(two.slots(step), expected[step])
+        np.testing.assert_array_equal(second.slots(step), expected[step])
     assert (BlockOrder(SIZES, 8, seed=3).slots(0) != expected[0]).any()
 
 
 def test_seeds_share_the_blocks() -> None:
-    one, two = (BlockOrder(SIZES, 8, seed, block_seed=5) for seed in (5, 6))
+    first, second = (BlockOrder(SIZES, 8, seed, block_seed=5) for seed in (5, 6))
     for buffer in range(6):
-        np.testing.assert_array_equal(one.blocks(buffer), two.blocks(buffer))
-    assert (one.slots(0) != two.slots(0)).any()
+        np.testing.assert_array_equal(first.blocks(buffer), second.blocks(buffer))
+    assert (first.slots(0) != second.slots(0)).any()
 
 
 def test_the_batches_of_a_seed_are_those_that_it_has_alone(
@@ -73,13 +73,13 @@ def test_the_batches_of_a_seed_are_those_that_it_has_alone(
 ) -> None:
     monkeypatch.setattr(Dataset, "chunk_shape", (1, 10))  # many blocks, a few in the buffer
     monkeypatch.setattr(blocks, "BUFFER_BYTES", 2**14)
-    keys, found = jax.random.split(jax.random.key(0), 2), []
+    keys, out = jax.random.split(jax.random.key(0), 2), []
     windows, steps = Windows(4, 5), range(0, 40, 20)
-    for some in (keys, keys[1:]):
-        with open_batches(dataset, "blocks", windows, some, steps, 10**8) as batches:
-            found.append([jax.tree.map(lambda x: x[-1], one.sequence()) for one in batches.data])
-    assert len(found[0]) == 2
-    chex.assert_trees_all_equal(*found)
+    for subset in (keys, keys[1:]):
+        with open_batches(dataset, "blocks", windows, subset, steps, 10**8) as batches:
+            out.append([jax.tree.map(lambda x: x[-1], part.sequence()) for part in batches.data])
+    assert len(out[0]) == 2
+    chex.assert_trees_all_equal(*out)
 
 
 def test_the_first_buffer_is_a_single_block() -> None:
@@ -93,12 +93,12 @@ def test_fewer_blocks_in_a_buffer(per_buffer: int) -> None:
     counts = [len(order.blocks(i)) for i in range(1, 60)]
     assert max(counts) == per_buffer
     twice = BlockOrder(SIZES, 8, seed=0, epochs=2, per_buffer=per_buffer)
-    held = [len(twice.blocks(i)) for i in range(100) if twice.has_buffer(i)]
-    assert sum(held) == 2 * len(SIZES)
+    sizes = [len(twice.blocks(i)) for i in range(100) if twice.has_buffer(i)]
+    assert sum(sizes) == 2 * len(SIZES)
     total = int(SIZES.sum())
     flat = windows_of(order, range(-(-2 * total // 8)))[: 2 * total]
-    every = [(block, slot) for block, size in enumerate(SIZES) for slot in range(size)]
-    assert sorted(flat[:total]) == sorted(flat[total:]) == every
+    expected = [(block, slot) for block, size in enumerate(SIZES) for slot in range(size)]
+    assert sorted(flat[:total]) == sorted(flat[total:]) == expected
 
 
 @pytest.mark.parametrize(("chunks", "per_buffer"), [(100, 8), (8, 8), (3, 3), (0.9, 1)])
@@ -123,22 +123,22 @@ def test_no_batch_is_an_error(epochs: int, drop: bool) -> None:
 
 
 def test_chosen_episodes_only(dataset: Dataset) -> None:
-    chosen = np.arange(0, len(dataset), 2)
-    table = BlockTable(dataset, Windows(4, 5), chosen, 2**20)
-    assert sorted(np.concatenate(table.of(np.arange(len(table.sizes))))) == chosen.tolist()
-    found = set()
+    episodes = np.arange(0, len(dataset), 2)
+    table = BlockTable(dataset, Windows(4, 5), episodes, 2**20)
+    assert sorted(np.concatenate(table.of(np.arange(len(table.sizes))))) == episodes.tolist()
+    numbers = set()
     with dataset.stream(
-        4, 5, to="numpy", epochs=1, episodes=chosen, shuffle_buffer=2**20
+        4, 5, to="numpy", epochs=1, episodes=episodes, shuffle_buffer=2**20
     ) as stream:
         for batch in stream:
-            found |= set(batch.episode.ravel().tolist())
-    assert found == set(chosen.tolist())
+            numbers |= set(batch.episode.ravel().tolist())
+    assert numbers == set(episodes.tolist())
 
 
 def test_returns_to_go_and_the_ends_of_episodes(dataset: Dataset) -> None:
     """All fields of windows inside of an episode are those of other streams."""
     options = {"epochs": 1, "return_to_go": 0.9, "to": "numpy"}
-    found: dict[tuple[int, int], list] = {}
+    windows: dict[tuple[int, int], list] = {}
     for buffer in (None, 2**20):
         with dataset.stream(4, 5, shuffle_buffer=buffer, **options) as stream:
             for batch in stream:
@@ -146,10 +146,10 @@ def test_returns_to_go_and_the_ends_of_episodes(dataset: Dataset) -> None:
                     episode, time = batch.episode[i], batch.time[i]
                     if episode[0] == episode[-1]:
                         fields = [x[i] for x in batch[1:] if isinstance(x, np.ndarray)]
-                        one = [batch.view.observation[i], *fields]
-                        found.setdefault((int(episode[0]), int(time[0])), []).append(one)
-    assert len(found) > 50
-    for pair in found.values():
+                        values = [batch.view.observation[i], *fields]
+                        windows.setdefault((int(episode[0]), int(time[0])), []).append(values)
+    assert len(windows) > 50
+    for pair in windows.values():
         for ours, theirs in itertools.zip_longest(*pair):
             np.testing.assert_array_equal(ours, theirs)
 
@@ -157,8 +157,8 @@ def test_returns_to_go_and_the_ends_of_episodes(dataset: Dataset) -> None:
 def test_steps_without_a_state(tmp_path: Path) -> None:
     spec = EnvSpec("", num_agents=2, observation_size=3, state_size=0, action=Discrete(2))
     write(tmp_path / "data.vlt", np.random.default_rng(0).random((2, 40)) < 0.2, spec)
-    found = offmarl.open(tmp_path / "data.vlt")
-    with found.stream(8, 5, shuffle_buffer=2**20, to="numpy", epochs=1) as stream:
+    data = offmarl.open(tmp_path / "data.vlt")
+    with data.stream(8, 5, shuffle_buffer=2**20, to="numpy", epochs=1) as stream:
         batches = [*stream]
     assert sum(batch.mask.sum() for batch in batches) > 0
     assert batches[0].view.state.shape[-1] == 0

@@ -48,24 +48,24 @@ def test_every_step_of_a_vault_with_its_next_view(
     tmp_path: Path, spec: EnvSpec, with_finals: bool
 ) -> None:
     """Read step by step from the vault: each window of one step, in the order of the vault."""
-    ended = np.random.default_rng(1).random((2, 40)) < 0.2
-    transition, finals = write(tmp_path / "data.vlt", ended, spec, with_finals=with_finals)
+    ends = np.random.default_rng(1).random((2, 40)) < 0.2
+    transition, finals = write(tmp_path / "data.vlt", ends, spec, with_finals=with_finals)
     replay = load(vault.open_vault(tmp_path / "data.vlt"), Windows(4, 1))
-    found = jax.device_get(jax.jit(lambda r: r.at(jnp.arange(r.num_slots)))(replay))
-    steps = jax.tree.map(lambda x: x[found.mask[:, 0]], found)
+    windows = jax.device_get(jax.jit(lambda r: r.at(jnp.arange(r.num_slots)))(replay))
+    steps = jax.tree.map(lambda x: x[windows.mask[:, 0]], windows)
     for name in ("action", "reward", "terminated", "truncated", "behaviour_log_prob"):
-        wanted = getattr(transition, name)
+        expected = getattr(transition, name)
         np.testing.assert_array_equal(
-            getattr(steps, name)[:, 0], wanted.reshape(80, *wanted.shape[2:])
+            getattr(steps, name)[:, 0], expected.reshape(80, *expected.shape[2:])
         )
     row, time = np.divmod(np.arange(80), 40)
     last = transition.last[row, time]
     inside = np.flatnonzero(~last & (time < 39))
     for name in View._fields:
-        seen, view = getattr(transition.view, name), getattr(steps.view, name)
-        np.testing.assert_array_equal(view[:, 0], seen[row, time])
+        source, view = getattr(transition.view, name), getattr(steps.view, name)
+        np.testing.assert_array_equal(view[:, 0], source[row, time])
         np.testing.assert_array_equal(
-            view[inside, 1], seen[row, time + 1 - last - (time == 39)][inside]
+            view[inside, 1], source[row, time + 1 - last - (time == 39)][inside]
         )
         if with_finals:
             np.testing.assert_array_equal(view[last, 1], getattr(finals.view, name))
@@ -75,9 +75,9 @@ def test_every_step_of_a_vault_with_its_next_view(
 
 
 def test_samples_are_decided_by_the_key(tmp_path: Path) -> None:
-    ended = np.zeros((1, 12), bool)
-    ended[0, [3, 11]] = True
-    write(tmp_path / "data.vlt", ended)
+    ends = np.zeros((1, 12), bool)
+    ends[0, [3, 11]] = True
+    write(tmp_path / "data.vlt", ends)
     replay = offmarl.open(tmp_path / "data.vlt").replay(batch=32, length=4)
     sample = jax.jit(lambda replay, key: replay.sample(key))
     batch = sample(replay, jax.random.key(0))
@@ -87,10 +87,10 @@ def test_samples_are_decided_by_the_key(tmp_path: Path) -> None:
 
 
 def test_another_dataset_of_the_same_size_does_not_recompile(tmp_path: Path) -> None:
-    ended = np.zeros((1, 12), bool)
-    ended[0, 11] = True
-    write(tmp_path / "a.vlt", ended, terminates=0.0)
-    write(tmp_path / "b.vlt", ended, terminates=1.0)
+    ends = np.zeros((1, 12), bool)
+    ends[0, 11] = True
+    write(tmp_path / "a.vlt", ends, terminates=0.0)
+    write(tmp_path / "b.vlt", ends, terminates=1.0)
     sample = jax.jit(chex.assert_max_traces(lambda replay, key: replay.sample(key), 1))
     for name in ("a", "b"):
         sample(open_vault(tmp_path / f"{name}.vlt").replay(batch=2, length=4), jax.random.key(0))
@@ -167,10 +167,10 @@ def test_batches_are_those_of_a_stream_under_any_settings_of_jax(tmp_path, setti
         expected = next(stream)
     with ambient(setting):
         key = jax.random.fold_in(jax.random.key(7), 0)
-        found = jax.jit(lambda replay, key: replay.sample(key))(
+        batch = jax.jit(lambda replay, key: replay.sample(key))(
             data.replay(4, 5, weights=weights), key
         )
-    chex.assert_trees_all_equal(found, expected)
+    chex.assert_trees_all_equal(batch, expected)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**40])

@@ -59,13 +59,13 @@ def test_an_alias_table_keeps_the_shares(shares: list[float]) -> None:
     table = segments(first, sizes, share, int(sizes.sum()))
     keep = (table.threshold.astype(np.float64) + 1) / 2**32
     count = len(table.share)
-    drawn = np.bincount(np.arange(count), keep, count)
-    drawn += np.bincount(table.alias, 1 - keep, count)
-    np.testing.assert_allclose(drawn / count, (share / share.sum())[share > 0], atol=1e-8)
+    mass = np.bincount(np.arange(count), keep, count)
+    mass += np.bincount(table.alias, 1 - keep, count)
+    np.testing.assert_allclose(mass / count, (share / share.sum())[share > 0], atol=1e-8)
     np.testing.assert_array_equal(table.first, first[share > 0])
     slots = np.repeat(share / share.sum() / sizes, sizes)
-    found = probability(table, jnp.arange(len(slots)))
-    np.testing.assert_allclose(found, slots, atol=1e-6)
+    probabilities = probability(table, jnp.arange(len(slots)))
+    np.testing.assert_allclose(probabilities, slots, atol=1e-6)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -74,16 +74,16 @@ def test_draws_of_segments_agree_with_their_shares(wide: bool) -> None:
     first, size = np.array([0, 5, 20]) * scale, np.array([4, 5, 10]) * scale
     table = segments(first, size, np.array([0.5, 0.2, 0.3]), 30 * scale)
     key = jax.random.key(0)
-    found = draw_on_host(table, np.asarray(jax.random.key_data(key)), 10**5) // scale
+    draws = draw_on_host(table, np.asarray(jax.random.key_data(key)), 10**5) // scale
     expected = np.zeros(30)
     for start, count, share in ((0, 4, 0.5), (5, 5, 0.2), (20, 10, 0.3)):
         expected[start : start + count] = share / count
-    counts = np.bincount(found, minlength=30)
+    counts = np.bincount(draws, minlength=30)
     assert not counts[expected == 0].any()
     assert chisquare(counts[expected > 0], 1e5 * expected[expected > 0]).pvalue > 0.001
     if not wide:
         on_device = jax.jit(draw, static_argnums=2)(table, key, 10**5)
-        np.testing.assert_array_equal(found, on_device)
+        np.testing.assert_array_equal(draws, on_device)
 
 
 # ---------------------------------------------------------------------------------- mixtures
@@ -91,8 +91,8 @@ def test_draws_of_segments_agree_with_their_shares(wide: bool) -> None:
 
 def numbers(batch) -> np.ndarray:
     """Return a number for each counted step of a batch: 1000 times its episode, and its time."""
-    here = np.asarray(batch.episode * 1000 + batch.time)[..., :-1]
-    return here[np.asarray(batch.mask)]
+    values = np.asarray(batch.episode * 1000 + batch.time)[..., :-1]
+    return values[np.asarray(batch.mask)]
 
 
 def drawn_steps(source, weights=None, batches: int = 300, **sizes) -> tuple[np.ndarray, np.ndarray]:
@@ -114,12 +114,12 @@ def drawn_steps(source, weights=None, batches: int = 300, **sizes) -> tuple[np.n
     return np.asarray(step)[mask], np.asarray(weight)[mask]
 
 
-def agree(found: np.ndarray, shares) -> None:
+def agree(draws: np.ndarray, shares) -> None:
     number = shares.episode * 1000 + shares.time
     kept = shares.drawn > 0
-    counts = np.array([np.bincount(np.searchsorted(number, found), minlength=len(number))])[0]
+    counts = np.array([np.bincount(np.searchsorted(number, draws), minlength=len(number))])[0]
     assert not counts[~kept].any()
-    expected = shares.drawn[kept] * len(found)
+    expected = shares.drawn[kept] * len(draws)
     assert chisquare(counts[kept], expected).pvalue > 0.001
 
 
@@ -155,17 +155,17 @@ def test_a_stream_gives_the_batches_of_the_device(mixed, weights) -> None:
 
 @pytest.mark.slow
 def test_held_out_episodes_and_subsets_of_a_mixture(mixed) -> None:
-    rest, held_out = mixed.hold_out(0.25)
-    assert sorted([*rest, *held_out]) == list(range(16))
+    train, held_out = mixed.hold_out(0.25)
+    assert sorted([*train, *held_out]) == list(range(16))
     assert (held_out < 12).sum() == 3
     assert (held_out >= 12).sum() == 1
-    shares = mixed.step_probabilities(5, rest)
-    assert set(shares.episode) == set(rest)
+    shares = mixed.step_probabilities(5, train)
+    assert set(shares.episode) == set(train)
     assert shares.drawn[shares.episode < 12].sum() == pytest.approx(0.7)
-    found = mixed.whole_episodes(held_out)
-    np.testing.assert_array_equal(found.mask.sum(-1), mixed.episodes.length[held_out])
-    one = mixed.subset([2, 14]).replay(8, 5).sample(jax.random.key(0))
-    assert set(np.unique(one.episode)) == {2, 14}
+    episodes = mixed.whole_episodes(held_out)
+    np.testing.assert_array_equal(episodes.mask.sum(-1), mixed.episodes.length[held_out])
+    batch = mixed.subset([2, 14]).replay(8, 5).sample(jax.random.key(0))
+    assert set(np.unique(batch.episode)) == {2, 14}
 
 
 def test_a_mixture_without_shares_draws_all_steps_alike(vaults) -> None:
@@ -199,17 +199,17 @@ def of_time(dataset: Dataset) -> np.ndarray:
 def test_steps_count_exactly_as_they_weigh(vaults, mixed, name: str, weights) -> None:
     source = mixed if name == "mixed" else vaults[name]
     shares = source.step_probabilities(5, weights=weights)
-    wanted = expected_shares(source, weights)
-    here = np.cumsum(source.episodes.length)[shares.episode] + shares.time
-    here -= source.episodes.length[shares.episode]
-    np.testing.assert_allclose(shares.counted, wanted[here], atol=1e-12)
+    expected = expected_shares(source, weights)
+    index = np.cumsum(source.episodes.length)[shares.episode] + shares.time
+    index -= source.episodes.length[shares.episode]
+    np.testing.assert_allclose(shares.counted, expected[index], atol=1e-12)
     assert shares.counted.sum() == pytest.approx(1)
-    found, weight = drawn_steps(source, weights)
-    agree(found, shares)
+    draws, weight = drawn_steps(source, weights)
+    agree(draws, shares)
     assert weight.mean() == pytest.approx(1, abs=0.05)
     number = shares.episode * 1000 + shares.time
-    counted = np.bincount(np.searchsorted(number, found), weight, len(number)) / weight.sum()
-    np.testing.assert_allclose(counted, shares.counted, atol=5e-3)
+    totals = np.bincount(np.searchsorted(number, draws), weight, len(number)) / weight.sum()
+    np.testing.assert_allclose(totals, shares.counted, atol=5e-3)
 
 
 def expected_shares(source, weights) -> np.ndarray:
@@ -217,25 +217,25 @@ def expected_shares(source, weights) -> np.ndarray:
     weights = weights if isinstance(weights, Weights) else Weights(weights)
     parts = getattr(source, "sources", (source,))
     values = []
-    for one in parts:
-        table = one.episodes
+    for part in parts:
+        table = part.episodes
         if callable(weights.of):
-            at = weights.of(one)
+            at = weights.of(part)
             for row, start, length in zip(table.row, table.start, table.length, strict=True):
                 values.append(at[row, start : start + length])
         else:
             of = {"return": table.episode_returns, "length": table.length}[weights.of]
             values += [np.full(n, x, float) for n, x in zip(table.length, of, strict=True)]
-    every = np.concatenate(values)
+    flat = np.concatenate(values)
     temperature = weights.temperature or (0.1 if weights.of == "return" else None)
     if temperature:
-        low, high = every.min(), every.max()
+        low, high = flat.min(), flat.max()
         values = [np.exp((x - low) / (high - low) / temperature) for x in values]
     shares, first = [], 0
-    for one, share in zip(parts, getattr(source, "shares", (1.0,)), strict=True):
-        own = np.concatenate(values[first : first + len(one)])
-        shares.append(share * own / own.sum())
-        first += len(one)
+    for part, share in zip(parts, getattr(source, "shares", (1.0,)), strict=True):
+        chunk = np.concatenate(values[first : first + len(part)])
+        shares.append(share * chunk / chunk.sum())
+        first += len(part)
     return np.concatenate(shares)
 
 
@@ -257,8 +257,8 @@ def test_episodes_that_weigh_nothing_are_not_loaded(vaults) -> None:
 
 
 def test_a_uniform_mixture_of_one_vault_is_that_vault(vaults) -> None:
-    one = Circles(offmarl.mix({vaults["short"]: 2.0}), Windows(4, 5))
-    assert one.starts == Uniform(12 * 9)
+    circles = Circles(offmarl.mix({vaults["short"]: 2.0}), Windows(4, 5))
+    assert circles.starts == Uniform(12 * 9)
     assert Circles(vaults["short"], Windows(4, 5)).starts == Uniform(12 * 9)
     assert WindowSource(vaults["short"], Windows(4, 5)).starts == Uniform(12 * 9)
 
@@ -284,10 +284,10 @@ def test_shares_that_cannot_be(vaults, shares, message: str) -> None:
 def test_the_name_of_a_mixture_is_short(vaults, tmp_path: Path, length: int) -> None:
     other = record(tmp_path / "x.vlt" / ("u" * (length - 2)), *SIZES["short"])
     mixture = offmarl.mix({vaults["short"]: 1, other: 1})
-    joined = f"v+{other.uid}"
-    assert len(joined) == length
+    uid = f"v+{other.uid}"
+    assert len(uid) == length
     short = f"mix-{mixture.known_digest()[:8]}"
-    assert mixture.uid == (joined if length <= 60 else short)
+    assert mixture.uid == (uid if length <= 60 else short)
     assert offmarl.mix({vaults["short"]: 1, other: 2}).known_digest()[:8] != short[4:]
 
 
@@ -324,12 +324,12 @@ def test_what_cannot_be_joined_cannot_be_mixed(tmp_path, other, difference) -> N
 
 @pytest.mark.parametrize("package", ["games 1.2.9", "", "plays 2.0.0"])
 def test_releases_that_are_alike_or_not_known_are_mixed(tmp_path, package) -> None:
-    """Vaults of before packages were recorded have none."""
-    for name, own in {"first": package, "second": "games 1.2.0"}.items():
-        write(tmp_path / f"{name}.vlt", np.ones((1, 3), bool), replace(SPEC, package=own))
+    """Vaults from before packages were recorded have no versions."""
+    for name, release in {"first": package, "second": "games 1.2.0"}.items():
+        write(tmp_path / f"{name}.vlt", np.ones((1, 3), bool), replace(SPEC, package=release))
     paths = [tmp_path / "first.vlt", tmp_path / "second.vlt"]
     assert offmarl.mix(paths).num_steps == vault.cat(paths, tmp_path / "both.vlt").num_steps == 6
-    first, second, both = (vault.open_vault(one) for one in (*paths, tmp_path / "both.vlt"))
+    first, second, both = (vault.open_vault(path) for path in (*paths, tmp_path / "both.vlt"))
     assert (first.spec.package, second.spec.package) == (package, "games 1.2.0")
     assert both.spec.package == (package or "games 1.2.0")
     assert first.digest() == second.digest()
@@ -337,9 +337,9 @@ def test_releases_that_are_alike_or_not_known_are_mixed(tmp_path, package) -> No
 
 def _at(value: float):
     def weights(dataset: Dataset) -> np.ndarray:
-        found = np.ones((dataset.rows, dataset.length))
-        found[1, 5] = value
-        return found
+        array = np.ones((dataset.rows, dataset.length))
+        array[1, 5] = value
+        return array
 
     return weights
 
@@ -389,19 +389,19 @@ def test_incomplete_episodes_weigh_nothing_by_return(tmp_path: Path) -> None:
 
 
 def test_weights_of_a_part_are_those_of_its_episodes(vaults) -> None:
-    whole = vaults["short"]
-    part, given = whole.subset([2, 5, 7]), np.array([1.0, 2.0, 0.0])
+    data = vaults["short"]
+    part, values = data.subset([2, 5, 7]), np.array([1.0, 2.0, 0.0])
     spread = np.zeros(12)
-    spread[[2, 5, 7]] = given
-    wanted = part.step_probabilities(5, weights=spread)
-    np.testing.assert_array_equal(part.step_probabilities(5, weights=given).counted, wanted.counted)
+    spread[[2, 5, 7]] = values
+    truth = part.step_probabilities(5, weights=spread)
+    np.testing.assert_array_equal(part.step_probabilities(5, weights=values).counted, truth.counted)
     # Neither are the others checked, nor do they count in the scale of a temperature.
-    spread[0], given = np.nan, np.array([1.0, 2.0, 3.0])
-    spread[[2, 5, 7]] = given
+    spread[0], values = np.nan, np.array([1.0, 2.0, 3.0])
+    spread[[2, 5, 7]] = values
     shares = part.step_probabilities(5, weights=Weights(spread, temperature=0.5))
-    found = [shares.counted[shares.episode == number].sum() for number in (2, 5, 7)]
+    totals = [shares.counted[shares.episode == number].sum() for number in (2, 5, 7)]
     expected = np.exp(np.array([0.0, 0.5, 1.0]) / 0.5)
-    np.testing.assert_allclose(found, expected / expected.sum())
+    np.testing.assert_allclose(totals, expected / expected.sum())
 
 
 def test_a_mixture_is_of_several_vaults() -> None:

@@ -30,17 +30,17 @@ def test_a_shuffle_has_every_number_once(count: int) -> None:
     np.testing.assert_array_equal(np.sort(second), np.arange(count))
     if count > 5:
         assert (first != second).any() and (first != shuffle(np.arange(count), count, 1, 0)).any()
-    some = np.arange(count)[count // 3 :: 7]
-    np.testing.assert_array_equal(shuffle(some, count, 0, 0), first[some])
+    part = np.arange(count)[count // 3 :: 7]
+    np.testing.assert_array_equal(shuffle(part, count, 0, 0), first[part])
 
 
 @pytest.mark.parametrize("count", [3, 10])
 def test_all_orders_are_equally_likely(count: int) -> None:
-    """Of the number at each place, by chi-squared, and of neighbours."""
+    """A chi-squared test of the number at each place, and of neighbours."""
     trials = 600
     orders = np.stack([shuffle(np.arange(count), count, 7, epoch) for epoch in range(trials)])
-    seen = np.stack([np.bincount(column, minlength=count) for column in orders.T])
-    chi = ((seen - trials / count) ** 2 / (trials / count)).sum()
+    counts = np.stack([np.bincount(column, minlength=count) for column in orders.T])
+    chi = ((counts - trials / count) ** 2 / (trials / count)).sum()
     freedom = (count - 1) ** 2
     assert abs(chi - freedom) < 4.5 * np.sqrt(2 * freedom)
     follows = ((np.diff(orders) % count) == 1).sum() / (trials * (count - 1))
@@ -48,9 +48,9 @@ def test_all_orders_are_equally_likely(count: int) -> None:
 
 
 def test_a_shuffle_of_more_than_fits_in_memory() -> None:
-    found = shuffle(np.arange(10**12, 10**12 + 1000), 3 * 10**12, 0, 0)
-    assert len(np.unique(found)) == 1000 and found.max() < 3 * 10**12
-    np.testing.assert_allclose(found.mean(), 1.5e12, rtol=0.1)
+    numbers = shuffle(np.arange(10**12, 10**12 + 1000), 3 * 10**12, 0, 0)
+    assert len(np.unique(numbers)) == 1000 and numbers.max() < 3 * 10**12
+    np.testing.assert_allclose(numbers.mean(), 1.5e12, rtol=0.1)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -59,13 +59,13 @@ def test_epochs(drop_last: bool) -> None:
     assert isinstance(order, Epochs)
     assert order.batches_per_epoch == (6 if drop_last else 7)
     assert order.num_batches == 3 * order.batches_per_epoch
-    each = [order.slots(step) for step in range(order.num_batches)]
-    assert {len(slots) for slots in each} == ({8} if drop_last else {8, 2})
+    batches = [order.slots(step) for step in range(order.num_batches)]
+    assert {len(slots) for slots in batches} == ({8} if drop_last else {8, 2})
     for epoch in range(3):
         first = epoch * order.batches_per_epoch
-        seen = np.concatenate(each[first : first + order.batches_per_epoch])
-        assert len(np.unique(seen)) == len(seen) == (48 if drop_last else 50)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(order)).slots(9), each[9])
+        numbers = np.concatenate(batches[first : first + order.batches_per_epoch])
+        assert len(np.unique(numbers)) == len(numbers) == (48 if drop_last else 50)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(order)).slots(9), batches[9])
 
 
 def test_orders_that_cannot_be() -> None:

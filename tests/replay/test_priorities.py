@@ -39,10 +39,10 @@ def test_sums_are_those_of_numpy(changes, unit: float) -> None:
             values[leaves] = 0
             np.maximum.at(values, leaves, new.astype(np.float32))
         tree = put(tree, *map(jnp.asarray, (leaves, np.float32(new_known), np.float32(new_open))))
-    wanted = known.astype(np.float64) + unit * open_
-    every = jnp.arange(SIZE)
-    np.testing.assert_allclose(tree.values(every, jnp.float32(unit)), wanted, rtol=1e-5)
-    np.testing.assert_allclose(tree.total(jnp.float32(unit)), wanted.sum(), rtol=1e-5)
+    expected = known.astype(np.float64) + unit * open_
+    indices = jnp.arange(SIZE)
+    np.testing.assert_allclose(tree.values(indices, jnp.float32(unit)), expected, rtol=1e-5)
+    np.testing.assert_allclose(tree.total(jnp.float32(unit)), expected.sum(), rtol=1e-5)
     same = of(jnp.asarray(known), jnp.asarray(open_))
     for ours, rebuilt in zip(tree.levels, same.levels, strict=True):
         np.testing.assert_allclose(ours, rebuilt, rtol=1e-6)
@@ -56,16 +56,16 @@ def test_draws_are_in_proportion(size: int) -> None:
     values[rng.random(size) < 0.3] = 0
     values[0] = 1
     tree = of(jnp.asarray(values), jnp.zeros(size))
-    found = np.concatenate([draw(tree, jax.random.key(i), 10_000, 1.0) for i in range(5)])
-    counts = np.bincount(found, minlength=size)
+    draws = np.concatenate([draw(tree, jax.random.key(i), 10_000, 1.0) for i in range(5)])
+    counts = np.bincount(draws, minlength=size)
     assert len(counts) == size
     assert not counts[values == 0].any()
     shares = values.astype(np.float64) / values.sum(dtype=np.float64)
     bins = np.arange(size) if size < 1000 else np.arange(size) * 500 // size
-    expected = np.bincount(bins, shares) * len(found)
-    there = expected > 0
-    test = chisquare(np.bincount(bins, counts)[there], expected[there])
-    assert there.sum() == 1 or test.pvalue > 0.001
+    expected = np.bincount(bins, shares) * len(draws)
+    positive = expected > 0
+    test = chisquare(np.bincount(bins, counts)[positive], expected[positive])
+    assert positive.sum() == 1 or test.pvalue > 0.001
 
 
 def test_a_value_that_is_far_smaller_than_the_sum_is_never_lost() -> None:
@@ -83,8 +83,8 @@ def test_only_positive_values_are_drawn() -> None:
         values = (10.0 ** rng.integers(-30, 8, SIZE)).astype(np.float32)
         values[rng.random(SIZE) < 0.8] = 0
         values[3] = 1e-30
-        found = draw(of(jnp.asarray(values), jnp.zeros(SIZE)), jax.random.key(seed), 2000, 1.0)
-        assert (values[np.asarray(found)] > 0).all()
+        draws = draw(of(jnp.asarray(values), jnp.zeros(SIZE)), jax.random.key(seed), 2000, 1.0)
+        assert (values[np.asarray(draws)] > 0).all()
 
 
 # ---------------------------------------------------------------------------------- priorities
@@ -92,17 +92,17 @@ def test_only_positive_values_are_drawn() -> None:
 
 def test_a_windows_priority_by_hand() -> None:
     errors = jnp.array([[1.0, -4.0, 2.0], [3.0, 9.0, 9.0], [5.0, 5.0, 5.0], [jnp.nan, jnp.inf, 0]])
-    counted = jnp.array([[True, True, True], [True, False, False], [False] * 3, [True] * 3])
-    found = window_priorities(errors, counted, 0.5)
-    wanted = [0.9 * 4 + 0.1 * 7 / 3, 3.0, 0.0, 0.9 * 1e9 + 0.1 * 1e9 / 3]
-    np.testing.assert_allclose(found, np.sqrt(np.minimum(np.array(wanted) + 1e-6, 1e9)), rtol=1e-5)
+    mask = jnp.array([[True, True, True], [True, False, False], [False] * 3, [True] * 3])
+    result = window_priorities(errors, mask, 0.5)
+    means = [0.9 * 4 + 0.1 * 7 / 3, 3.0, 0.0, 0.9 * 1e9 + 0.1 * 1e9 / 3]
+    np.testing.assert_allclose(result, np.sqrt(np.minimum(np.array(means) + 1e-6, 1e9)), rtol=1e-5)
 
 
 def test_importance_weights_by_hand() -> None:
-    ratios, counted = jnp.array([1.0, 4.0, 0.25, 100.0]), jnp.array([True, True, True, False])
-    np.testing.assert_allclose(importance(ratios, counted, 0.5)[:3], [0.5, 1.0, 0.25])
-    np.testing.assert_allclose(importance(ratios, counted, 0.0)[:3], 1.0)
-    np.testing.assert_allclose(importance(ratios, jnp.zeros_like(counted), 0.0), 1.0)
+    ratios, mask = jnp.array([1.0, 4.0, 0.25, 100.0]), jnp.array([True, True, True, False])
+    np.testing.assert_allclose(importance(ratios, mask, 0.5)[:3], [0.5, 1.0, 0.25])
+    np.testing.assert_allclose(importance(ratios, mask, 0.0)[:3], 1.0)
+    np.testing.assert_allclose(importance(ratios, jnp.zeros_like(mask), 0.0), 1.0)
 
 
 TABLES = {
@@ -139,8 +139,8 @@ def test_draws_follow_the_priorities(name: str) -> None:
         priorities = learned(draws, priorities, slots, batch, jnp.ones((64, 5), bool))
         seen[np.asarray(slots)] = True
     exact = base * np.where(seen, (errors + 1e-6) ** 0.5, max((errors[seen] + 1e-6) ** 0.5))
-    drawn = [draw(priorities.tree, one, 10_000, priorities.largest) for one in key[:4]]
-    counts = np.bincount(np.concatenate(drawn), minlength=90)
+    samples = [draw(priorities.tree, k, 10_000, priorities.largest) for k in key[:4]]
+    counts = np.bincount(np.concatenate(samples), minlength=90)
     assert not counts[base == 0].any()
     expected = 4e4 * exact / exact.sum()
     assert chisquare(counts[base > 0], expected[base > 0]).pvalue > 0.001
@@ -150,5 +150,5 @@ def test_importance_grows_to_one() -> None:
     draws = Prioritised(Uniform(9), 0.5, 0.4, 11, 9, 2)
     ratios, mask = jnp.array([1.0, 0.5]), jnp.ones((2, 3), bool)
     for update, exponent in ((0, 0.4), (5, 0.7), (10, 1.0)):
-        found = draws.weigh(ratios, mask, update)
-        np.testing.assert_allclose(found, [1, 0.5**exponent], rtol=1e-6)
+        weights = draws.weigh(ratios, mask, update)
+        np.testing.assert_allclose(weights, [1, 0.5**exponent], rtol=1e-6)

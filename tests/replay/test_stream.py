@@ -107,7 +107,7 @@ def test_what_goes_wrong_in_a_thread_is_raised(dataset: Dataset) -> None:
 
 
 def test_after_an_error_a_stream_reads_the_batch_again(dataset: Dataset, monkeypatch) -> None:
-    whole = [*dataset.stream(300, 5, seed=3, epochs=1, to="numpy")]
+    expected = [*dataset.stream(300, 5, seed=3, epochs=1, to="numpy")]
     gather, calls = Dataset.window_fields, count()
 
     def fail_second(*args: Any) -> Any:
@@ -120,19 +120,19 @@ def test_after_an_error_a_stream_reads_the_batch_again(dataset: Dataset, monkeyp
     with dataset.stream(300, 5, seed=3, epochs=1, to="numpy") as stream:
         with pytest.raises(VaultError, match="a file is missing"):
             batches.extend(stream)
-        assert len(stream) == len(whole) - len(batches) > 0
+        assert len(stream) == len(expected) - len(batches) > 0
         batches.extend(stream)
-    chex.assert_trees_all_equal(batches, whole)
+    chex.assert_trees_all_equal(batches, expected)
 
 
 @pytest.mark.slow
 def test_windows_of_some_episodes_only(dataset: Dataset) -> None:
-    some = np.flatnonzero(dataset.episodes.length % 2 == 0)
-    replay = dataset.replay(16, 5, some)
-    assert replay.num_slots == (dataset.episodes.length[some] + 1).sum()
+    numbers = np.flatnonzero(dataset.episodes.length % 2 == 0)
+    replay = dataset.replay(16, 5, numbers)
+    assert replay.num_slots == (dataset.episodes.length[numbers] + 1).sum()
     windows = replay.at(jnp.arange(replay.num_slots))
-    assert set(np.unique(windows.episode)) == set(some)
-    with dataset.stream(16, 5, seed=3, episodes=some) as stream:
+    assert set(np.unique(windows.episode)) == set(numbers)
+    with dataset.stream(16, 5, seed=3, episodes=numbers) as stream:
         chex.assert_trees_all_equal(
             next(stream), replay.sample(jax.random.fold_in(jax.random.key(3), 0))
         )
@@ -148,14 +148,14 @@ def test_fractions_that_cannot_be_held_out(dataset: Dataset, fraction: float) ->
 
 def test_whole_episodes(dataset: Dataset) -> None:
     numbers = np.array([4, 0, 7])
-    found = dataset.whole_episodes(numbers)
-    np.testing.assert_array_equal(found.mask.sum(-1), dataset.episodes.length[numbers])
+    batch = dataset.whole_episodes(numbers)
+    np.testing.assert_array_equal(batch.mask.sum(-1), dataset.episodes.length[numbers])
     for i, number in enumerate(numbers):
         episode = dataset.episode(int(number))
         length = dataset.episodes.length[number]
-        np.testing.assert_array_equal(found.action[i, :length], episode.transition.action)
-        for slot in range(length, found.mask.shape[1] + 1):  # the last view is repeated
-            np.testing.assert_array_equal(found.view.state[i, slot], episode.final.state)
+        np.testing.assert_array_equal(batch.action[i, :length], episode.transition.action)
+        for slot in range(length, batch.mask.shape[1] + 1):  # the last view is repeated
+            np.testing.assert_array_equal(batch.view.state[i, slot], episode.final.state)
     with pytest.raises(OptionError, match="choose some of these"):
         dataset.whole_episodes(np.array([10_000]))
 
@@ -163,10 +163,10 @@ def test_whole_episodes(dataset: Dataset) -> None:
 def test_more_slots_than_32_bits_tell_apart() -> None:
     count = 3 * 2**40
     keys = jax.random.split(jax.random.key(0), (4, 5))
-    found = draw_on_host(Uniform(count), np.asarray(jax.random.key_data(keys)), 1000)
-    assert found.shape == (4, 5, 1000)
-    assert 0 <= found.min() < 2**33 < found.max() < count
-    np.testing.assert_allclose(found.mean(), count / 2, rtol=0.02)
+    draws = draw_on_host(Uniform(count), np.asarray(jax.random.key_data(keys)), 1000)
+    assert draws.shape == (4, 5, 1000)
+    assert 0 <= draws.min() < 2**33 < draws.max() < count
+    np.testing.assert_allclose(draws.mean(), count / 2, rtol=0.02)
 
 
 @pytest.mark.parametrize("kind", ["device", "stream"])
@@ -185,7 +185,7 @@ def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> N
 
 
 class LongSource(MemorySource):
-    """One episode with more steps than an int32 can count, which repeat those of a short one."""
+    """One episode with more steps than an int32 can count: a short episode, repeated."""
 
     def __init__(self) -> None:
         super().__init__([[50]])
@@ -230,7 +230,7 @@ def test_epochs_have_every_window_once(dataset: Dataset, to: str) -> None:
         assert len(stream) == 0
     assert len(batches) == 2 * -(-count // 64)
     for epoch in (batches[: len(batches) // 2], batches[len(batches) // 2 :]):
-        begins = [np.stack([one.episode[:, 0], one.time[:, 0]], -1) for one in epoch]
+        begins = [np.stack([part.episode[:, 0], part.time[:, 0]], -1) for part in epoch]
         assert len(np.unique(np.concatenate(begins), axis=0)) == count
     with dataset.stream(64, 5, to=to, epochs=2, drop_last=True, start=4) as stream:
         assert len(stream) == 2 * (count // 64) - 4
@@ -256,7 +256,7 @@ def test_windows_by_number_for_grain(dataset: Dataset) -> None:
 
 @pytest.mark.parametrize("kind", ["device", "stream", "blocks"])
 def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
-    """Whatever programs make of them: the others are as they were, and none is missing."""
+    """All other steps are unchanged, and none is missing."""
     length, episodes = 12, 4
     count = length * episodes
     rng = np.random.default_rng(0)
@@ -282,25 +282,25 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
             on_invalid="keep",
         )
     options = {"batch": 4, "length": 5}
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning) as records:
         if kind == "device":
             replay = data.replay(**options)
-            drawn = [replay.sample(jax.random.key(i)) for i in range(60)]
+            batches = [replay.sample(jax.random.key(i)) for i in range(60)]
         elif kind == "stream":
             stream = data.stream(**options, seed=0)
-            drawn = [next(stream) for _ in range(60)]
+            batches = [next(stream) for _ in range(60)]
         else:
-            drawn = list(data.stream(**options, seed=0, epochs=3, shuffle_buffer=10**6))
-    counts = [str(one.message).partition("leave out ")[2] for one in told]
+            batches = list(data.stream(**options, seed=0, epochs=3, shuffle_buffer=10**6))
+    counts = [str(record.message).partition("leave out ")[2] for record in records]
     assert counts == [
         "19 steps that are not finite or come after such a step.",
         "2 steps whose actions the mask forbids.",
     ]
-    seen = set()
-    for batch in drawn:
+    rewards = set()
+    for batch in batches:
         assert np.isfinite(batch.view.observation).all()
         mask, reward = np.asarray(batch.mask), np.asarray(batch.reward)[..., 0]
-        seen |= {*reward[mask].astype(int).tolist()}
+        rewards |= {*reward[mask].astype(int).tolist()}
         allowed = np.take_along_axis(
             np.asarray(batch.view_tm1.legal_actions), np.asarray(batch.action)[..., None], -1
         )
@@ -309,7 +309,7 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
         last = mask & (reward == 16)
         assert not np.asarray(batch.next_known)[last].any()
     left_out = {3, 29, *range(17, 24), *range(36, 48)}
-    assert seen == {*range(count)} - left_out
+    assert rewards == {*range(count)} - left_out
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
     [("observations", np.nan), ("states", np.inf), ("rewards", -np.inf), ("actions", np.nan)],
 )
 def test_no_way_of_drawing_gives_what_is_not_finite(tmp_path, field, value):
-    """Of the second episode, which begins with it, and of the third, which holds it later."""
+    """The second episode begins with such a step, and the third holds one later."""
     rng, count = np.random.default_rng(0), 30
     arrays = {
         "observations": rng.normal(size=(count, 2, 3)),
@@ -331,10 +331,10 @@ def test_no_way_of_drawing_gives_what_is_not_finite(tmp_path, field, value):
         warnings.simplefilter("ignore")
         data = offmarl.from_arrays(tmp_path / "a.vlt", **arrays, terminals=ends, on_invalid="keep")
         replay, stream = data.replay(batch=8, length=4), data.stream(batch=8, length=4, seed=0)
-        drawn = [replay.sample(jax.random.key(0)), next(stream)]
-        drawn += data.stream(batch=4, length=4, seed=0, epochs=1, shuffle_buffer=10**6)
-        drawn.append(data.whole_episodes(np.arange(3)))
-    for one in drawn:
-        known = one._replace(behaviour_log_prob=None) if hasattr(one, "reward") else one
-        floats = [x for x in jax.tree.leaves(known) if x.dtype.kind == "f"]
+        batches = [replay.sample(jax.random.key(0)), next(stream)]
+        batches += data.stream(batch=4, length=4, seed=0, epochs=1, shuffle_buffer=10**6)
+        batches.append(data.whole_episodes(np.arange(3)))
+    for batch in batches:
+        fields = batch._replace(behaviour_log_prob=None) if hasattr(batch, "reward") else batch
+        floats = [x for x in jax.tree.leaves(fields) if x.dtype.kind == "f"]
         assert floats and all(np.isfinite(x).all() for x in floats)

@@ -92,16 +92,16 @@ def test_windows_in_any_order_of_the_loader(dataset: Dataset, workers: int) -> N
     batches = [*loader(windows, workers, batch_size=64, **shuffle)]
     assert [len(batch.mask) for batch in batches] == [64] * 4 + [len(windows) - 256]
     everything = map_tree(lambda *leaves: torch.cat(leaves), *batches)
-    found = np.lexsort((everything.time[:, 0], everything.episode[:, 0]))
+    order = np.lexsort((everything.time[:, 0], everything.episode[:, 0]))
     expected = jax.jit(lambda replay, slots: replay.at(slots))(replay, np.arange(len(windows)))
-    same(map_tree(lambda leaf: leaf[found], everything), expected)
+    same(map_tree(lambda leaf: leaf[order], everything), expected)
 
 
 def test_single_windows_and_their_default_collation(dataset: Dataset) -> None:
     windows = dataset.torch_windows(5)
-    one = windows[-1]
-    assert one.view.observation.shape == (6, *dataset[0].transition.view.observation.shape[1:])
-    batch = torch.utils.data.default_collate([windows[0], windows[7], one])
+    window = windows[-1]
+    assert window.view.observation.shape == (6, *dataset[0].transition.view.observation.shape[1:])
+    batch = torch.utils.data.default_collate([windows[0], windows[7], window])
     same(batch, dataset.window_items(5).gather([0, 7, len(windows) - 1]))
     with pytest.raises(IndexError, match=f"window {len(windows)} was requested"):
         windows[len(windows)]
@@ -112,16 +112,16 @@ def test_no_batch_is_lost_or_repeated_and_workers_may_persist(dataset: Dataset) 
     persistent = loader(data, batch_size=None, persistent_workers=True)
     first, second = ([batch.time[:, 0] for batch in persistent] for _ in range(2))
     assert len(first) == len(data) == len(dataset.torch_windows(5)) // 8
-    for one, other in zip(first, second, strict=True):
-        assert torch.equal(one, other)
+    for ours, theirs in zip(first, second, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_resumed_batches(dataset: Dataset) -> None:
     data = dataset.torch_batches(8, 5, seed=1)
-    taken = [batch for _, batch in zip(range(6), loader(data, batch_size=None), strict=False)]
+    batches = [batch for _, batch in zip(range(6), loader(data, batch_size=None), strict=False)]
     state = json.loads(json.dumps(data.state(2)))
     again = loader(dataset.torch_batches(8, 5, **state), batch_size=None)
-    for ours, theirs in zip(again, taken[2:], strict=False):
+    for ours, theirs in zip(again, batches[2:], strict=False):
         same(ours, map_tree(lambda leaf: leaf.numpy(), theirs))
 
 
@@ -130,8 +130,8 @@ def test_parts_and_mixtures(dataset: Dataset, tmp_path: Path) -> None:
     parts = dataset.split(validation=0.3)
     for part in parts.values():
         batches = loader(part.torch_batches(16, 5, epochs=1), batch_size=None)
-        seen = torch.cat([batch.episode.ravel() for batch in batches])
-        assert set(seen.tolist()) == set(part.numbers.tolist())
+        numbers = torch.cat([batch.episode.ravel() for batch in batches])
+        assert set(numbers.tolist()) == set(part.numbers.tolist())
     write(tmp_path / "other.vlt", np.random.default_rng(1).random((2, 40)) < 0.2)
     mixed = offmarl.mix({dataset: 3.0, offmarl.open(tmp_path / "other.vlt"): 1.0})
     data = mixed.torch_batches(8, 5, weights="length")
@@ -196,14 +196,14 @@ def test_spawned_workers(dataset: Dataset, tmp_path: Path) -> None:
     """They import neither the caller's state nor JAX."""
     (tmp_path / "spawned.py").write_text(SPAWNED)
     python("spawned.py", dataset.path, "found.npz", cwd=tmp_path)
-    found = [*np.load(tmp_path / "found.npz").values()]
+    results = [*np.load(tmp_path / "found.npz").values()]
     with dataset.stream(16, 5, to="numpy", seed=3, epochs=1) as stream:
         expected = [batch.episode for batch in stream]
     items = dataset.window_items(5)
     numbers = np.arange(len(items))
     expected += [items.gather(part).episode for part in np.split(numbers, numbers[16::16])]
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
+    assert len(results) == len(expected)
+    for ours, theirs in zip(results, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -246,7 +246,7 @@ def test_a_stopped_program_leaves_no_workers(
 
 
 def _processes_of(session: int) -> list[str]:
-    found = subprocess.run(
+    process = subprocess.run(
         ["ps", "-o", "pid=", "--sid", str(session)], capture_output=True, text=True, check=False
     )
-    return found.stdout.split()
+    return process.stdout.split()

@@ -37,10 +37,10 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def same_bits(ours: Any, theirs: Any) -> None:
-    def compare(one: Any, other: Any) -> None:
-        one, other = np.asarray(one), np.asarray(other)
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert one.tobytes() == other.tobytes()
+    def compare(left: Any, right: Any) -> None:
+        left, right = np.asarray(left), np.asarray(right)
+        assert (left.dtype, left.shape) == (right.dtype, right.shape)
+        assert left.tobytes() == right.tobytes()
 
     jax.tree.map(compare, ours, theirs)
 
@@ -56,36 +56,36 @@ at = jax.jit(lambda replay, slots: replay.at(slots))
 )
 def test_device_stream_and_arrays_are_equal(typed: Dataset, length: int) -> None:
     windows = Windows(4, length, return_to_go=0.9)
-    replay, drawn = load(typed, windows), WindowSource(typed, windows)
+    replay, source = load(typed, windows), WindowSource(typed, windows)
     slots = np.arange(replay.num_slots)
-    arrays = drawn.arrays(slots)
+    arrays = source.arrays(slots)
     same_bits(at(replay, jnp.asarray(slots)), arrays)
-    same_bits(drawn.at(slots).sequence(), arrays)
+    same_bits(source.at(slots).sequence(), arrays)
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_some_episodes_of_an_image_vault(images: Dataset, tmp_path: Path, codec: Any) -> None:
     vault.recode(images.path, tmp_path / "i.vlt", codec=codec)
     dataset = offmarl.open(tmp_path / "i.vlt")
-    windows, some = Windows(4, 5), np.arange(len(dataset.episodes.row))[::-2]
-    replay, drawn = load(dataset, windows, some), WindowSource(dataset, windows, some)
+    windows, episodes = Windows(4, 5), np.arange(len(dataset.episodes.row))[::-2]
+    replay, source = load(dataset, windows, episodes), WindowSource(dataset, windows, episodes)
     slots = np.arange(replay.num_slots)
-    same_bits(at(replay, jnp.asarray(slots)), drawn.arrays(slots))
+    same_bits(at(replay, jnp.asarray(slots)), source.arrays(slots))
 
 
 def test_leaves_have_the_types_and_values_of_the_vault(typed: Dataset) -> None:
-    found = WindowSource(typed, Windows(1, 1)).arrays(
+    windows = WindowSource(typed, Windows(1, 1)).arrays(
         np.arange(typed.num_steps + len(typed.episodes.row))
     )
     row, time = np.divmod(np.arange(typed.num_steps), typed.length)
-    steps, there = typed.transitions(), found.mask[:, 0]
+    steps, mask = typed.transitions(), windows.mask[:, 0]
     for name, leaf in flatten_tree(steps.view._asdict()).items():
-        seen = flatten_tree(found.view._asdict())[name]
-        same_bits(seen[there, 0], leaf[row, time])
-    assert set(found.extras) == set(typed.spec.extras)
+        values = flatten_tree(windows.view._asdict())[name]
+        same_bits(values[mask, 0], leaf[row, time])
+    assert set(windows.extras) == set(typed.spec.extras)
     for name, leaf in steps.extras.items():
-        same_bits(found.extras[name][there, 0], leaf[row, time])
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(found.view.observation)} == {
+        same_bits(windows.extras[name][mask, 0], leaf[row, time])
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(windows.view.observation)} == {
         leaf.dtype for leaf in typed.spec.observation_leaves.values()
     }
 
@@ -114,8 +114,8 @@ def test_slots_of_any_trees_are_packed_and_unpacked(
     rows = pack(fields, layout, 5)
     assert sum(array.nbytes for array in rows.values()) == 5 * layout.slot_bytes
     slots = np.array([[1, 2, 3], [0, 1, 2]])
-    found = jax.jit(lambda rows: unpack(rows, layout, jnp.asarray(slots[:, 0]), 3))(rows)
-    same_bits(found, {name: array[slots] for name, array in fields.items()})
+    result = jax.jit(lambda rows: unpack(rows, layout, jnp.asarray(slots[:, 0]), 3))(rows)
+    same_bits(result, {name: array[slots] for name, array in fields.items()})
 
 
 @pytest.mark.parametrize(
@@ -135,22 +135,22 @@ def test_flags_take_a_bit_and_numbers_no_more_than_their_bytes(
     assert layout.slot_bytes == 4 * size
     leaves = fields_of(spec, Windows(1, 2))
     fields = {name: entries(leaf, (4,), rng) for name, leaf in leaves.items()}
-    some = pack({"alive": fields["alive"], "time": fields["time"]}, layout, 4)
+    part = pack({"alive": fields["alive"], "time": fields["time"]}, layout, 4)
     zeros = {name: np.zeros_like(x) for name, x in fields.items()}
     both = zeros | {"alive": fields["alive"], "time": fields["time"]}
-    chex.assert_trees_all_equal(some["words"], pack(both, layout, 4)["words"])
+    chex.assert_trees_all_equal(part["words"], pack(both, layout, 4)["words"])
 
     starts = np.array([2, 0])
     rows = jax.tree.map(jnp.asarray, pack(fields, layout, 4))
-    found = unpack(rows, layout, jnp.asarray(starts), 2)
-    same_bits(found, {name: x[starts[:, None] + np.arange(2)] for name, x in fields.items()})
+    result = unpack(rows, layout, jnp.asarray(starts), 2)
+    same_bits(result, {name: x[starts[:, None] + np.arange(2)] for name, x in fields.items()})
 
 
 # ---------------------------------------------------------------------------------- sizes
 
 
 def test_images_take_as_many_bytes_on_the_device_as_raw(images: Dataset) -> None:
-    """Raw bytes are those of all steps, and of one final observation an episode."""
+    """The raw bytes are those of all steps and of one final observation per episode."""
     slots = images.num_steps + len(images.episodes.row)
     (image,) = images.spec.observation_leaves.values()
     replay = images.replay(2, 1)
@@ -181,10 +181,10 @@ def test_data_that_is_too_large_for_the_device(
 
 def test_extras_are_chosen(typed: Dataset) -> None:
     name = min(typed.spec.extras)
-    drawn = WindowSource(typed, Windows(1, 2, extras=(name,)))
-    assert set(drawn.arrays(np.arange(3)).extras) == {name}
+    source = WindowSource(typed, Windows(1, 2, extras=(name,)))
+    assert set(source.arrays(np.arange(3)).extras) == {name}
     assert set(at(load(typed, Windows(1, 2, extras=(name,))), jnp.arange(3)).extras) == {name}
-    assert drawn.batch_bytes < WindowSource(typed, Windows(1, 2)).batch_bytes
+    assert source.batch_bytes < WindowSource(typed, Windows(1, 2)).batch_bytes
     assert WindowSource(typed, Windows(1, 2, extras=())).arrays(np.arange(3)).extras is None
 
 

@@ -1,4 +1,4 @@
-"""Windows: which steps they hold, how often, and what they tell of each."""
+"""Windows: which steps they hold, how often, and the fields of each step."""
 
 from collections.abc import Iterator
 
@@ -36,12 +36,12 @@ def sources(drawn: st.DrawFn) -> MemorySource:
 
 def all_windows(source: MemorySource, windows: Windows, episodes=None) -> Sequence:
     """Return the windows that start at each slot, ``(R, T, ...)``."""
-    drawn = WindowSource(source, windows, episodes)
-    chosen = source.episodes.length if episodes is None else source.episodes.length[episodes]
-    count = int((chosen + 1).sum())
+    reader = WindowSource(source, windows, episodes)
+    lengths = source.episodes.length if episodes is None else source.episodes.length[episodes]
+    count = int((lengths + 1).sum())
     parts = []
     for first in range(0, count, CHUNK):
-        parts.append(drawn.arrays((first + np.arange(CHUNK)) % count))
+        parts.append(reader.arrays((first + np.arange(CHUNK)) % count))
     return jax.tree.map(lambda *x: np.concatenate(x)[:count], *parts)
 
 
@@ -56,12 +56,12 @@ def slots_of(source: MemorySource, episodes=None) -> Iterator[tuple[int, int, bo
 @given(sources(), st.sampled_from([0, 3]))
 def test_every_step_is_in_every_slot_once(source: MemorySource, burn_in: int) -> None:
     """So each step is exactly equally likely, alone and at each distance from a window's start."""
-    found = all_windows(source, Windows(1, 5 - burn_in, burn_in))
-    number = found.episode * 1000 + found.time
+    batch = all_windows(source, Windows(1, 5 - burn_in, burn_in))
+    number = batch.episode * 1000 + batch.time
     steps = np.sort([1000 * e + t for e, t, is_step in slots_of(source) if is_step])
-    assert not found.mask[:, :burn_in].any()
+    assert not batch.mask[:, :burn_in].any()
     for slot in range(burn_in, 5):
-        np.testing.assert_array_equal(np.sort(number[:, slot][found.mask[:, slot]]), steps)
+        np.testing.assert_array_equal(np.sort(number[:, slot][batch.mask[:, slot]]), steps)
 
 
 @settings(max_examples=25)
@@ -71,52 +71,52 @@ def test_windows_hold_the_data(source: MemorySource, odd_only: bool) -> None:
     episodes = np.arange(1, len(table.length), 2) if odd_only else np.arange(len(table.length))
     if not len(episodes):
         return
-    found = all_windows(source, Windows(1, 5), episodes)
+    batch = all_windows(source, Windows(1, 5), episodes)
     slots = np.array([*slots_of(source, episodes)])
     circle = (np.arange(len(slots))[:, None] + np.arange(6)) % len(slots)
     episode, time, is_step = slots[circle].transpose(2, 0, 1)
-    np.testing.assert_array_equal(found.episode, episode)
-    np.testing.assert_array_equal(found.time, time)
-    np.testing.assert_array_equal(found.mask, is_step[:, :-1])
-    np.testing.assert_array_equal(found.first, time == 0)
-    there, known = found.mask, table.final[episode] >= 0
+    np.testing.assert_array_equal(batch.episode, episode)
+    np.testing.assert_array_equal(batch.time, time)
+    np.testing.assert_array_equal(batch.mask, is_step[:, :-1])
+    np.testing.assert_array_equal(batch.first, time == 0)
+    mask, known = batch.mask, table.final[episode] >= 0
     at = table.row[episode], table.start[episode] + np.minimum(time, table.length[episode] - 1)
     for name in ("action", "reward", "terminated", "truncated", "behaviour_log_prob"):
-        wanted = getattr(source.steps, name)[at][:, :-1]
-        np.testing.assert_array_equal(getattr(found, name)[there], wanted[there])
+        expected = getattr(source.steps, name)[at][:, :-1]
+        np.testing.assert_array_equal(getattr(batch, name)[mask], expected[mask])
     for name in View._fields:
-        seen, final = (getattr(view, name) for view in (source.steps.view, source.finals))
-        of_step = is_step.reshape(*is_step.shape, *(1,) * (seen.ndim - 2))
-        wanted = np.where(of_step, seen[at], final[episode])
-        some = is_step.astype(bool) | known
-        np.testing.assert_array_equal(getattr(found.view, name)[some], wanted[some])
-    assert found.view.legal_actions[~is_step.astype(bool) & ~known].all()
+        values, final = (getattr(view, name) for view in (source.steps.view, source.finals))
+        of_step = is_step.reshape(*is_step.shape, *(1,) * (values.ndim - 2))
+        expected = np.where(of_step, values[at], final[episode])
+        valid = is_step.astype(bool) | known
+        np.testing.assert_array_equal(getattr(batch.view, name)[valid], expected[valid])
+    assert batch.view.legal_actions[~is_step.astype(bool) & ~known].all()
     is_last = time == table.length[episode] - 1
     over = source.steps.terminated[at].all(-1)
-    np.testing.assert_array_equal(found.next_known[there], (~is_last | known | over)[:, :-1][there])
+    np.testing.assert_array_equal(batch.next_known[mask], (~is_last | known | over)[:, :-1][mask])
 
 
 @settings(max_examples=25)
 @given(sources(), st.sampled_from([1.0, 0.5]))
 def test_returns_to_go(source: MemorySource, discount: float) -> None:
-    found = all_windows(source, Windows(1, 5, return_to_go=discount))
+    batch = all_windows(source, Windows(1, 5, return_to_go=discount))
     table, follows = source.episodes, {}
     for episode, (row, start, length, _) in enumerate(zip(*table, strict=True)):
         value = np.zeros(2)
         for time in reversed(range(length)):
             value = source.steps.reward[row, start + time] + discount * value
             follows[episode, time] = value
-    for window, slot in np.argwhere(found.mask):
-        wanted = follows[int(found.episode[window, slot]), int(found.time[window, slot])]
-        np.testing.assert_allclose(found.return_to_go[window, slot], wanted, rtol=1e-6)
+    for window, slot in np.argwhere(batch.mask):
+        expected = follows[int(batch.episode[window, slot]), int(batch.time[window, slot])]
+        np.testing.assert_allclose(batch.return_to_go[window, slot], expected, rtol=1e-6)
 
 
 def test_draws_agree_with_the_exact_probabilities() -> None:
-    """Of equally many episodes of 8 and of 50 steps, in windows of 20."""
-    found = all_windows(MemorySource([[8, 50] * 8, [50, 8] * 8]), Windows(1, 20))
-    starts = np.asarray(draw(Uniform(len(found.mask)), jax.random.key(0), 10**6))
+    """Half of the episodes have 8 steps and half have 50; windows have 20."""
+    batch = all_windows(MemorySource([[8, 50] * 8, [50, 8] * 8]), Windows(1, 20))
+    starts = np.asarray(draw(Uniform(len(batch.mask)), jax.random.key(0), 10**6))
     slot = np.arange(10**6) % 20
-    step = (found.episode * 100 + found.time)[starts, slot][found.mask[starts, slot]]
+    step = (batch.episode * 100 + batch.time)[starts, slot][batch.mask[starts, slot]]
     _, counts = np.unique(step, return_counts=True)
     assert len(counts) == 16 * 58
     assert chisquare(counts).pvalue > 0.001
@@ -124,11 +124,11 @@ def test_draws_agree_with_the_exact_probabilities() -> None:
 
 @pytest.mark.parametrize("lengths", [[[1, 1, 1]], [[2, 1], [3]], [[9, 1, 2], [4, 8]]])
 def test_the_device_holds_the_same_windows(lengths: list[list[int]]) -> None:
-    """Of a window that is longer than all the data, too."""
+    """Also where a window is longer than all the data."""
     source, windows = MemorySource(lengths, without_final=(0,)), Windows(1, 6, 3, 0.9)
     replay = load(source, windows)
-    found = jax.jit(lambda replay: replay.at(jnp.arange(replay.num_slots)))(replay)
-    chex.assert_trees_all_equal(found, all_windows(source, windows))
+    result = jax.jit(lambda replay: replay.at(jnp.arange(replay.num_slots)))(replay)
+    chex.assert_trees_all_equal(result, all_windows(source, windows))
 
 
 def test_sizes_that_cannot_be() -> None:

@@ -16,12 +16,12 @@ ROWS = arrays.arrays(
 
 @given(ROWS, st.integers(1, 5))
 def test_rows_are_told_apart_whatever_parts_they_come_in(rows, parts):
-    counted = Distinct()
+    distinct = Distinct()
     for part in np.array_split(rows, parts):
-        counted.add(hash_rows(part))
+        distinct.add(hash_rows(part))
     expected, counts = np.unique(rows + 0, axis=0, return_counts=True)
-    assert (counted.count, counted.total, counted.exact) == (len(expected), len(rows), True)
-    assert sorted(counted.occurrences.tolist()) == sorted(counts.tolist())
+    assert (distinct.count, distinct.total, distinct.exact) == (len(expected), len(rows), True)
+    assert sorted(distinct.occurrences.tolist()) == sorted(counts.tolist())
 
 
 def test_several_arrays_are_one_row():
@@ -41,28 +41,28 @@ def test_rows_that_differ_in_one_bit_have_other_hashes():
 
 
 def test_beyond_the_capacity_it_is_a_good_estimate():
-    counted = Distinct(capacity=4096)
+    distinct = Distinct(capacity=4096)
     rng = np.random.default_rng(0)
     keys = hash_rows(np.arange(100_000, dtype=np.int32))
     for _ in range(20):
-        counted.add(keys[rng.permutation(len(keys))[:50_000]])
-    seen = 20 * [50_000]
-    assert not counted.exact and counted.total == sum(seen)
-    assert len(counted.occurrences) <= 4096
-    assert abs(counted.count - 100_000) < 5_000  # three standard deviations
+        distinct.add(keys[rng.permutation(len(keys))[:50_000]])
+    totals = 20 * [50_000]
+    assert not distinct.exact and distinct.total == sum(totals)
+    assert len(distinct.occurrences) <= 4096
+    assert abs(distinct.count - 100_000) < 5_000  # three standard deviations
     # What is held was counted from its first occurrence on.
-    assert abs(counted.occurrences.mean() - 10) < 0.2
+    assert abs(distinct.occurrences.mean() - 10) < 0.2
 
 
 def test_the_order_does_not_matter():
     keys = hash_rows(np.random.default_rng(0).integers(0, 5_000, 20_000).astype(np.int32))
-    found = []
+    results = []
     for order in (keys, keys[::-1], np.sort(keys)):
-        counted = Distinct(capacity=1_000)
+        distinct = Distinct(capacity=1_000)
         for part in np.array_split(order, 13):
-            counted.add(part)
-        found.append((counted.count, sorted(counted.occurrences.tolist())))
-    assert found[0] == found[1] == found[2]
+            distinct.add(part)
+        results.append((distinct.count, sorted(distinct.occurrences.tolist())))
+    assert results[0] == results[1] == results[2]
 
 
 def test_entropy():

@@ -26,10 +26,10 @@ SAMPLED = Entry("bc", "sampled")
 def test_runs_are_read_by_dataset_and_entry(tmp_path):
     maicq = write_run(tmp_path / "maicq", "maicq", "coverage-3/medium", [[1, 2], [3, 4]])
     online = write_run(tmp_path / "mappo", "mappo", None, [[5, 7]], greedy=False)
-    found = report.read_runs([maicq, online, maicq])
-    assert list(found.results) == ["coverage-3/medium", "swarm/coverage-3"]
-    np.testing.assert_array_equal(scores_in(found.results)["coverage-3/medium"][MAICQ], [1.5, 3.5])
-    (entry,) = scores_in(found.results)["swarm/coverage-3"]
+    runs = report.read_runs([maicq, online, maicq])
+    assert list(runs.results) == ["coverage-3/medium", "swarm/coverage-3"]
+    np.testing.assert_array_equal(scores_in(runs.results)["coverage-3/medium"][MAICQ], [1.5, 3.5])
+    (entry,) = scores_in(runs.results)["swarm/coverage-3"]
     assert entry == Entry("mappo", "sampled") and entry.label == "mappo (sampled)"
 
 
@@ -58,11 +58,11 @@ def test_a_policy_that_draws_its_actions_has_two_entries(tmp_path):
 def test_a_policy_that_can_draw_its_actions_has_two_entries_too(tmp_path):
     other = {"sampled_returns": [[0, 1], [2, 3]]}
     maicq = write_run(tmp_path / "maicq", "maicq", "a/b", [[1, 2], [3, 4]], **other)
-    found = report.read_runs([maicq])
+    runs = report.read_runs([maicq])
     sampled = Entry("maicq", "sampled")
-    assert list(scores_in(found.results)["a/b"]) == [MAICQ, sampled]
-    np.testing.assert_array_equal(scores_in(found.results)["a/b"][sampled], [0.5, 2.5])
-    rows = report.compare(found.results).datasets["a/b"]
+    assert list(scores_in(runs.results)["a/b"]) == [MAICQ, sampled]
+    np.testing.assert_array_equal(scores_in(runs.results)["a/b"][sampled], [0.5, 2.5])
+    rows = report.compare(runs.results).datasets["a/b"]
     assert [row.headline for row in rows] == [True, False]
     alone = compared({"a/b": {sampled: HIGH}}).datasets["a/b"]
     assert [row.headline for row in alone] == [True]
@@ -83,8 +83,8 @@ def test_the_best_checkpoint_is_chosen_by_one_half_and_scored_by_the_other(tmp_p
             )
     # Of seed 0 the first half chooses step 3, which the other half scores 0; that chooses step 5.
     np.testing.assert_array_equal(report.best_scores(run), [(0 + 2) / 2, 5])
-    found = report.read_runs([run])
-    (row,) = report.compare(found.results).datasets["a/b"]
+    runs = report.read_runs([run])
+    (row,) = report.compare(runs.results).datasets["a/b"]
     assert (row.iqm.value, row.best.value) == ((1.5 + 5) / 2, 3.0)
 
 
@@ -97,32 +97,32 @@ def settings_runs(tmp_path, *, code=(None, None), **changed):
 
 
 def test_other_settings_on_another_dataset_are_not_pooled(tmp_path):
-    found = report.read_runs(settings_runs(tmp_path, learning_rate=1e-3, seeds=2))
-    assert [entry.label for one in found.results.values() for entry in one] == [
+    runs = report.read_runs(settings_runs(tmp_path, learning_rate=1e-3, seeds=2))
+    assert [entry.label for row in runs.results.values() for entry in row] == [
         "bc (learning_rate=0.0003, greedy)",
         "bc (learning_rate=0.001, greedy)",
     ]
-    assert found.settings == {"bc": ["learning_rate"]}
-    assert report.compare(found.results).common == {}
+    assert runs.settings == {"bc": ["learning_rate"]}
+    assert report.compare(runs.results).common == {}
     pooled = report.read_runs([tmp_path / "one", tmp_path / "two"], pool_settings=True)
     assert list(report.compare(pooled.results).common) == [BC]
-    assert pooled.settings == found.settings
+    assert pooled.settings == runs.settings
 
 
 def test_notes_tell_of_datasets_of_one_name(tmp_path):
     runs = [
         write_run(tmp_path / str(i), "bc", "a/b", [[i]], vault_digest=str(i) * 64) for i in (1, 2)
     ]
-    for given, there in ((runs[:1], False), (runs, True)):
-        found = report.read_runs(given)
-        told = [*notes(report.compare(found.results), found, RETURN, False)]
-        assert any(one.startswith("Several datasets") for one in told) == there
+    for subset, expected in ((runs[:1], False), (runs, True)):
+        result = report.read_runs(subset)
+        lines = [*notes(report.compare(result.results), result, RETURN, False)]
+        assert any(line.startswith("Several datasets") for line in lines) == expected
 
 
 def test_many_other_settings_are_named_by_a_checksum(tmp_path):
     changed = {"learning_rate": 1e-3, "updates": 7}
     runs = settings_runs(tmp_path, code=("1" * 64, "2" * 64), **changed)
-    labels = [entry.label for one in report.read_runs(runs).results.values() for entry in one]
+    labels = [entry.label for row in report.read_runs(runs).results.values() for entry in row]
     assert labels[1] == "bc (learning_rate=0.001, updates=7, code=22222222, greedy)"
     changed |= {"gamma": 0.9, "tau": 0.1}
     same = write_run(tmp_path / "three", "bc", "e/f", [[1]], args={"learning_rate": 3e-4})
@@ -130,8 +130,8 @@ def test_many_other_settings_are_named_by_a_checksum(tmp_path):
 
 
 def test_equal_settings_are_pooled(tmp_path):
-    found = report.read_runs(settings_runs(tmp_path, seeds=3))
-    assert list(report.compare(found.results).common) == [BC] and found.settings == {}
+    runs = report.read_runs(settings_runs(tmp_path, seeds=3))
+    assert list(report.compare(runs.results).common) == [BC] and runs.settings == {}
 
 
 def test_runs_of_one_program_on_one_dataset_are_told_apart(tmp_path):
@@ -185,7 +185,7 @@ def test_agreement_with_other_held_out_episodes_is_kept_apart(tmp_path):
     runs = [
         write_run(tmp_path / str(i), "bc", "a/b", [[1]], metric=AGREEMENT, args=args, **digest, **e)
         for i, (args, e) in enumerate(
-            [(one, {}) for one in held_out] + [(validation, {"validation_digest": "abcdefghij"})]
+            [(o, {}) for o in held_out] + [(validation, {"validation_digest": "abcdefghij"})]
         )
     ]
     assert list(report.read_runs(runs, AGREEMENT).results) == [
@@ -260,8 +260,8 @@ def test_references_that_are_no_scale_are_refused(reference):
 def test_only_what_acted_alike_is_compared_in_pairs():
     mappo = Entry("mappo", "sampled")
     scores = {"a": {BC: LOW, MAICQ: HIGH, SAMPLED: LOW, mappo: HIGH}}
-    found = compared(scores).improvement
-    assert {first: set(others) for first, others in found.items()} == {
+    improvement = compared(scores).improvement
+    assert {first: set(row) for first, row in improvement.items()} == {
         BC: {MAICQ},
         MAICQ: {BC},
         SAMPLED: {mappo},
@@ -274,8 +274,8 @@ def test_only_what_acted_alike_is_compared_in_pairs():
 def test_there_is_no_interval_below_three_seeds(seeds, there):
     comparison = compared({"a": {BC: LOW[:seeds], MAICQ: HIGH}}, {"a": Reference(0.0, 5.0)})
     row, other = comparison.datasets["a"]
-    for one in (row.iqm, row.normalised, comparison.improvement[MAICQ][BC]):
-        assert (one.low is not None, one.high is not None) == (there, there)
+    for x in (row.iqm, row.normalised, comparison.improvement[MAICQ][BC]):
+        assert (x.low is not None, x.high is not None) == (there, there)
     assert other.iqm.low is not None
 
 
@@ -298,16 +298,16 @@ def test_the_same_runs_give_the_same_numbers():
 
 
 def test_references_are_those_of_the_recipes():
-    known = references()
-    assert known["swarm/coverage-3"] == (9.2561, 19.6055)
-    assert known["classic/bridge"] == (-17.7362, -1.2606)
+    table = references()
+    assert table["swarm/coverage-3"] == (9.2561, 19.6055)
+    assert table["classic/bridge"] == (-17.7362, -1.2606)
     tiny = "jumanji/robot_warehouse:request_queue_size=4,shelf_rows=1"
-    assert known[tiny] == (0.0153, 21.9922)  # the card's name is not the environment's
+    assert table[tiny] == (0.0153, 21.9922)  # the card's name is not the environment's
     # No card of another's data holds returns of random and expert play, but those of human games.
     spread = "jaxmarl/mpe/simple_spread_v3"
-    others = {"jumanji/lbf", spread, f"{spread}:action_type=Continuous", "jaxmarl/smax/3m"}
-    assert others | {"classic/xor"} < set(known)
-    assert len(known) == 8 + sum("/overcooked/" in name for name in known) == 13
+    names = {"jumanji/lbf", spread, f"{spread}:action_type=Continuous", "jaxmarl/smax/3m"}
+    assert names | {"classic/xor"} < set(table)
+    assert len(table) == 8 + sum("/overcooked/" in name for name in table) == 13
 
 
 TWO = {
@@ -318,8 +318,8 @@ TWO = {
 
 
 def test_tables_of_methods_by_datasets_in_every_form():
-    found = compared(TWO)
-    table = next(one for one in comparison_tables(found) if one.columns == ["method", "a|b_1", "c"])
+    comparison = compared(TWO)
+    table = next(t for t in comparison_tables(comparison) if t.columns == ["method", "a|b_1", "c"])
     texts = [[*map(number, row)] for row in table.rows]
     assert texts == [
         ["bc (greedy)", "1.333 [0.000, 11.00]", "1.000"],
@@ -340,7 +340,7 @@ def test_tables_of_methods_by_datasets_in_every_form():
         "bc (sampled) & 1.500 {\\scriptsize [0.000, 3.000]} &  \\\\\n"
         "\\bottomrule\n\\end{tabular}\n"
     )
-    rows = [*csv.DictReader(to_csv(score_list(found.datasets)).splitlines())]
+    rows = [*csv.DictReader(to_csv(score_list(comparison.datasets)).splitlines())]
     assert [(row["dataset"], row["method"], row["acting"], row["bold"]) for row in rows] == [
         ("a|b_1", "bc", "greedy", "0"),
         ("a|b_1", "maicq", "greedy", "1"),
@@ -369,8 +369,8 @@ def test_a_name_is_no_option_of_the_end_of_a_row_in_latex(label):
 def test_a_dataset_that_is_named_all_keeps_its_differences():
     scores = {name: {BC: LOW, MAICQ: HIGH} for name in ("all", "b")}
     scales = dict.fromkeys(scores, Reference(0.0, 5.0))
-    found = compared(scores, scales, seeds=(0, 1, 2, 3), played=(9, 32))
-    table = [*comparison_tables(found)][3]
+    comparison = compared(scores, scales, seeds=(0, 1, 2, 3), played=(9, 32))
+    table = [*comparison_tables(comparison)][3]
     assert table.columns == ["method", "all", "b", "all, normalised"]
     assert table.rows[0][1] == table.rows[0][2] != table.rows[0][3]
 
@@ -382,28 +382,28 @@ PAIRED = np.array([[1.0, 2.0], [3.0, 5.0], [2.0, 5.0], [4.0, 8.0]])
 def paired_runs(tmp_path, bc=(), maicq=()):
     returns = PAIRED.T[:, :, None].tolist()
     return [
-        write_run(tmp_path / name, name, "a/b", own, **dict(record))
-        for name, own, record in zip(("bc", "maicq"), returns, (bc, maicq), strict=True)
+        write_run(tmp_path / name, name, "a/b", values, **dict(record))
+        for name, values, record in zip(("bc", "maicq"), returns, (bc, maicq), strict=True)
     ]
 
 
 def paired(runs, **options):
-    found = report.compare_runs(runs, {}, {}, **options)
-    differences = {row.entry.algorithm: row.difference for row in found.comparison.datasets["a/b"]}
-    return found, differences
+    result = report.compare_runs(runs, {}, {}, **options)
+    differences = {row.entry.algorithm: row.difference for row in result.comparison.datasets["a/b"]}
+    return result, differences
 
 
 def test_runs_of_one_seed_are_compared_in_pairs(tmp_path):
     """The mean is 2.5, and Student's half width 3.18245 sqrt(5 / 3) / 2."""
-    found, differences = paired(paired_runs(tmp_path))
+    result, differences = paired(paired_runs(tmp_path))
     assert differences["bc"] is None
     half = 3.182446 * np.sqrt(5 / 3) / 2
     assert differences["maicq"] == pytest.approx((2.5, 2.5 - half, 2.5 + half), rel=1e-6)
-    (table,) = (one for one in found.sections if one.title.startswith("Minus bc"))
+    (table,) = (section for section in result.sections if section.title.startswith("Minus bc"))
     assert [[*map(str, row)] for row in table.rows] == [
         ["maicq (greedy)", "+2.500 [0.4457, 4.554]"]
     ]
-    data = found.data()
+    data = result.data()
     assert data["baseline"] == "bc"
     assert data["datasets"]["a/b"]["maicq (greedy)"]["difference"]["value"] == 2.5
     _, other = paired(paired_runs(tmp_path / "again"), baseline="maicq")
@@ -429,27 +429,27 @@ def test_runs_that_are_no_pairs_are_named(tmp_path, record, value, note):
     else:
         about = tracking.read_json(maicq, tracking.RUN_FILE)
         tracking.write_json(maicq / tracking.RUN_FILE, about | record)
-    found, differences = paired([bc, maicq])
+    result, differences = paired([bc, maicq])
     difference = differences["maicq"]
     assert (difference and difference.value) == value
-    text = " ".join(found.notes)
+    text = " ".join(result.notes)
     assert ("maicq (greedy) and bc" in text or "maicq (greedy) has" in text) == (note is not None)
     assert note is None or note in text
 
 
 def test_a_plans_run_bc_is_the_baseline_of_its_other_runs_of_bc():
     top = Entry("bc", "greedy", "bc-top")
-    found = compared({"a": {top: HIGH, BC: LOW, MAICQ: HIGH}}, seeds=tuple(range(len(LOW))))
-    differences = {row.entry: row.difference for row in found.datasets["a"]}
+    result = compared({"a": {top: HIGH, BC: LOW, MAICQ: HIGH}}, seeds=tuple(range(len(LOW))))
+    differences = {row.entry: row.difference for row in result.datasets["a"]}
     assert differences.pop(BC) is None
-    assert {one.value for one in differences.values()} == {np.mean(HIGH - LOW)}
+    assert {d.value for d in differences.values()} == {np.mean(HIGH - LOW)}
     # Where a dataset lacks it, no other takes its place.
-    found = compared({"a": {BC: LOW}, "b": {top: HIGH, MAICQ: HIGH}}, seeds=tuple(range(len(LOW))))
-    assert all(row.difference is None for row in found.datasets["b"])
+    result = compared({"a": {BC: LOW}, "b": {top: HIGH, MAICQ: HIGH}}, seeds=tuple(range(len(LOW))))
+    assert all(row.difference is None for row in result.datasets["b"])
     # Of several, none of which has just this name, none is the baseline.
-    named = {top: HIGH, BC._replace(run="bc-all"): LOW, MAICQ: HIGH}
-    found = compared({"a": named}, seeds=tuple(range(len(LOW))))
-    assert all(row.difference is None for row in found.datasets["a"])
+    three = {top: HIGH, BC._replace(run="bc-all"): LOW, MAICQ: HIGH}
+    result = compared({"a": three}, seeds=tuple(range(len(LOW))))
+    assert all(row.difference is None for row in result.datasets["a"])
 
 
 def test_a_baseline_that_there_is_not_is_named(tmp_path):
@@ -463,10 +463,10 @@ def test_differences_over_datasets_are_of_normalised_scores():
         for name, scale in (("a", 1.0), ("b", 10.0))
     }
     scales = {"a": Reference(0.0, 10.0), "b": Reference(0.0, 100.0)}
-    found = compared(scores, scales, seeds=(0, 1, 2), played=(10, 4))
-    (_, maicq) = found.overall
+    comparison = compared(scores, scales, seeds=(0, 1, 2), played=(10, 4))
+    (_, maicq) = comparison.overall
     assert maicq.difference.value == pytest.approx(0.2)
-    assert found.datasets["b"][1].difference.value == pytest.approx(20.0)
+    assert comparison.datasets["b"][1].difference.value == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize("kind", ["normal", "skewed", "failing", "unlike"])
@@ -489,7 +489,7 @@ def test_intervals_of_pairs_cover_as_often_as_they_claim(kind, shared):
     common = returns("normal" if kind == "unlike" else kind)
     first, second = ("normal", "failing") if kind == "unlike" else (kind, kind)
     x, y = (np.sqrt(shared) * common + np.sqrt(1 - shared) * returns(k) for k in (first, second))
-    low, high = np.array([mean_interval(own)[1:] for own in x - y]).T
+    low, high = np.array([mean_interval(pairs)[1:] for pairs in x - y]).T
     covered = np.mean((low <= 0) & (high >= 0))
     assert covered >= 0.93 and (kind != "normal" or covered <= 0.97)
     apart = np.sqrt(x.var(1, ddof=1) / 5 + y.var(1, ddof=1) / 5)

@@ -43,8 +43,8 @@ def discrete(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(discrete, module_monkeypatch):
-    """Its survey, in blocks of 16 steps: episodes, and much else, go across their borders."""
+def contents(discrete, module_monkeypatch):
+    """Its survey in blocks of 16 steps; episodes cross the borders of blocks."""
     module_monkeypatch.setattr("offmarl.vault.read.reader._BLOCK_BYTES", 1)
     assert len(list(discrete.blocks())) == -(-STEPS // 16)
     return report.survey(discrete)
@@ -58,94 +58,94 @@ def module_monkeypatch():
 
 @pytest.fixture(scope="module")
 def steps(discrete):
-    """All of it, ``(B * T, ...)``."""
+    """All steps of a vault, ``(B * T, ...)``."""
     return map_tree(lambda x: x.reshape(-1, *x.shape[2:]), discrete.transitions())
 
 
-def test_identity(discrete, found):
-    assert found.digest == discrete.digest()
-    assert found.alive.tolist() == discrete.transitions().view.alive.sum((0, 1)).tolist()
-    assert found.log_probs == found.alive.sum()
+def test_identity(discrete, contents):
+    assert contents.digest == discrete.digest()
+    assert contents.alive.tolist() == discrete.transitions().view.alive.sum((0, 1)).tolist()
+    assert contents.log_probs == contents.alive.sum()
 
 
-def test_returns_and_lengths_are_of_whole_episodes(discrete, found):
+def test_returns_and_lengths_are_of_whole_episodes(discrete, contents):
     episodes = discrete.episodes
-    whole = (episodes.cause == "terminated") | (episodes.cause == "truncated")
-    assert 0 < whole.sum() < len(whole)
-    np.testing.assert_array_equal(found.returns, episodes.returns[whole].mean(1))
-    np.testing.assert_array_equal(found.lengths, episodes.length[whole])
+    complete = (episodes.cause == "terminated") | (episodes.cause == "truncated")
+    assert 0 < complete.sum() < len(complete)
+    np.testing.assert_array_equal(contents.returns, episodes.returns[complete].mean(1))
+    np.testing.assert_array_equal(contents.lengths, episodes.length[complete])
 
 
-def test_ranges_are_of_agents_that_are_alive(found, steps):
+def test_ranges_are_of_agents_that_are_alive(contents, steps):
     alive = steps.view.alive
     assert 0 < alive.mean() < 1
     for agent in range(3):
-        seen = steps.view.observation[alive[:, agent], agent]
-        ranges = found.observations
-        np.testing.assert_array_equal(ranges.low[agent], seen.min(0))
-        np.testing.assert_array_equal(ranges.high[agent], seen.max(0))
-        np.testing.assert_allclose(ranges.mean[agent], seen.mean(0, dtype=float))
-        np.testing.assert_allclose(ranges.std[agent], seen.std(0, dtype=float))
-        assert (ranges.finite[agent] == len(seen)).all()
-    np.testing.assert_allclose(found.state.mean, steps.view.state.mean(0, dtype=float))
+        observations = steps.view.observation[alive[:, agent], agent]
+        ranges = contents.observations
+        np.testing.assert_array_equal(ranges.low[agent], observations.min(0))
+        np.testing.assert_array_equal(ranges.high[agent], observations.max(0))
+        np.testing.assert_allclose(ranges.mean[agent], observations.mean(0, dtype=float))
+        np.testing.assert_allclose(ranges.std[agent], observations.std(0, dtype=float))
+        assert (ranges.finite[agent] == len(observations)).all()
+    np.testing.assert_allclose(contents.state.mean, steps.view.state.mean(0, dtype=float))
 
 
-def test_actions(found, steps):
+def test_actions(contents, steps):
     alive, action, legal = steps.view.alive, steps.action, steps.view.legal_actions
     one_hot = (action[..., None] == np.arange(4)) & alive[..., None]
-    np.testing.assert_array_equal(found.actions.taken, one_hot.sum(0))
-    np.testing.assert_array_equal(found.actions.legal, (legal & alive[..., None]).sum(0))
+    np.testing.assert_array_equal(contents.actions.taken, one_hot.sum(0))
+    np.testing.assert_array_equal(contents.actions.legal, (legal & alive[..., None]).sum(0))
     illegal = ~np.take_along_axis(legal, action[..., None], -1)[..., 0] & alive
     assert illegal.sum() > 0
-    np.testing.assert_array_equal(found.actions.illegal, illegal.sum(0))
+    np.testing.assert_array_equal(contents.actions.illegal, illegal.sum(0))
     together = np.einsum("tia,tjb->iajb", one_hot.astype(int), one_hot.astype(int))
-    np.testing.assert_array_equal(found.actions.together, together)
+    np.testing.assert_array_equal(contents.actions.together, together)
 
 
-def test_mutual_information_and_entropy(found, steps):
+def test_mutual_information_and_entropy(contents, steps):
     both = steps.view.alive[:, [0, 2]].all(1)
     pairs = Counter(map(tuple, steps.action[both][:, [0, 2]].tolist()))
     joint = np.array([[pairs[a, b] for b in range(4)] for a in range(4)]) / both.sum()
     independent = joint.sum(1, keepdims=True) * joint.sum(0)
     expected = (joint * np.log2(joint / independent)).sum()
-    np.testing.assert_allclose(found.actions.information[0, 2], expected)
-    np.testing.assert_allclose(found.actions.information, found.actions.information.T)
-    share = found.actions.taken[1] / found.actions.taken[1].sum()
-    np.testing.assert_allclose(found.actions.entropy[1], -(share * np.log2(share)).sum())
+    np.testing.assert_allclose(contents.actions.information[0, 2], expected)
+    np.testing.assert_allclose(contents.actions.information, contents.actions.information.T)
+    share = contents.actions.taken[1] / contents.actions.taken[1].sum()
+    np.testing.assert_allclose(contents.actions.entropy[1], -(share * np.log2(share)).sum())
 
 
-def test_coverage(found, steps):
+def test_coverage(contents, steps):
     state, action, alive = steps.view.state, steps.action, steps.view.alive
     pairs, counts = np.unique(np.concatenate([state, action], 1), axis=0, return_counts=True)
-    told = found.coverage
-    assert told.exact
-    assert (told.pairs, told.states) == (len(pairs), len(np.unique(state, axis=0)))
-    assert found.saco == len(pairs) / (ROWS * STEPS)
+    coverage = contents.coverage
+    assert coverage.exact
+    assert (coverage.pairs, coverage.states) == (len(pairs), len(np.unique(state, axis=0)))
+    assert contents.saco == len(pairs) / (ROWS * STEPS)
     often, many = np.unique(counts, return_counts=True)
-    assert told.repeats.tolist() == np.stack([often, many], 1).tolist()
+    assert coverage.repeats.tolist() == np.stack([often, many], 1).tolist()
     local = np.concatenate([steps.view.observation, action[..., None]], -1)[alive]
-    assert told.local_pairs == len(np.unique(local, axis=0))
-    assert told.local_steps == alive.sum()
+    assert coverage.local_pairs == len(np.unique(local, axis=0))
+    assert coverage.local_steps == alive.sum()
     joint, counts = np.unique(action, axis=0, return_counts=True)
     share = counts / counts.sum()
-    assert told.joint_actions == len(joint)
-    np.testing.assert_allclose(told.joint_entropy, -(share * np.log2(share)).sum())
+    assert coverage.joint_actions == len(joint)
+    np.testing.assert_allclose(coverage.joint_entropy, -(share * np.log2(share)).sum())
 
 
-def test_rewards(discrete, found, steps):
-    told = found.rewards
-    assert not told.alike
-    assert told.nonzero.tolist() == (steps.reward != 0).sum(0).tolist()
-    assert told.nonzero_steps == (steps.reward != 0).any(1).sum()
-    np.testing.assert_array_equal(told.ranges.high, steps.reward.max(0))
+def test_rewards(discrete, contents, steps):
+    stats = contents.rewards
+    assert not stats.alike
+    assert stats.nonzero.tolist() == (steps.reward != 0).sum(0).tolist()
+    assert stats.nonzero_steps == (steps.reward != 0).any(1).sum()
+    np.testing.assert_array_equal(stats.ranges.high, steps.reward.max(0))
     table, rewards = discrete.episodes, discrete.transitions().reward.mean(-1)
-    assert told.stretch == -(-table.length.max() // 60)
-    bins = [[] for _ in range(-(-int(table.length.max()) // told.stretch))]
+    assert stats.stretch == -(-table.length.max() // 60)
+    bins = [[] for _ in range(-(-int(table.length.max()) // stats.stretch))]
     for row, start, length in zip(table.row, table.start, table.length, strict=True):
         for time in range(length):
-            bins[time // told.stretch].append(rewards[row, start + time])
-    np.testing.assert_allclose(told.curve, [np.mean(values) for values in bins], atol=1e-6)
-    (row,) = tables.rewards({"up": found}).rows
+            bins[time // stats.stretch].append(rewards[row, start + time])
+    np.testing.assert_allclose(stats.curve, [np.mean(values) for values in bins], atol=1e-6)
+    (row,) = tables.rewards({"up": contents}).rows
     assert row[2:4] == pytest.approx([steps.reward.mean(), steps.reward.std()], rel=1e-5)
 
 
@@ -158,16 +158,16 @@ def test_the_spread_of_rewards_is_that_of_all_agents(tmp_path):
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 30, STEPS + 1])
-def test_windows(discrete, found, length):
+def test_windows(discrete, contents, length):
     table = discrete.episodes
     is_step = np.concatenate([[True] * n + [False] for n in table.length])
-    told = found.windows(length)
-    assert told.total == len(is_step)
-    assert told.short_episodes == (table.length < length).sum()
+    stats = contents.windows(length)
+    assert stats.total == len(is_step)
+    assert stats.short_episodes == (table.length < length).sum()
     windows = is_step[(np.arange(len(is_step))[:, None] + np.arange(length)) % len(is_step)]
-    np.testing.assert_allclose(told.padded, 1 - windows.mean())
+    np.testing.assert_allclose(stats.padded, 1 - windows.mean())
     episodes = windows[:, 0] + (windows[:, 1:] & ~windows[:, :-1]).sum(1)
-    np.testing.assert_allclose(told.crossing, np.mean(episodes > 1))
+    np.testing.assert_allclose(stats.crossing, np.mean(episodes > 1))
 
 
 def test_continuous_actions(tmp_path):
@@ -176,28 +176,28 @@ def test_continuous_actions(tmp_path):
     steps.action[1, 3, 1, 0] = -2.5
     with pytest.warns(UserWarning, match=r"is -2\.5"):
         data = write(tmp_path / "a.vlt", CONTINUOUS, steps, finals, codec="zstd", on_invalid="keep")
-    found = report.survey(data)
+    contents = report.survey(data)
     alive = steps.view.alive.reshape(-1, 2)
     action = steps.action.reshape(-1, 2, 2)
     for agent in range(2):
         mine = action[alive[:, agent], agent]
         expected = [np.histogram(np.clip(x, -1, 1 - 1e-9), 40, (-1, 1))[0] for x in mine.T]
         # Values right at the border of two bins may be counted on either side of it.
-        assert np.abs(found.actions.histogram[agent] - expected).sum() <= 2
-        np.testing.assert_array_equal(found.actions.ranges.low[agent], mine.min(0))
-        assert found.actions.at_bounds[agent].tolist() == (np.abs(mine) >= 1).sum(0).tolist()
-    known = data_warnings(found)
+        assert np.abs(contents.actions.histogram[agent] - expected).sum() <= 2
+        np.testing.assert_array_equal(contents.actions.ranges.low[agent], mine.min(0))
+        assert contents.actions.at_bounds[agent].tolist() == (np.abs(mine) >= 1).sum(0).tolist()
+    messages = data_warnings(contents)
     if alive.reshape(ROWS, 60, 2)[1, 3, 1]:
-        assert "Values of actions are not all in [-1, 1]: from -2.5 to 1." in known
+        assert "Values of actions are not all in [-1, 1]: from -2.5 to 1." in messages
 
 
 def test_an_empty_vault(tmp_path):
     with vault.create(tmp_path / "a.vlt", DISCRETE, rows=2):
         pass
-    found = report.survey(vault.open_vault(tmp_path / "a.vlt"))
-    assert found.saco is None and not len(found.returns)
-    assert found.windows(5)[1:] == (0, 0.0, 0, 0.0)
-    assert data_warnings(found) == ["The vault holds no steps."]
+    contents = report.survey(vault.open_vault(tmp_path / "a.vlt"))
+    assert contents.saco is None and not len(contents.returns)
+    assert contents.windows(5)[1:] == (0, 0.0, 0, 0.0)
+    assert data_warnings(contents) == ["The vault holds no steps."]
 
 
 def test_what_is_unusual_is_said(tmp_path):
@@ -224,8 +224,8 @@ def test_what_is_unusual_is_said(tmp_path):
     )
     with pytest.warns(UserWarning, match="is nan|must be legal"):
         data = write(tmp_path / "a.vlt", DISCRETE, steps, rows=1, on_invalid="keep")
-    found = report.survey(data)
-    known = data_warnings(found)
+    contents = report.survey(data)
+    messages = data_warnings(contents)
     for sentence in (
         "All episodes continue beyond the end of the data. "
         "No episode is complete, so no return is reported.",
@@ -235,8 +235,8 @@ def test_what_is_unusual_is_said(tmp_path):
         "Observed values that are not finite: 2, in features 1 (agent 2).",
         "Constant features of the observation: 0 (agent 1).",
     ):
-        assert sentence in known
-    assert found.observations.finite[2].tolist() == [8, 6]
+        assert sentence in messages
+    assert contents.observations.finite[2].tolist() == [8, 6]
 
 
 def test_damage_does_not_go_unnoticed(tmp_path):
@@ -267,32 +267,32 @@ def test_memory_is_bounded(tmp_path):
     assert data.num_bytes > 600e6
     tracemalloc.start()
     try:
-        found = report.survey(data)
+        contents = report.survey(data)
         assert tracemalloc.get_traced_memory()[1] < 170e6
     finally:
         tracemalloc.stop()
-    assert found.coverage.pairs == 8 * 1024  # each append brings the same again
-    assert found.coverage.repeats.tolist() == [[24, 8 * 1024]]
+    assert contents.coverage.pairs == 8 * 1024  # each append brings the same again
+    assert contents.coverage.repeats.tolist() == [[24, 8 * 1024]]
 
 
 def test_what_importing_changed_and_ends_that_begin_are_said(tmp_path):
-    seen = np.random.default_rng(0).normal(size=(12, 1))
+    observations = np.random.default_rng(0).normal(size=(12, 1))
     ends = np.arange(12) % 4 == 3
-    led_to = np.roll(seen, -1, 0)
+    led_to = np.roll(observations, -1, 0)
     led_to[11] = 9.0
     with pytest.warns(UserWarning):
         data = vault.from_arrays(
             tmp_path / "a.vlt",
-            observations=np.where(np.arange(12)[:, None] == 6, np.nan, seen),
+            observations=np.where(np.arange(12)[:, None] == 6, np.nan, observations),
             next_observations=led_to,
             actions=np.zeros(12, int),
             rewards=np.ones(12),
             truncations=ends,
         )
-    known = data_warnings(report.survey(data))
-    assert "1 episodes are cut off before values that are not finite." in known
-    assert "2 steps of these episodes are left out." in known
-    assert any(told.startswith("1 final observations are the first ones of") for told in known)
+    messages = data_warnings(report.survey(data))
+    assert "1 episodes are cut off before values that are not finite." in messages
+    assert "2 steps of these episodes are left out." in messages
+    assert any(line.startswith("1 final observations are the first ones of") for line in messages)
 
     spec = EnvSpec("", 1, 1, 1, Discrete(1))
     steps, finals = make(spec, 1, 12, end_every=1e9)
@@ -303,8 +303,8 @@ def test_what_importing_changed_and_ends_that_begin_are_said(tmp_path):
     at = np.flatnonzero(ends)
     finals = FinalObservations(np.zeros_like(at), at, view)
     data = write(tmp_path / "b.vlt", spec, steps, finals, rows=1)
-    known = data_warnings(report.survey(data))
-    assert any(told.startswith("2 episodes end with the observation that the") for told in known)
+    messages = data_warnings(report.survey(data))
+    assert any(line.startswith("2 episodes end with the observation that the") for line in messages)
 
 
 # ---------------------------------------------------------------------------------- trees
@@ -318,19 +318,19 @@ def test_a_survey_pools_the_entries_of_each_leaf(tmp_path, name):
     transition, finals = make(spec, steps=40)
     alive = np.ones_like(transition.view.alive)
     transition = transition._replace(view=transition.view._replace(alive=alive))
-    found = report.survey(write(tmp_path / "a.vlt", spec, transition, finals, rows=2))
+    contents = report.survey(write(tmp_path / "a.vlt", spec, transition, finals, rows=2))
     leaves = [*vault_leaves(transition.view.observation)]
     expected = np.array([[np.float64(leaf).mean() for leaf in leaves]])
-    np.testing.assert_allclose(found.observations.mean, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(contents.observations.mean, expected, rtol=1e-5, atol=1e-6)
     spread = np.array([[np.float64(leaf).std() for leaf in leaves]])
-    np.testing.assert_allclose(found.observations.std, spread, rtol=1e-5)
-    assert found.observations.low.tolist() == [[float(leaf.min()) for leaf in leaves]]
-    assert found.state.low.shape == (len(spec.state_leaves) if spec.state_size else 0,)
-    assert found.coverage.local_pairs == 160
+    np.testing.assert_allclose(contents.observations.std, spread, rtol=1e-5)
+    assert contents.observations.low.tolist() == [[float(leaf.min()) for leaf in leaves]]
+    assert contents.state.low.shape == (len(spec.state_leaves) if spec.state_size else 0,)
+    assert contents.coverage.local_pairs == 160
 
 
 def vault_leaves(tree):
-    """The leaves of a tree, in the order of their names."""
+    """Return the leaves of a tree in the order of their names."""
     if isinstance(tree, dict):
         for name in sorted(tree):
             yield from vault_leaves(tree[name])
@@ -343,5 +343,5 @@ def test_warnings_name_leaves(tmp_path):
     observation = map_tree(np.copy, transition.view.observation)
     observation["gear"][:] = 3
     transition = transition._replace(view=transition.view._replace(observation=observation))
-    found = report.survey(write(tmp_path / "a.vlt", SPECS["tree"], transition, finals, rows=2))
-    assert "Constant features of the observation: gear." in list(data_warnings(found))
+    contents = report.survey(write(tmp_path / "a.vlt", SPECS["tree"], transition, finals, rows=2))
+    assert "Constant features of the observation: gear." in list(data_warnings(contents))

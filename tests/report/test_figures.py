@@ -63,7 +63,7 @@ def test_intervals_are_drawn_from_three_seeds_on():
     for seeds, bars in ((2, 0), (3, 1)):
         scores = {"medium": {BC: np.arange(float(seeds))}}
         left, middle, _ = report.figure_comparison(compared(scores)).axes
-        assert sum(one.has_yerr for one in left.containers) == bars
+        assert sum(bar.has_yerr for bar in left.containers) == bars
         assert len(middle.collections) == bars  # the band of the performance profile
         assert ("interval" in left.get_title("left")) == bool(bars)
 
@@ -99,8 +99,8 @@ def test_many_algorithms_look_different():
     figure = report.figure_comparison(compared(scores))
     lines = figure.legends[0].get_lines()
     looks = {(x.get_color(), x.get_marker(), str(x._dash_pattern)) for x in lines}
-    drawn = {(x.get_color(), str(x._dash_pattern)) for x in lines}  # of curves, without markers
-    assert len(looks) == len(drawn) == 20
+    curves = {(x.get_color(), str(x._dash_pattern)) for x in lines}  # of curves, without markers
+    assert len(looks) == len(curves) == 20
 
 
 def test_the_numbers_that_are_drawn():
@@ -110,9 +110,9 @@ def test_the_numbers_that_are_drawn():
     taus, above = first.get_data()
     assert above[0] == 1 and above[-1] == 0 and above[np.searchsorted(taus, 1.5)] == 2 / 3
     assert second.get_ydata()[np.searchsorted(taus, 6.5)] == 1 / 3
-    texts = {one.get_position()[::-1]: one.get_text() for one in matrix.texts}
+    texts = {t.get_position()[::-1]: t.get_text() for t in matrix.texts}
     assert texts[0, 1] == "0.22" and texts[1, 0] == "0.78"  # bc wins 2 of 9 pairs
-    assert [one.get_text() for one in matrix.get_yticklabels()] == ["bc (greedy)", "maicq (greedy)"]
+    assert [t.get_text() for t in matrix.get_yticklabels()] == ["bc (greedy)", "maicq (greedy)"]
 
 
 def test_curves_are_the_means_of_the_seeds():
@@ -134,7 +134,7 @@ OUTSIDE = """<script>'"&"""
 
 @pytest.mark.slow
 def test_a_page_is_self_contained_and_reproducible_and_escapes_what_it_shows():
-    """Names of datasets, programs and devices, and all other texts, are those of others."""
+    """Names of datasets, programs and devices, and all other texts, come from outside."""
 
     def write() -> str:
         figure = report.figure_comparison(compared(SCORES))

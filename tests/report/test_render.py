@@ -38,7 +38,7 @@ def test_an_episode_is_played_to_its_end_and_not_beyond(bridge):
 
 
 def test_the_policy_of_a_film_is_given_its_rewards():
-    """Agents that move only once they have been paid: both are seen to."""
+    """The agents move only after their first reward, and both do."""
     env = envs.make("classic/bridge:time_limit=3")
 
     def act(params, carry, observation, legal_actions, key):
@@ -46,9 +46,9 @@ def test_the_policy_of_a_film_is_given_its_rewards():
 
     policy = Policy(lambda: jnp.zeros(2), act, after_step=lambda carry, reward, done: reward)
     film = render.play(env, policy, (), jax.random.key(0))
-    begin, paid, moved, _ = (np.array(scene.drones) for scene in film.scenes)
+    begin, paid, after, _ = (np.array(scene.drones) for scene in film.scenes)
     np.testing.assert_array_equal(begin, paid)
-    assert (moved != paid).any()
+    assert (after != paid).any()
 
 
 def test_a_gif_has_a_frame_for_every_instant(bridge, tmp_path: Path):
@@ -63,10 +63,10 @@ def test_a_gif_has_a_frame_for_every_instant(bridge, tmp_path: Path):
 
 @pytest.mark.slow
 def test_one_palette_keeps_the_colours_of_whatever_comes_and_goes():
-    """A crowd of drones that flies over a floor of many shades, and one target at the end."""
+    """A crowd of drones flies over a floor of many shades, and one target appears at the end."""
     env = envs.make("swarm/coverage-8:time_limit=4")
-    found = jax.jit(env.reset)(jax.random.key(0))[0]
-    scene = jax.tree.map(np.asarray, env.scene(found))
+    state = jax.jit(env.reset)(jax.random.key(0))[0]
+    scene = jax.tree.map(np.asarray, env.scene(state))
     side = scene.cells.shape
     rng = np.random.default_rng(0)
     places = rng.uniform(1, side[0] - 1, (1, 2))
@@ -82,9 +82,9 @@ def test_one_palette_keeps_the_colours_of_whatever_comes_and_goes():
         for number in range(film.n_frames):
             film.seek(number)
             pixels = np.asarray(film.convert("RGB")).reshape(-1, 3).astype(int)
-            for colour, there in ((BLUE, True), (ORANGE, number == 1)):
+            for colour, visible in ((BLUE, True), (ORANGE, number == 1)):
                 near = (np.abs(pixels - np.array(colour)).max(-1) <= 2).sum()
-                assert (near > 20) == there, (number, colour, near)
+                assert (near > 20) == visible, (number, colour, near)
             used |= set(map(tuple, np.unique(pixels, axis=0).tolist()))
     assert len(used) <= 64
 
@@ -156,16 +156,16 @@ def test_episodes_are_done_again_as_they_were_recorded(random_data):
     data, env = vault.open_vault(random_data(NAME)), envs.make(NAME)
     assert data.provenance["recipe"]["chunks"] == [2, 64]
     for number in (0, 10, -1):
-        shown = render.replay(env, data, range(len(data.episodes.row))[number])
+        film = render.replay(env, data, range(len(data.episodes.row))[number])
         episode = data.episode(number)
         start = data.episodes.start[number]
         assert number != 10 or start < 64 < start + len(episode.transition.reward)
-        assert len(shown.scenes) == len(shown.score) == len(episode.transition.reward) + 1
+        assert len(film.scenes) == len(film.score) == len(episode.transition.reward) + 1
         state = np.concatenate([episode.transition.view.state, episode.final.state[None]])
-        position = 2 * np.stack([scene.drones for scene in shown.scenes]) / env.side - 1
+        position = 2 * np.stack([scene.drones for scene in film.scenes]) / env.side - 1
         recorded = state[:, :8].reshape(-1, 2, 4)[..., :2]
         np.testing.assert_allclose(position, recorded, atol=1e-5)
-        np.testing.assert_allclose(shown.score[-1], data.episodes.returns[number].mean(), rtol=1e-5)
+        np.testing.assert_allclose(film.score[-1], data.episodes.returns[number].mean(), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -212,8 +212,8 @@ def test_environments_that_draw_by_themselves_have_a_picture_of_every_state(name
     film = render.Playback(name, scenes, np.zeros(3), env.pictures)
     assert render.frame(film, 0) != render.frame(film, 1) == render.frame(film, 1)
     render.save(film, tmp_path / "film.gif")
-    with Image.open(tmp_path / "film.gif") as shown:
-        assert np.asarray(shown.convert("RGB")).std() > 5
+    with Image.open(tmp_path / "film.gif") as gif:
+        assert np.asarray(gif.convert("RGB")).std() > 5
 
 
 def test_a_side_is_drawn_if_its_environment_is():

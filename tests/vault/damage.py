@@ -1,4 +1,4 @@
-"""Damages vaults as disks and networks might, and compares what is left."""
+"""Damages vaults as disks and networks might, and compares their content."""
 
 import random
 import resource
@@ -20,10 +20,10 @@ STEPS, COMMITS, CHUNK_STEPS = 13, 4, 8
 
 
 class Content(NamedTuple):
-    """All that a vault says."""
+    """Everything that a vault records."""
 
     digest: str
-    said: tuple[object, ...]
+    facts: tuple[object, ...]
 
 
 def record(path: Path, codec: str = "raw", spec: EnvSpec = SPEC) -> Path:
@@ -37,26 +37,26 @@ def record(path: Path, codec: str = "raw", spec: EnvSpec = SPEC) -> Path:
 
 
 def content(path: Path) -> Content:
-    found = vault.open_vault(path)
-    own = found.manifest
-    said = (found.spec, found.rows, found.length, found.provenance, found.unverified)
-    tables = own and (own.schema, own.head, own.running.tobytes())
-    return Content(found.digest(), (*said, repr(found.episodes), tables))
+    dataset = vault.open_vault(path)
+    manifest = dataset.manifest
+    facts = (dataset.spec, dataset.rows, dataset.length, dataset.provenance, dataset.unverified)
+    tables = manifest and (manifest.schema, manifest.head, manifest.running.tobytes())
+    return Content(dataset.digest(), (*facts, repr(dataset.episodes), tables))
 
 
 def damages(path: Path, count: int, seed: int = 0) -> Iterator[str]:
-    """Damage a vault's files one at a time, in many ways; it is whole again after each."""
+    """Damage a vault's files one at a time, in many ways; each damage is repaired afterwards."""
     rng = random.Random(seed)
     files = sorted(f for f in path.rglob("*") if f.is_file() and f.name != LOCK)
-    kept = path.with_name(f"{path.name}.kept")
-    shutil.copytree(path, kept)
+    backup = path.with_name(f"{path.name}.kept")
+    shutil.copytree(path, backup)
     for number in range(count):
         file = files[number % len(files)]
-        what = damage(file, ("flip", "flip", "flip", "cut", "delete")[rng.randrange(5)], rng)
-        yield f"{number}: {file.relative_to(path)} {what}"
+        change = damage(file, ("flip", "flip", "flip", "cut", "delete")[rng.randrange(5)], rng)
+        yield f"{number}: {file.relative_to(path)} {change}"
         shutil.rmtree(path)
-        shutil.copytree(kept, path)
-    shutil.rmtree(kept)
+        shutil.copytree(backup, path)
+    shutil.rmtree(backup)
 
 
 def damage(file: Path, kind: str, rng: random.Random) -> str:

@@ -49,7 +49,7 @@ def make(
 def whole_episodes(
     spec: EnvSpec = SPEC, rows: int = 2, steps: int = 10, seed: int = 0, end_every: float = 5.0
 ) -> tuple[Transition, FinalObservations]:
-    """The same, and every row's last step ends an episode."""
+    """Like `make`, and every row's last step ends an episode."""
     transition, finals = make(spec, rows, steps, seed, end_every)
     transition.last[:, -1] = True
     ends = transition.terminated | transition.truncated
@@ -84,14 +84,14 @@ def recorded(
     **options: Any,
 ) -> vault.Dataset:
     """Write random steps to a new vault, and open it."""
-    given: dict[str, Any] = {"chunk_steps": 16} | options
-    return written(path, make(spec, rows, steps, seed, end_every), spec=spec, **given)
+    options = {"chunk_steps": 16} | options
+    return written(path, make(spec, rows, steps, seed, end_every), spec=spec, **options)
 
 
 def assert_each_step_equally_often(
     dataset: vault.Dataset, source: vault.Dataset | None = None, epochs: int = 1, **options: Any
 ) -> None:
-    """Check that windows of 5 steps hold each step so often, as it is in the source."""
+    """Check that windows of 5 steps hold each step of the source this many times."""
     steps, table = (source or dataset)[:], dataset.episodes
     count = np.zeros((dataset.rows, dataset.length), int)
     with dataset.stream(8, 5, to="numpy", epochs=epochs, **options) as stream:
@@ -112,7 +112,7 @@ def save_hdf5(path: Path, arrays: dict[str, np.ndarray]) -> Path:
 
 
 def nan_at(array: np.ndarray, *place: Any, value: float = np.nan) -> np.ndarray:
-    """A copy with another value at a place."""
+    """Return a copy with another value at a place."""
     array = np.array(array, float)
     array[place] = value
     return array

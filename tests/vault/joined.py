@@ -13,7 +13,7 @@ from tests.vault.killed import say
 
 
 def episode(writer: int, number: int) -> tuple[Transition, FinalObservations]:
-    """An episode that tells in every leaf of every step whose it is."""
+    """Return an episode that holds its writer's number in every leaf of every step."""
     length = 1 + (7 * number + writer) % 40
     transition, _ = make(rows=1, steps=length, seed=0, end_every=1e9)
     last = np.zeros((1, length), bool)

@@ -29,7 +29,7 @@ TYPED = typed_spec("test/typed")
 
 
 def say(*words: object) -> None:
-    """Print a line at once: whole, or not at all."""
+    """Print a line with a single write, so that a kill cannot cut it."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
@@ -77,7 +77,7 @@ def close(path: Path) -> None:
 
 
 def change(path: Path) -> None:
-    """Map a vault two directories above, by a function that changes rewards and views."""
+    """Map the source vault, by a function that changes rewards and views."""
     if not path.exists():
         names = ("reward", "state", "final.state")
         vault.map(
@@ -89,21 +89,21 @@ def change(path: Path) -> None:
 
 
 def unite(path: Path) -> None:
-    """Join a vault two directories above with itself."""
+    """Concatenate the source vault with itself."""
     if not path.exists():
         vault.cat([path.parents[2] / "source.vlt"] * 2, path)
         say(1)
 
 
 def divide(path: Path) -> None:
-    """Split it; the path is that of the first part."""
+    """Split the source vault; the path is that of the first part."""
     if not path.exists():
         vault.split(path.parents[2] / "source.vlt", path.parent, fractions=(0.5, 0.5))
         say(1)
 
 
 def export(path: Path) -> None:
-    """Write the vault beside in the layout that the path's suffix names."""
+    """Export the vault beside the path in the layout of the path's suffix."""
     source = vault.open_vault(path.with_name("source.vlt"))
     match path.suffix:
         case ".npz":
@@ -136,7 +136,7 @@ PROGRAMS = {
 
 
 def deaths(events: int, count: int, longest: float) -> list[dict[str, Any]]:
-    """Instants by the count of events, and as many by the clock: inside of TensorStore."""
+    """Return instants as counts of events, and as many in seconds, which may be in TensorStore."""
     rng = random.Random(0)
     by_count = [{"event": 1 + number * (events - 1) // count} for number in range(count)]
     return [*by_count, *({"seconds": rng.uniform(0.001, longest)} for _ in range(count))]
@@ -152,7 +152,7 @@ class Death(NamedTuple):
 
 
 class Victims:
-    """The process that forks them; used as a context manager."""
+    """The process that forks the children; used as a context manager."""
 
     def __enter__(self) -> "Victims":
         self._process = subprocess.Popen(
@@ -167,18 +167,18 @@ class Victims:
         self._process.communicate()
 
     def run(self, program: str, path: Path, *, event: int = 0, seconds: float = 0.0) -> Death:
-        """Run a program, and kill it at its n-th event, or so many seconds after its start."""
+        """Run a program, and kill it at its n-th event, or this many seconds after its start."""
         print(program, path, event, seconds, file=self._process.stdin, flush=True)
-        found = {"acknowledged": 0, "events": 0}
+        counts = {"acknowledged": 0, "events": 0}
         while True:
             word, *rest = self._process.stdout.readline().split()
             match word:
                 case "signal":
-                    return Death(int(rest[0]), **found)
+                    return Death(int(rest[0]), **counts)
                 case "events":
-                    found["events"] = int(rest[0])
+                    counts["events"] = int(rest[0])
                 case _:
-                    found["acknowledged"] = int(word)
+                    counts["acknowledged"] = int(word)
 
 
 def _fork(program: str, path: str, event: int, seconds: float) -> int:
@@ -217,7 +217,7 @@ def _die(program: str, path: Path, event: int) -> None:
 
 
 def import_writers() -> None:
-    """Import once what would take each child longer than its work."""
+    """Import modules once, which would take each child longer than its work."""
     for name in ("zarr", "zarr.codecs", "h5py", "minari", "minari.dataset.minari_storage"):
         with suppress(ImportError):
             import_module(name)

@@ -1,4 +1,4 @@
-"""Faults of foreign data: what is refused, cut, left out, or only told."""
+"""Faults of foreign data: those refused, cut, left out, or only reported."""
 
 import warnings
 
@@ -28,9 +28,9 @@ def arrays(**changed):
 
 def following(ends, led_to=99.0):
     """The next observations of episodes that end at these steps."""
-    found = np.roll(SEEN, -1, 0)
-    found[list(ends)] = led_to
-    return found
+    observations = np.roll(SEEN, -1, 0)
+    observations[list(ends)] = led_to
+    return observations
 
 
 def made(tmp_path, **changed):
@@ -63,14 +63,14 @@ def block_bytes(request, monkeypatch):
 )  # fmt: skip
 def test_episodes_are_cut_before_steps_that_are_not_finite(tmp_path, changed, lengths, causes):
     with pytest.warns(UserWarning, match="not finite|are left out|must be finite"):
-        found = made(tmp_path, **changed)
-    assert found.episodes.length.tolist() == lengths
-    assert found.episodes.cause.tolist() == causes
-    faults = found.provenance["faults"]
+        dataset = made(tmp_path, **changed)
+    assert dataset.episodes.length.tolist() == lengths
+    assert dataset.episodes.cause.tolist() == causes
+    faults = dataset.provenance["faults"]
     assert faults["steps_left_out"] == T - sum(lengths)
     assert faults["episodes_cut"] == causes.count("cut") + (3 - len(lengths))
-    assert vault.verify(found.path, deep=True).sound
-    assert np.isfinite(found.transitions().view.observation).all()
+    assert vault.verify(dataset.path, deep=True).sound
+    assert np.isfinite(dataset.transitions().view.observation).all()
 
 
 @pytest.mark.parametrize("name", ["observations", "rewards", "states"])
@@ -80,9 +80,9 @@ def test_values_that_are_not_finite_are_refused_or_kept_on_request(tmp_path, nam
     with pytest.raises(InvalidValueError, match="step 4"):
         made(tmp_path, **changed, on_invalid="raise")
     with pytest.warns(UserWarning, match="It is kept"):
-        found = made(tmp_path, **changed, on_invalid="keep")
-    assert found.episodes.length.tolist() == [10] * 3
-    assert "not finite" in found.quirks
+        dataset = made(tmp_path, **changed, on_invalid="keep")
+    assert dataset.episodes.length.tolist() == [10] * 3
+    assert "not finite" in dataset.quirks
 
 
 @pytest.mark.usefixtures("block_bytes")
@@ -91,13 +91,13 @@ def test_ends_without_a_flag_show_in_the_next_observations(tmp_path, flags):
     led_to = following([9, 19, 29])
     flagged = np.isin(np.arange(T), flags)
     with pytest.warns(UserWarning, match="without a flag of an end"):
-        found = made(tmp_path, terminals=flagged, next_observations=led_to)
-    assert found.episodes.length.tolist() == [10] * 3
+        data = made(tmp_path, terminals=flagged, next_observations=led_to)
+    assert data.episodes.length.tolist() == [10] * 3
     ends = [9, 19, 29]
-    assert found.episodes.cause.tolist() == ["terminated" if x in flags else "cut" for x in ends]
-    np.testing.assert_array_equal(found.final_views(found.episodes.final).observation, led_to[ends])
+    assert data.episodes.cause.tolist() == ["terminated" if x in flags else "cut" for x in ends]
+    np.testing.assert_array_equal(data.final_views(data.episodes.final).observation, led_to[ends])
     jumps = len({9, 19} - {*flags})
-    assert found.provenance["faults"] == {"ends_without_flag": jumps}
+    assert data.provenance["faults"] == {"ends_without_flag": jumps}
     with pytest.raises(InvalidValueError, match="has no flag of an end"):
         vault.from_arrays(
             tmp_path / "b.vlt",
@@ -111,8 +111,8 @@ def test_final_views_that_begin_the_next_episode_are_unknown(tmp_path):
     led_to = np.roll(SEEN, -1, 0)
     led_to[29] = 99.0
     with pytest.warns(UserWarning, match="count as unknown"):
-        found = made(tmp_path, next_observations=led_to)
-    assert (found.episodes.final >= 0).tolist() == [False, False, True]
+        dataset = made(tmp_path, next_observations=led_to)
+    assert (dataset.episodes.final >= 0).tolist() == [False, False, True]
     constant = vault.from_arrays(
         tmp_path / "b.vlt",
         **arrays(observations=np.ones_like(SEEN), next_observations=np.ones_like(SEEN)),
@@ -124,8 +124,8 @@ def test_agents_that_are_gone_lead_nowhere(tmp_path):
     led_to, alive = following([9, 19, 29]), np.ones((T, 2), bool)
     led_to[3:6, 1] = np.nan
     alive[4:7, 1] = False
-    found = made(tmp_path, next_observations=led_to, alive=alive)
-    assert found.episodes.length.tolist() == [10] * 3
+    dataset = made(tmp_path, next_observations=led_to, alive=alive)
+    assert dataset.episodes.length.tolist() == [10] * 3
 
 
 def test_next_observations_of_other_steps_are_refused(tmp_path):
@@ -136,8 +136,8 @@ def test_next_observations_of_other_steps_are_refused(tmp_path):
 
 def test_data_without_any_end_is_told(tmp_path):
     with pytest.warns(UserWarning, match="no step has a flag of an end: all 30 steps"):
-        found = made(tmp_path, terminals=np.zeros(T))
-    assert found.episodes.cause.tolist() == ["cut"]
+        dataset = made(tmp_path, terminals=np.zeros(T))
+    assert dataset.episodes.cause.tolist() == ["cut"]
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_an_agent_with_both_flags_terminated(tmp_path, terminated, truncated, ca
         "terminals": ENDS[:, None] * np.array(terminated),
         "truncations": ENDS[:, None] * np.array(truncated),
     }
-    found = made(tmp_path, **flags)
-    assert set(found.episodes.cause.tolist()) == {cause}
-    steps = found.transitions()
+    dataset = made(tmp_path, **flags)
+    assert set(dataset.episodes.cause.tolist()) == {cause}
+    steps = dataset.transitions()
     assert not (steps.terminated & steps.truncated).any()
     np.testing.assert_array_equal(steps.terminated[0, 9], np.array(terminated, bool))
 
@@ -193,16 +193,16 @@ def test_values_that_fit_nowhere_are_refused(tmp_path, changed, message):
     ],
 )
 def test_whole_numbers_of_a_known_kind_are_discrete(tmp_path, actions, options):
-    found = made(tmp_path, actions=actions, **options)
-    assert found.spec.num_actions == 3
-    np.testing.assert_array_equal(found.transitions().action[0], actions.astype(int))
+    dataset = made(tmp_path, actions=actions, **options)
+    assert dataset.spec.num_actions == 3
+    np.testing.assert_array_equal(dataset.transitions().action[0], actions.astype(int))
 
 
 def test_actions_are_scaled_from_their_bounds(tmp_path):
     actions = RNG.uniform(-2, 6, (T, 2, 2))
-    found = made(tmp_path, actions=actions, action_bounds=([-2, -2], [6, 6]))
-    np.testing.assert_allclose(found.transitions().action[0], actions / 4 - 0.5, atol=1e-6)
-    assert found.provenance["action_bounds"] == [[-2, -2], [6, 6]]
+    dataset = made(tmp_path, actions=actions, action_bounds=([-2, -2], [6, 6]))
+    np.testing.assert_allclose(dataset.transitions().action[0], actions / 4 - 0.5, atol=1e-6)
+    assert dataset.provenance["action_bounds"] == [[-2, -2], [6, 6]]
 
 
 @pytest.mark.parametrize(
@@ -216,12 +216,12 @@ def test_actions_are_scaled_from_their_bounds(tmp_path):
 )
 def test_lost_digits_are_told_with_the_column(tmp_path, name, array):
     exact = name == "states"  # a power of two keeps its digits
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         made(tmp_path, **{name: array})
-    found = [str(one.message) for one in told if "lose digits" in str(one.message)]
-    assert len(found) == (not exact)
-    assert exact or found[0].startswith(name)
+    messages = [str(record.message) for record in records if "lose digits" in str(record.message)]
+    assert len(messages) == (not exact)
+    assert exact or messages[0].startswith(name)
 
 
 def test_illegal_actions_are_kept_and_told(tmp_path):
@@ -229,9 +229,9 @@ def test_illegal_actions_are_kept_and_told(tmp_path):
     actions = RNG.integers(0, 3, (T, 2))
     legal[[3, 7], 1, actions[[3, 7], 1]] = False
     with pytest.warns(UserWarning, match="must be legal by the recorded mask"):
-        found = made(tmp_path, actions=actions, legal_actions=legal)
-    assert found.quirks == ("illegal actions",)
-    np.testing.assert_array_equal(found.transitions().action[0], actions)
+        dataset = made(tmp_path, actions=actions, legal_actions=legal)
+    assert dataset.quirks == ("illegal actions",)
+    np.testing.assert_array_equal(dataset.transitions().action[0], actions)
 
 
 @pytest.mark.filterwarnings("ignore:.*must be finite")
@@ -261,14 +261,14 @@ def test_final_views_that_are_not_finite_are_counted(tmp_path, value):
     led_to = following([9, 19, 29])
     led_to[9, 0, 1] = value
     with pytest.warns(UserWarning, match="1 final observations are not finite"):
-        found = made(tmp_path, next_observations=led_to)
-    assert (found.episodes.final >= 0).tolist() == [False, True, True]
-    assert found.provenance["faults"] == {"final_views_left_out": 1}
+        dataset = made(tmp_path, next_observations=led_to)
+    assert (dataset.episodes.final >= 0).tolist() == [False, True, True]
+    assert dataset.provenance["faults"] == {"final_views_left_out": 1}
 
 
 def test_a_value_that_is_not_finite_is_told_once(tmp_path):
-    """And not as an end without a flag, too."""
-    seen, led_to = nan_at(SEEN, 12, 1, 0), nan_at(following([9, 19, 29]), 11, 1, 0)
+    """It is not also reported as an end without a flag."""
+    observations, led_to = nan_at(SEEN, 12, 1, 0), nan_at(following([9, 19, 29]), 11, 1, 0)
     with pytest.warns(UserWarning, match="not finite|are left out|must be finite"):
-        found = made(tmp_path, observations=seen, next_observations=led_to)
-    assert found.provenance["faults"] == {"episodes_cut": 1, "steps_left_out": 8}
+        dataset = made(tmp_path, observations=observations, next_observations=led_to)
+    assert dataset.provenance["faults"] == {"episodes_cut": 1, "steps_left_out": 8}

@@ -42,16 +42,16 @@ def folder(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["stored.zip", "deflated.zip"])
 def test_a_vault_in_an_archive_is_read_in_place(folder, name):
-    found = vault.open_vault(folder / name / "3m.vlt" / "Good")
-    assert_same(found[100:300], steps(make(steps=STEPS)[0], 100, 300))
-    assert (found.name, found.uid) == ("3m", "Good")
-    assert found.digest() == vault.open_vault(folder / "3m.vlt" / "Good").digest()
-    listed = dict(vault.list_vaults(folder / name))
-    assert [str(path.relative_to(folder)) for path in listed] == [
+    dataset = vault.open_vault(folder / name / "3m.vlt" / "Good")
+    assert_same(dataset[100:300], steps(make(steps=STEPS)[0], 100, 300))
+    assert (dataset.name, dataset.uid) == ("3m", "Good")
+    assert dataset.digest() == vault.open_vault(folder / "3m.vlt" / "Good").digest()
+    summaries = dict(vault.list_vaults(folder / name))
+    assert [str(path.relative_to(folder)) for path in summaries] == [
         f"{name}/3m.vlt/Good",
         f"{name}/3m.vlt/Poor",
     ]
-    assert {summary.steps for summary in listed.values()} == {2 * STEPS}
+    assert {summary.steps for summary in summaries.values()} == {2 * STEPS}
 
 
 def test_what_is_not_in_the_archive(folder):
@@ -68,12 +68,12 @@ def test_what_is_not_in_the_archive(folder):
 @pytest.mark.slow
 def test_few_ranges_of_an_archive_on_a_web_server(folder):
     with FileServer(folder) as server:
-        found = vault.open_vault(f"{server.url}/stored.zip/3m.vlt/Good")
-        assert_same(found[:100], steps(make(steps=STEPS)[0], 0, 100))
+        dataset = vault.open_vault(f"{server.url}/stored.zip/3m.vlt/Good")
+        assert_same(dataset[:100], steps(make(steps=STEPS)[0], 0, 100))
         size = (folder / "stored.zip").stat().st_size
         assert len(server.sent) <= 48
         assert sum(count for _, count in server.sent) < size / 10
-        assert str(found.path) == f"{server.url}/stored.zip/3m.vlt/Good"
+        assert str(dataset.path) == f"{server.url}/stored.zip/3m.vlt/Good"
         with pytest.raises(VaultError, match="there is no archive"):
             vault.open_vault(f"{server.url}/other.zip/3m.vlt/Good")
         assert vault.open_vault(f"{server.url}/3m.vlt/Good").length == STEPS
@@ -89,15 +89,15 @@ def test_credentials_are_sent_and_never_shown(tmp_path, place):
             archive.write(file, file.relative_to(tmp_path))
     with FileServer(tmp_path) as server:
         url = f"{server.url.replace('//', '//me:secret@')}/{place}"
-        found = vault.open_vault(url)
-        again = pickle.loads(pickle.dumps(found))
+        dataset = vault.open_vault(url)
+        again = pickle.loads(pickle.dumps(dataset))
         assert_same(again[:], make()[0])
         assert set(server.users) == {"me:secret"}
-        told = [str(found.path), repr(found)]
+        texts = [str(dataset.path), repr(dataset)]
         with pytest.raises(VaultNotFoundError) as missing:
             vault.open_vault(url.replace("Good", "Godo"))
-        told.append(str(missing.value))
-    assert "secret" not in "".join(told) and "://***@" in told[0]
+        texts.append(str(missing.value))
+    assert "secret" not in "".join(texts) and "://***@" in texts[0]
 
 
 @pytest.mark.parametrize("path", ["3m.vlt", "3m.vlt/Goof", ""])
@@ -111,8 +111,8 @@ def test_a_web_server_lists_nothing(folder, path):
 @pytest.mark.parametrize("name", ["stored.zip", "deflated.zip"])
 @pytest.mark.parametrize("members", [None, "3m.vlt/Poor"])
 def test_unpack(tmp_path, folder, name, members):
-    rest = tmp_path / f".{name}.part" / "3m.vlt" / "Good"
-    rest.mkdir(parents=True)  # as a killed process leaves
+    leftover = tmp_path / f".{name}.part" / "3m.vlt" / "Good"
+    leftover.mkdir(parents=True)  # as a killed process leaves
     paths = vault.unpack(folder / name, tmp_path, members)
     uids = ["Poor"] if members else ["Good", "Poor"]
     assert paths == [tmp_path / "3m.vlt" / uid for uid in uids]
@@ -151,7 +151,7 @@ def encrypted():
 
 
 def lying(size):
-    """A file that inflates to more than is said of it."""
+    """A file that inflates to more than its declared size."""
     data = bytearray(archive_of(member("a.vlt/b/d/0", bytes(10**6), compress_type=8)))
     for mark, offset in ((b"PK\1\2", 24), (b"PK\3\4", 22)):
         place = data.rfind(mark) + offset
@@ -212,17 +212,17 @@ def test_no_room(tmp_path, folder, monkeypatch):
 
 def test_20_000_members_are_looked_through_once(tmp_path, monkeypatch):
     path = tmp_path / "many.zip"
-    with zipfile.ZipFile(path, "w") as opened:
-        opened.writestr("a.vlt/b/metadata.json", b"{}")
-        opened.writestr("a.vlt/b/manifest.ocdbt", b"")
+    with zipfile.ZipFile(path, "w") as zip_file:
+        zip_file.writestr("a.vlt/b/metadata.json", b"{}")
+        zip_file.writestr("a.vlt/b/manifest.ocdbt", b"")
         for number in range(20_000):
-            opened.writestr(f"a.vlt/b/d/{number:032x}", b"")
-    read = []
-    monkeypatch.setattr(archive, "_check", lambda *_: read.append(1))
+            zip_file.writestr(f"a.vlt/b/d/{number:032x}", b"")
+    checks = []
+    monkeypatch.setattr(archive, "_check", lambda *_: checks.append(1))
     for attempt in (vault.open_vault, vault.verify, lambda p: list(vault.list_vaults(p))):
         with contextlib.suppress(VaultError):
             attempt(path)
-    assert len(read) == 1
+    assert len(checks) == 1
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -235,7 +235,7 @@ def test_an_absurd_directory_is_refused_before_it_is_read(tmp_path, wide):
 
 
 def wide_end(size, count):
-    """Return the wide end record (ZIP64), and what leads to it."""
+    """Return the wide end record (ZIP64), and its locator."""
     record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, 0)
     return record + struct.pack("<4sLQL", b"PK\6\7", 0, size, 1)
 
@@ -249,7 +249,7 @@ def wide_end(size, count):
     ],
 )
 def test_an_end_record_that_lies(tmp_path, monkeypatch, comment, count, size, message):
-    """Python believes the wide end record wherever it is there, and reads what lies there."""
+    """Python uses the wide end record wherever there is one, and reads at its offsets."""
     monkeypatch.setattr(zipfile, "ZipFile", lambda *_: pytest.fail("the directory was read"))
     path, files = tmp_path / "a.zip", 2**17 + 1
     entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", 20, 3, 20, *[0] * 15)
@@ -262,8 +262,8 @@ def test_an_end_record_that_lies(tmp_path, monkeypatch, comment, count, size, me
 
 def test_an_error_names_some_of_many_vaults(tmp_path):
     path = tmp_path / "many.zip"
-    with zipfile.ZipFile(path, "w") as opened:
+    with zipfile.ZipFile(path, "w") as zip_file:
         for name in (f"a.vlt/{n:03}/{file}" for n in range(100) for file in FILES):
-            opened.writestr(name, b"{}")
+            zip_file.writestr(name, b"{}")
     with pytest.raises(VaultError, match=r"a\.vlt/019, \.\.\. \(100 in all\)"):
         vault.open_vault(path)

@@ -10,32 +10,32 @@ from .experience import make, whole_episodes, written
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("bounds") / "a.vlt"
     return written(path, whole_episodes(steps=20), chunk_steps=8)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64, object])
 @pytest.mark.parametrize("number", [2**31, 2**32, 2**32 + 5, 2**40])
-def test_windows_past_32_bits_do_not_wrap(found, number, dtype):
-    here, there = np.array([0]), np.array([number], dtype)
+def test_windows_past_32_bits_do_not_wrap(data, number, dtype):
+    zeros, large = np.array([0]), np.array([number], dtype)
     if dtype is object:
-        there = [number]  # as Python has it
+        large = [number]  # as Python has it
     with pytest.raises(VaultError, match=f"steps {number} to {number + 3} were requested"):
-        found.windows(here, there, 3)
+        data.windows(zeros, large, 3)
     with pytest.raises(VaultError, match=f"rows {number} to {number} were requested"):
-        found.windows(there, here, 3)
+        data.windows(large, zeros, 3)
     with pytest.raises(VaultError, match=f"steps {number} to {number + 3} were requested"):
-        found.prefetch(here, there, 3)
+        data.prefetch(zeros, large, 3)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32])
-def test_the_end_of_a_window_is_not_counted_in_small_integers(found, dtype):
+def test_the_end_of_a_window_is_not_counted_in_small_integers(data, dtype):
     most = int(np.iinfo(dtype).max)
     with pytest.raises(VaultError, match=f"steps {most} to {most + 3} were requested"):
-        found.windows(np.zeros(1, dtype), np.array([most], dtype), 3)
-    window = found.windows(np.ones(1, dtype), np.array([17], dtype), 3, ["rewards"])["rewards"]
-    np.testing.assert_array_equal(window[0], found.read(17, 20, leaves=["rewards"])["rewards"][1])
+        data.windows(np.zeros(1, dtype), np.array([most], dtype), 3)
+    window = data.windows(np.ones(1, dtype), np.array([17], dtype), 3, ["rewards"])["rewards"]
+    np.testing.assert_array_equal(window[0], data.read(17, 20, leaves=["rewards"])["rewards"][1])
 
 
 @pytest.mark.parametrize(
@@ -52,22 +52,22 @@ def test_the_end_of_a_window_is_not_counted_in_small_integers(found, dtype):
         ([0, 0], [0, 18], "steps 0 to 21 were requested"),
     ],
 )
-def test_windows_that_cannot_be(found, rows, starts, message):
+def test_windows_that_cannot_be(data, rows, starts, message):
     with pytest.raises(VaultError, match=message):
-        found.windows(rows, starts, 3)
+        data.windows(rows, starts, 3)
 
 
 @pytest.mark.parametrize("numbers", [[-1], [0, 10_000], [2**32]])
-def test_final_views_that_are_not_there(found, numbers):
+def test_final_views_that_are_not_there(data, numbers):
     with pytest.raises(VaultError, match=r"final views .* were requested"):
-        found.final_views(np.array(numbers))
+        data.final_views(np.array(numbers))
 
 
-def test_final_views_in_the_order_they_are_asked_for(found):
-    last = len(found.finals.state) - 1
-    views = found.final_views(np.array([last, 0, last]))
-    np.testing.assert_array_equal(views.state, found.finals.state[[last, 0, last]])
-    assert found.final_views(np.zeros(0, int)).state.shape == (0, 5)
+def test_final_views_in_the_order_they_are_asked_for(data):
+    last = len(data.finals.state) - 1
+    views = data.final_views(np.array([last, 0, last]))
+    np.testing.assert_array_equal(views.state, data.finals.state[[last, 0, last]])
+    assert data.final_views(np.zeros(0, int)).state.shape == (0, 5)
 
 
 @pytest.mark.parametrize(
@@ -85,42 +85,42 @@ def test_final_views_in_the_order_they_are_asked_for(found):
         ),
     ],
 )
-def test_steps_are_read_one_after_the_other(found, ask, message):
+def test_steps_are_read_one_after_the_other(data, ask, message):
     with pytest.raises(VaultError, match=message):
-        ask(found)
+        ask(data)
 
 
-def test_blocks_cover_time_and_end_where_chunks_do(found, monkeypatch):
-    assert list(found.blocks()) == [(0, 20)]
-    step = 2 * found.leaves["rewards"].step_bytes
+def test_blocks_cover_time_and_end_where_chunks_do(data, monkeypatch):
+    assert list(data.blocks()) == [(0, 20)]
+    step = 2 * data.leaves["rewards"].step_bytes
     for limit, expected in (
         (1, [(0, 8), (8, 16), (16, 20)]),
         (16 * step, [(0, 16), (16, 20)]),
         (16 * step - 1, [(0, 8), (8, 16), (16, 20)]),
     ):
         monkeypatch.setattr("offmarl.vault.read.reader._BLOCK_BYTES", limit)
-        assert list(found.blocks(["rewards"])) == expected
-    assert list(found.blocks(["rewards"], start=10)) == [(10, 16), (16, 20)]
+        assert list(data.blocks(["rewards"])) == expected
+    assert list(data.blocks(["rewards"], start=10)) == [(10, 16), (16, 20)]
     monkeypatch.setattr("offmarl.vault.read.reader._BLOCK_BYTES", 16 * step)
-    assert list(found.blocks(["rewards"], rows=1)) == [(0, 20)]
+    assert list(data.blocks(["rewards"], rows=1)) == [(0, 20)]
 
 
 def test_one_vault_of_a_time_limit_and_without(tmp_path):
     path = tmp_path / "a.vlt"
-    found = written(path, make())
+    data = written(path, make())
     with pytest.raises(VaultError, match="open it without a time limit"):
         vault.open_vault(path, time_limit=5)
-    assert (found.name, found.uid, found.quirks) == ("a", "main", ())
+    assert (data.name, data.uid, data.quirks) == ("a", "main", ())
 
 
-def test_facts_without_reading(found):
-    files = [file for file in found.path.rglob("*") if file.is_file()]
-    assert found.num_bytes == sum(file.stat().st_size for file in files) > 0
-    assert repr(found) == (f"<Dataset '{found.path}': test/made-up, 2 agents, 40 steps in 2 rows>")
+def test_facts_without_reading(data):
+    files = [file for file in data.path.rglob("*") if file.is_file()]
+    assert data.num_bytes == sum(file.stat().st_size for file in files) > 0
+    assert repr(data) == (f"<Dataset '{data.path}': test/made-up, 2 agents, 40 steps in 2 rows>")
 
 
-def test_an_archive_is_not_read_to_learn_its_size(found, tmp_path):
+def test_an_archive_is_not_read_to_learn_its_size(data, tmp_path):
     import shutil
 
-    archive = shutil.make_archive(str(tmp_path / "b"), "zip", found.path.parents[1], "a.vlt")
+    archive = shutil.make_archive(str(tmp_path / "b"), "zip", data.path.parents[1], "a.vlt")
     assert vault.open_vault(f"{archive}/a.vlt").num_bytes is None

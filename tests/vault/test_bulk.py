@@ -31,11 +31,11 @@ def block(values):
 
 
 def read_all(directory, file):
-    """The values of a store of which only this file exists."""
+    """Return the values of a store of which only this file exists."""
     (directory / "manifest.ocdbt").write_bytes(file.manifest)
     spec = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{directory}/"}}
-    found = ts.KvStore.open(spec).result()
-    return {key.decode(): found[key] for key in found.list().result()}
+    store = ts.KvStore.open(spec).result()
+    return {key.decode(): store[key] for key in store.list().result()}
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ VALUES = {
 
 
 def test_tensorstore_reads_what_was_written(directory):
-    rest = {f"rewards./0.{number}": bytes([number % 256]) * number for number in range(400)}
-    file = write_blocks(directory, [block(VALUES), block(rest)])
-    assert read_all(directory, file) == VALUES | rest
+    rewards = {f"rewards./0.{number}": bytes([number % 256]) * number for number in range(400)}
+    file = write_blocks(directory, [block(VALUES), block(rewards)])
+    assert read_all(directory, file) == VALUES | rewards
     ((name, size),) = commit.current_tree(Directory(directory)).live_bytes.items()
     assert name == file.name
     assert size <= (directory / name).stat().st_size < size + 3 * mmap.PAGESIZE
@@ -103,23 +103,23 @@ def fill(path):
 
 
 def test_the_same_vault_as_through_tensorstore(tmp_path, always_bulk, monkeypatch):
-    found = fill(tmp_path / "a.vlt" / "a")
-    files = len(commit.current_tree(Directory(found.path)).files)
+    dataset = fill(tmp_path / "a.vlt" / "a")
+    files = len(commit.current_tree(Directory(dataset.path)).files)
     monkeypatch.undo()
     other = fill(tmp_path / "b.vlt" / "a")
-    assert found.digest() == other.digest()
+    assert dataset.digest() == other.digest()
     assert files > len(commit.current_tree(Directory(other.path)).files)
-    assert vault.verify(found.path, deep=True).sound
-    vault.compact(found.path)
-    assert found.digest() == vault.open_vault(found.path).digest() == other.digest()
+    assert vault.verify(dataset.path, deep=True).sound
+    vault.compact(dataset.path)
+    assert dataset.digest() == vault.open_vault(dataset.path).digest() == other.digest()
 
 
 @pytest.mark.slow
 def test_stock_reads_and_appends(tmp_path, always_bulk):
-    found = fill(tmp_path / "a.vlt" / "a")
-    assert_stock_reads_and_samples(found.path, found.transitions())
-    append_with_stock(open_stock(found.path), make(steps=11, seed=5)[0])
-    assert vault.open_vault(found.path).unverified == ((150, 161),)
+    dataset = fill(tmp_path / "a.vlt" / "a")
+    assert_stock_reads_and_samples(dataset.path, dataset.transitions())
+    append_with_stock(open_stock(dataset.path), make(steps=11, seed=5)[0])
+    assert vault.open_vault(dataset.path).unverified == ((150, 161),)
 
 
 def test_a_file_is_durable_before_the_vault_refers_to_it(tmp_path, always_bulk, monkeypatch):
@@ -173,8 +173,8 @@ def test_an_annotation_alone_does_not_write_the_tail_again(tmp_path):
         writer.flush()
         place = commit.current_tree(Directory(path)).values["observations./0.0.0.0"]
         writer.annotate({"complete": True})
-    found = vault.open_vault(path)
-    assert found.provenance["complete"]
+    dataset = vault.open_vault(path)
+    assert dataset.provenance["complete"]
     assert commit.current_tree(Directory(path)).values["observations./0.0.0.0"] == place
     with vault.resume(path) as writer:
         writer.append(*make(steps=30, seed=1))

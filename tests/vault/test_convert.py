@@ -29,12 +29,12 @@ SIZES = {"num_agents": 2, "observation_size": 3, "state_size": 4}
 
 
 def batch(rng=None, slots=6):
-    """Five episodes of up to five steps, with noise in the slots that hold nothing."""
+    """Five episodes of up to five steps, with noise in the unused slots."""
     rng = rng or np.random.default_rng(0)
     episodes, agents, actions = len(LENGTHS), 2, 3
     legal = rng.integers(0, 2, (episodes, slots, agents, actions)).astype(np.int32)
-    taken = rng.integers(0, actions, (episodes, slots, agents, 1))
-    np.put_along_axis(legal, taken, 1, -1)
+    indices = rng.integers(0, actions, (episodes, slots, agents, 1))
+    np.put_along_axis(legal, indices, 1, -1)
     filled, terminated = np.zeros((2, episodes, slots, 1), np.uint8)
     for episode, (length, ends) in enumerate(zip(LENGTHS, TERMINATED, strict=True)):
         filled[episode, : length + 1] = 1
@@ -42,7 +42,7 @@ def batch(rng=None, slots=6):
     return {
         "obs": rng.normal(size=(episodes, slots, agents, 3)).astype(np.float32),
         "state": rng.normal(size=(episodes, slots, 4)).astype(np.float32),
-        "actions": taken,
+        "actions": indices,
         "avail_actions": legal,
         "reward": rng.normal(size=(episodes, slots, 1)).astype(np.float32),
         "terminated": terminated,
@@ -65,34 +65,34 @@ def save(path, arrays):
     return path
 
 
-def check_against(found, arrays, lengths):
-    """Every step and every final view is the one in the batch, in order."""
-    transition, episodes = found.transitions(), found.episodes
+def check_against(dataset, arrays, lengths):
+    """Check that every step and every final view is the one in the batch, in order."""
+    transition, episodes = dataset.transitions(), dataset.episodes
     assert episodes.length.tolist() == list(lengths)
     assert transition.policy_id.shape == transition.reward.shape
     assert (transition.policy_id == -1).all()
     assert np.isnan(transition.behaviour_log_prob).all()
     for number, count in enumerate(lengths):
-        steps, final = found.episode(number)
-        here = {name: array[number, :count] for name, array in arrays.items()}
+        steps, final = dataset.episode(number)
+        current = {name: array[number, :count] for name, array in arrays.items()}
         after = {name: array[number, count] for name, array in arrays.items()}
         view = steps.view._replace(alive=None), final._replace(alive=None, legal_actions=None)
-        before = View(here["obs"], here["state"], here["avail_actions"] != 0, None)
+        before = View(current["obs"], current["state"], current["avail_actions"] != 0, None)
         chex.assert_trees_all_equal(view, (before, View(after["obs"], after["state"], None, None)))
-        taken = here["actions"][..., 0], here["reward"].repeat(2, -1)
-        chex.assert_trees_all_equal((steps.action, steps.reward), taken)
+        expected = current["actions"][..., 0], current["reward"].repeat(2, -1)
+        chex.assert_trees_all_equal((steps.action, steps.reward), expected)
 
 
 @pytest.mark.parametrize("block", [1, 10**6])
 def test_every_step_arrives(tmp_path, source, monkeypatch, block):
     monkeypatch.setattr(common, "BLOCK_BYTES", block)
-    found = vault.import_dataset(source, tmp_path / "out.vlt", time_limit=5)
-    assert found.path == tmp_path / "out.vlt" / "main"
-    check_against(found, batch(), LENGTHS)
-    assert found.spec == EnvSpec("", **SIZES, action=Discrete(3), time_limit=5)
+    dataset = vault.import_dataset(source, tmp_path / "out.vlt", time_limit=5)
+    assert dataset.path == tmp_path / "out.vlt" / "main"
+    check_against(dataset, batch(), LENGTHS)
+    assert dataset.spec == EnvSpec("", **SIZES, action=Discrete(3), time_limit=5)
     cause = ["terminated", "truncated", "terminated", "truncated", "truncated"]
-    assert found.episodes.cause.tolist() == cause
-    assert found.provenance == {
+    assert dataset.episodes.cause.tolist() == cause
+    assert dataset.provenance == {
         "source": {
             "format": "pymarl",
             "file": source.name,
@@ -103,16 +103,16 @@ def test_every_step_arrives(tmp_path, source, monkeypatch, block):
 
 def test_the_time_limit_tells_truncation_from_termination(tmp_path, source):
     def causes(name, **limit):
-        found = vault.import_dataset(source, tmp_path / name, **limit)
-        return found.episodes.cause.tolist()
+        dataset = vault.import_dataset(source, tmp_path / name, **limit)
+        return dataset.episodes.cause.tolist()
 
-    untold = ["terminated", "terminated", "terminated", "truncated", "truncated"]
-    told = ["terminated", "truncated", "terminated", "truncated", "truncated"]
+    without_limit = ["terminated", "terminated", "terminated", "truncated", "truncated"]
+    with_limit = ["terminated", "truncated", "terminated", "truncated", "truncated"]
     spec = EnvSpec("here", **SIZES, action=Discrete(3), time_limit=5)
-    assert causes("a.vlt") == untold
-    assert causes("b.vlt", time_limit=5) == told
-    assert causes("c.vlt", env_spec=spec) == told
-    assert causes("d.vlt", env_spec=spec, time_limit=100) == untold
+    assert causes("a.vlt") == without_limit
+    assert causes("b.vlt", time_limit=5) == with_limit
+    assert causes("c.vlt", env_spec=spec) == with_limit
+    assert causes("d.vlt", env_spec=spec, time_limit=100) == without_limit
     assert vault.open_vault(tmp_path / "d.vlt").spec.time_limit == 100
     assert vault.open_vault(tmp_path / "c.vlt").spec == spec
 
@@ -125,8 +125,8 @@ def test_what_is_optional(tmp_path):
     with pytest.raises(VaultError, match="name its environment"):
         vault.import_dataset(source, tmp_path / "a.vlt")
     spec = EnvSpec("", 2, 3, 6, Discrete(3), state="concatenated", reward="individual")
-    found = vault.import_dataset(source, tmp_path / "a.vlt", env_spec=spec)
-    transition = found.transitions()
+    dataset = vault.import_dataset(source, tmp_path / "a.vlt", env_spec=spec)
+    transition = dataset.transitions()
     assert transition.view.legal_actions.all()
     np.testing.assert_array_equal(
         transition.view.state, transition.view.observation.reshape(1, -1, 6)
@@ -148,8 +148,8 @@ def test_arrays_in_fortran_order(tmp_path):
     arrays = batch()
     expected = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
     arrays["obs"] = np.asfortranarray(arrays["obs"])
-    found = vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")
-    assert found.digest() == expected.digest()
+    dataset = vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")
+    assert dataset.digest() == expected.digest()
 
 
 def test_damaged_files(tmp_path, source):
@@ -176,8 +176,8 @@ def test_a_vault_is_not_overwritten(tmp_path, source):
     with pytest.raises(VaultExistsError):
         vault.import_dataset(source, tmp_path / "a.vlt")
     (tmp_path / "b.vlt" / ".main.part").mkdir(parents=True)  # as a killed import leaves
-    found = vault.import_dataset(source, tmp_path / "b.vlt")
-    assert found.digest() == vault.open_vault(tmp_path / "a.vlt").digest()
+    dataset = vault.import_dataset(source, tmp_path / "b.vlt")
+    assert dataset.digest() == vault.open_vault(tmp_path / "a.vlt").digest()
     assert [entry.name for entry in (tmp_path / "b.vlt").iterdir()] == ["main"]
 
 
@@ -192,12 +192,12 @@ def test_a_vault_is_not_overwritten(tmp_path, source):
 )
 def test_published_data(tmp_path, shared_data, name, episodes, steps, mean, cause):
     source = shared_data / "alberdice" / f"{name}.npz"
-    found = vault.import_dataset(source, tmp_path / f"{name}.vlt", time_limit=50)
-    assert found.episodes.length.tolist() == [steps] * episodes
-    assert found.episodes.cause.tolist() == [cause] * episodes
-    assert found.episodes.returns.mean() == pytest.approx(mean, abs=5e-5)
+    dataset = vault.import_dataset(source, tmp_path / f"{name}.vlt", time_limit=50)
+    assert dataset.episodes.length.tolist() == [steps] * episodes
+    assert dataset.episodes.cause.tolist() == [cause] * episodes
+    assert dataset.episodes.returns.mean() == pytest.approx(mean, abs=5e-5)
     with np.load(source) as arrays:
-        check_against(found, dict(arrays), [steps] * episodes)
+        check_against(dataset, dict(arrays), [steps] * episodes)
 
 
 def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path):
@@ -208,8 +208,8 @@ def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path):
     np.save(folder / "actions_onehot.npy", np.ones(3))
     zipped = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
     for layout in ("alberdice", "pymarl"):
-        found = vault.import_dataset(folder, tmp_path / f"{layout}.vlt", layout)
-        assert found.digest() == zipped.digest()
+        dataset = vault.import_dataset(folder, tmp_path / f"{layout}.vlt", layout)
+        assert dataset.digest() == zipped.digest()
     (folder / "reward.npy").rename(tmp_path / "reward.npy")
     with pytest.raises(VaultError, match="it has no reward, only"):
         vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
@@ -246,13 +246,13 @@ def test_a_file_that_is_no_npz_file_is_described(tmp_path, content, words):
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
 def test_back_to_where_it_came_from(tmp_path, source, suffix):
-    found = vault.import_dataset(source, tmp_path / "a.vlt")
-    out = vault.export_dataset(found, tmp_path / f"out{suffix}", "pymarl")
+    dataset = vault.import_dataset(source, tmp_path / "a.vlt")
+    out = vault.export_dataset(dataset, tmp_path / f"out{suffix}", "pymarl")
     again = vault.import_dataset(out, tmp_path / "b.vlt")
-    assert again.digest() == found.digest()
+    assert again.digest() == dataset.digest()
     assert {path.name for path in tmp_path.iterdir()} == {source.name, out.name, "a.vlt", "b.vlt"}
     with pytest.raises(VaultExistsError):
-        vault.export_dataset(found, out, "pymarl")
+        vault.export_dataset(dataset, out, "pymarl")
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -267,13 +267,13 @@ def test_files_that_fill_as_many_slots_as_steps(tmp_path):
     """The flag in the last filled slot betrays them: no step and no reward is lost."""
     arrays = batch()
     arrays["filled"] = np.arange(6)[None, :, None] < np.array(LENGTHS)[:, None, None]
-    found = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt", time_limit=9)
-    assert found.episodes.length.tolist() == LENGTHS
+    data = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt", time_limit=9)
+    assert data.episodes.length.tolist() == LENGTHS
     causes = ["terminated" if ends else "truncated" for ends in TERMINATED]
-    assert found.episodes.cause.tolist() == causes
-    assert (found.episodes.final == -1).all()
+    assert data.episodes.cause.tolist() == causes
+    assert (data.episodes.final == -1).all()
     rewards = np.concatenate([r[:n, 0] for r, n in zip(arrays["reward"], LENGTHS, strict=True)])
-    np.testing.assert_array_equal(found.transitions().reward[0, :, 0], rewards)
+    np.testing.assert_array_equal(data.transitions().reward[0, :, 0], rewards)
 
 
 def test_a_file_of_both_kinds_is_refused(tmp_path):
@@ -286,9 +286,9 @@ def test_a_file_of_both_kinds_is_refused(tmp_path):
 def test_flags_of_agents_are_those_of_the_team(tmp_path):
     arrays = batch()
     arrays["terminated"] = arrays["terminated"].repeat(2, -1)
-    found = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
+    dataset = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
     causes = ["terminated" if ends else "truncated" for ends in TERMINATED]
-    assert found.episodes.cause.tolist() == causes
+    assert dataset.episodes.cause.tolist() == causes
     arrays["terminated"][0, LENGTHS[0] - 1, 0] = 0
     with pytest.raises(VaultError, match="for each agent, and they differ"):
         vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")
@@ -330,8 +330,8 @@ def test_blocks_of_empty_episodes_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "BLOCK_BYTES", 1)
     arrays = batch()
     arrays["filled"][[1, 4]] = arrays["terminated"][[1, 4]] = 0
-    found = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
-    assert found.episodes.length.tolist() == [3, 1, 4]
+    dataset = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
+    assert dataset.episodes.length.tolist() == [3, 1, 4]
     arrays["actions"][3, 2] = 7
     with pytest.raises(InvalidValueError, match="row 0, step 6 "):
         vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")

@@ -16,8 +16,8 @@ LAYOUTS = {"npz": "numpy", "zarr": "zarr"}
 
 
 @pytest.fixture(params=[SPEC, CONTINUOUS], scope="module")
-def found(request, tmp_path_factory):
-    """A vault in two rows, with an episode cut off, and one that runs on."""
+def data(request, tmp_path_factory):
+    """A vault of two rows, with an episode that is cut off, and an unfinished one."""
     path = tmp_path_factory.mktemp("columns") / "a.vlt" / "b"
     steps, finals = make(request.param, steps=40)
     last = steps.last.copy()
@@ -36,39 +36,39 @@ def found(request, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize(("shard", "chunk"), [(2**10, 2**20), (2**10, 100), (2**26, 2**20)])
-def test_there_and_back(tmp_path, found, kind, shard, chunk, monkeypatch):
-    """A last shard with fewer chunks than the others is whole, too."""
+def test_there_and_back(tmp_path, data, kind, shard, chunk, monkeypatch):
+    """A last shard with fewer chunks than the others is complete, too."""
     monkeypatch.setattr(columns, "_SHARD_BYTES", shard)
     monkeypatch.setattr(columns, "_CHUNK_BYTES", chunk)
     layout = LAYOUTS[kind]
-    out = vault.export_dataset(found, tmp_path / f"out.{kind}", layout)
+    out = vault.export_dataset(data, tmp_path / f"out.{kind}", layout)
     again = vault.import_dataset(out, tmp_path / "b.vlt", layout, terms={"licence": "MIT"})
-    assert again.digest() == found.digest()
-    assert again.spec == found.spec
+    assert again.digest() == data.digest()
+    assert again.spec == data.spec
     about = {"format": layout, "file": out.name, "licence": "MIT"}
     assert again.provenance["source"] == {**about, "provenance": {"seed": 1}}
     with pytest.raises(VaultExistsError):
-        vault.export_dataset(found, out, layout)
+        vault.export_dataset(data, out, layout)
     assert {path.name for path in tmp_path.iterdir()} == {out.name, "b.vlt"}
 
 
-def test_numpy_reads_it(tmp_path, found):
-    with np.load(vault.export_dataset(found, tmp_path / "a.npz", "numpy")) as file:
-        assert file["rewards"].shape == (found.num_steps, found.spec.num_agents)
-        assert file["episodes.length"].sum() == found.num_steps
-        assert json.loads(str(file["about"]))["digest"] == found.digest()
+def test_numpy_reads_it(tmp_path, data):
+    with np.load(vault.export_dataset(data, tmp_path / "a.npz", "numpy")) as file:
+        assert file["rewards"].shape == (data.num_steps, data.spec.num_agents)
+        assert file["episodes.length"].sum() == data.num_steps
+        assert json.loads(str(file["about"]))["digest"] == data.digest()
 
 
-def test_zarr_python_reads_it(tmp_path, found):
-    group = zarr.open_group(vault.export_dataset(found, tmp_path / "a.zarr", "zarr"), mode="r")
+def test_zarr_python_reads_it(tmp_path, data):
+    group = zarr.open_group(vault.export_dataset(data, tmp_path / "a.zarr", "zarr"), mode="r")
     rewards = group["rewards"]
     assert rewards.metadata.dimension_names == ("time", "agent")
     assert rewards.shards is not None
-    assert rewards[:].sum() == pytest.approx(found.episodes.returns.sum(), rel=1e-5)
+    assert rewards[:].sum() == pytest.approx(data.episodes.returns.sum(), rel=1e-5)
 
 
-def test_what_is_lost_or_changed_in_zarr(tmp_path, found):
-    source = vault.export_dataset(found, tmp_path / "a.zarr", "zarr")
+def test_what_is_lost_or_changed_in_zarr(tmp_path, data):
+    source = vault.export_dataset(data, tmp_path / "a.zarr", "zarr")
     shard = next(path for path in (source / "rewards" / "c").rglob("*") if path.is_file())
     data = shard.read_bytes()
     shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
@@ -80,9 +80,9 @@ def test_what_is_lost_or_changed_in_zarr(tmp_path, found):
     assert not (tmp_path / "b.vlt").exists()
 
 
-def test_a_zarr_group_that_was_copied_without_chunks_of_zeros(tmp_path, found):
-    """As zarr writes by default: the error says so, because such a group may be whole."""
-    source = zarr.open_group(vault.export_dataset(found, tmp_path / "a.zarr", "zarr"), mode="r")
+def test_a_zarr_group_that_was_copied_without_chunks_of_zeros(tmp_path, data):
+    """zarr omits them by default: the error says so, because such a group may be complete."""
+    source = zarr.open_group(vault.export_dataset(data, tmp_path / "a.zarr", "zarr"), mode="r")
     copy = zarr.create_group(tmp_path / "b.zarr", attributes=dict(source.attrs))
     for name, array in source.arrays():
         copy.create_array(name, data=array[...], chunks=(1, *array.chunks[1:]))
@@ -90,8 +90,8 @@ def test_a_zarr_group_that_was_copied_without_chunks_of_zeros(tmp_path, found):
         vault.import_dataset(tmp_path / "b.zarr", tmp_path / "b.vlt", "zarr")
 
 
-def test_files_of_another_layout(tmp_path, found):
-    source = vault.export_dataset(found, tmp_path / "a.npz", "numpy")
+def test_files_of_another_layout(tmp_path, data):
+    source = vault.export_dataset(data, tmp_path / "a.npz", "numpy")
     with np.load(source) as file:
         arrays = dict(file)
     out = tmp_path / "b.vlt"

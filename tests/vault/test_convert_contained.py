@@ -1,4 +1,4 @@
-"""Forged foreign datasets that would make offmarl read other files of the machine."""
+"""Forged foreign datasets that refer to other files of the machine."""
 
 import json
 import os
@@ -71,7 +71,7 @@ FORGERIES = {
 
 @pytest.fixture
 def secret(tmp_path):
-    """A file that no conversion may read, as it is and as HDF5."""
+    """A file that no conversion may read, as bytes and as HDF5."""
     path = tmp_path / "secret"
     path.write_bytes(b"PRIVATE " * 4096)
     with h5py.File(path.with_suffix(".h5"), "w") as file:
@@ -81,7 +81,7 @@ def secret(tmp_path):
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory):
-    """A vault of ours, to export."""
+    """A vault to export."""
     path = tmp_path_factory.mktemp("ours") / "a.vlt"
     return written(path, make(SPEC, rows=1, steps=STEPS))
 
@@ -123,8 +123,8 @@ def test_links_inside_the_file_are_followed_and_cycles_end(tmp_path):
         file["kept/around"] = file["/"]
         file["nothing"] = h5py.SoftLink("/nowhere")
         file["type"] = np.dtype(np.float32)
-    found = vault.import_dataset(source, tmp_path / "out.vlt")
-    assert found.num_steps == STEPS - 1
+    data = vault.import_dataset(source, tmp_path / "out.vlt")
+    assert data.num_steps == STEPS - 1
     with h5py.File(source, "a") as file:
         file["loop"] = h5py.SoftLink("/loop")
     with pytest.raises(VaultError, match="too many links"):

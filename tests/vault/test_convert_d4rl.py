@@ -20,18 +20,18 @@ def columns(**changes):
     """Thirty steps: one episode terminates, one times out, and the last is open."""
     rng, ends = np.random.default_rng(0), np.zeros((2, STEPS), bool)
     ends[0, 9] = ends[1, 19] = True
-    seen = rng.normal(size=(STEPS, 3)).astype(np.float32)
-    following = np.roll(seen, -1, axis=0)
+    observations = rng.normal(size=(STEPS, 3)).astype(np.float32)
+    following = np.roll(observations, -1, axis=0)
     following[[9, 19, 29]] = rng.normal(size=(3, 3))
-    found = {
-        "observations": seen,
+    arrays = {
+        "observations": observations,
         "actions": rng.uniform(-1, 1, (STEPS, 2)).astype(np.float32),
         "rewards": rng.normal(size=STEPS).astype(np.float32),
         "terminals": ends[0],
         "timeouts": ends[1],
         "next_observations": following,
     }
-    return {name: x for name, x in (found | changes).items() if x is not None}
+    return {name: x for name, x in (arrays | changes).items() if x is not None}
 
 
 def save(path, arrays):
@@ -51,13 +51,13 @@ def read(path, arrays, **options):
 def test_every_step_is_the_one_in_the_columns(tmp_path, monkeypatch, suffix, block):
     monkeypatch.setattr(common, "BLOCK_BYTES", block)
     arrays = columns()
-    found = read(tmp_path / f"a{suffix}", arrays)
-    one = EnvSpec("", 1, 3, 3, Continuous(2), reward="individual", state="concatenated")
-    assert found.spec == one
-    assert found.episodes.length.tolist() == [10, 10, 10]
-    assert found.episodes.cause[:2].tolist() == ["terminated", "truncated"]
-    assert found.episodes.complete.tolist() == [True, True, False]
-    steps = found.transitions()
+    dataset = read(tmp_path / f"a{suffix}", arrays)
+    spec = EnvSpec("", 1, 3, 3, Continuous(2), reward="individual", state="concatenated")
+    assert dataset.spec == spec
+    assert dataset.episodes.length.tolist() == [10, 10, 10]
+    assert dataset.episodes.cause[:2].tolist() == ["terminated", "truncated"]
+    assert dataset.episodes.complete.tolist() == [True, True, False]
+    steps = dataset.transitions()
     for name, leaf in (
         ("observations", steps.view.observation),
         ("actions", steps.action),
@@ -65,7 +65,7 @@ def test_every_step_is_the_one_in_the_columns(tmp_path, monkeypatch, suffix, blo
         ("terminals", steps.terminated),
     ):
         np.testing.assert_array_equal(leaf[0, :, 0], arrays[name])
-    finals = found.final_views(found.episodes.final[:2])
+    finals = dataset.final_views(dataset.episodes.final[:2])
     np.testing.assert_array_equal(finals.observation[:, 0], arrays["next_observations"][[9, 19]])
 
 
@@ -83,13 +83,13 @@ def test_every_step_is_the_one_in_the_columns(tmp_path, monkeypatch, suffix, blo
     ],
 )
 def test_what_may_be_absent_or_have_an_axis_more(tmp_path, changes):
-    found = read(tmp_path / "a.npz", columns(**changes))
-    assert (found.num_steps, found.spec.num_agents) == (STEPS, 1)
+    dataset = read(tmp_path / "a.npz", columns(**changes))
+    assert (dataset.num_steps, dataset.spec.num_agents) == (STEPS, 1)
 
 
 def test_a_known_time_limit_is_no_termination(tmp_path):
-    found = read(tmp_path / "a.npz", columns(), time_limit=10)
-    assert found.episodes.cause.tolist() == ["truncated"] * 3
+    dataset = read(tmp_path / "a.npz", columns(), time_limit=10)
+    assert dataset.episodes.cause.tolist() == ["truncated"] * 3
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_data_of_another_environment_is_refused(tmp_path):
 def test_flipped_bits_are_found(tmp_path, monkeypatch, write, block):
     monkeypatch.setattr(common, "BLOCK_BYTES", block)
     write(tmp_path / "a.npz", **columns())
-    whole = (tmp_path / "a.npz").read_bytes()
+    original = (tmp_path / "a.npz").read_bytes()
     with ZipFile(tmp_path / "a.npz") as archive:
         members = archive.infolist()
     for member in members:
         begin = member.header_offset + 30 + len(member.filename) + 20
         for at in (begin + member.compress_size // 2, begin + member.compress_size - 21):
-            flipped = bytearray(whole)
+            flipped = bytearray(original)
             flipped[at] ^= 1
             (tmp_path / "a.npz").write_bytes(flipped)
             with pytest.raises((VaultError, InvalidValueError)):

@@ -17,7 +17,7 @@ DONE = np.isin(np.arange(STEPS), np.cumsum(LENGTHS) - 1)
 
 
 def following(array):
-    """What follows each step: the next entry, or after an end one more."""
+    """Return the view after each step: the next entry, or an additional one after an end."""
     return np.where(DONE.reshape(-1, *(1,) * (array.ndim - 1)), array + 1, np.roll(array, -1, 0))
 
 
@@ -33,27 +33,27 @@ def arrays():
     }
 
 
-def check_episodes(found):
-    assert found.spec == EnvSpec("", 2, 3, 10, Continuous(2), 6, "individual")
-    assert found.episodes.length.tolist() == LENGTHS
-    assert found.episodes.cause.tolist() == ["truncated", "terminated"] * 2
+def check_episodes(dataset):
+    assert dataset.spec == EnvSpec("", 2, 3, 10, Continuous(2), 6, "individual")
+    assert dataset.episodes.length.tolist() == LENGTHS
+    assert dataset.episodes.cause.tolist() == ["truncated", "terminated"] * 2
 
 
 @pytest.mark.parametrize("block", [1, 10**6])
 def test_omiga(tmp_path, arrays, monkeypatch, block):
     monkeypatch.setattr(common, "BLOCK_BYTES", block)
     source = save_hdf5(tmp_path / "ant.hdf5", arrays)
-    found = vault.import_dataset(
+    dataset = vault.import_dataset(
         source, tmp_path / "a.vlt", "omiga", time_limit=6, terms={"licence": "MIT"}
     )
-    check_episodes(found)
-    assert (found.episodes.final == -1).all()
-    steps = found.transitions()
+    check_episodes(dataset)
+    assert (dataset.episodes.final == -1).all()
+    steps = dataset.transitions()
     np.testing.assert_array_equal(steps.view.observation[0], arrays["o"].astype("f4"))
     np.testing.assert_array_equal(steps.view.state[0], arrays["s"].reshape(-1, 10).astype("f4"))
     np.testing.assert_array_equal(steps.action[0], arrays["a"].astype("f4"))
     np.testing.assert_array_equal(steps.reward[0], arrays["r"].repeat(2, 1).astype("f4"))
-    about = found.provenance["source"]
+    about = dataset.provenance["source"]
     assert (about["format"], about["file"], about["licence"]) == ("omiga", "ant.hdf5", "MIT")
 
 
@@ -64,10 +64,10 @@ def folder(tmp_path, arrays):
     directory.mkdir()
     early = DONE & ~np.isin(np.arange(STEPS), [5, 14])
     for agent in range(2):
-        seen = arrays["o"][:, agent, : 3 - agent]
+        observation = arrays["o"][:, agent, : 3 - agent]
         files = {
-            "obs": seen,
-            "next_obs": following(seen),
+            "obs": observation,
+            "next_obs": following(observation),
             "acs": arrays["a"][:, agent],
             "rews": arrays["r"][:, 0] * agent,
             "dones": early.astype(float),
@@ -82,16 +82,16 @@ def folder(tmp_path, arrays):
 @pytest.mark.parametrize("block", [1, 10**6])
 def test_omar(tmp_path, folder, arrays, monkeypatch, block):
     monkeypatch.setattr(common, "BLOCK_BYTES", block)
-    found = vault.import_dataset(
+    dataset = vault.import_dataset(
         folder, tmp_path / "a.vlt", "omar", time_limit=6, terms={"licence": "MIT"}
     )
-    assert found.provenance["source"]["licence"] == "MIT"
-    check_episodes(found)
+    assert dataset.provenance["source"]["licence"] == "MIT"
+    check_episodes(dataset)
     observation = arrays["o"].astype("f4")
     observation[:, 1, 2] = 0
-    np.testing.assert_array_equal(found.transitions().view.observation[0], observation)
-    np.testing.assert_array_equal(found.transitions().reward[0, :, 0], 0)
-    finals = found.final_views(found.episodes.final)
+    np.testing.assert_array_equal(dataset.transitions().view.observation[0], observation)
+    np.testing.assert_array_equal(dataset.transitions().reward[0, :, 0], 0)
+    finals = dataset.final_views(dataset.episodes.final)
     led_to = (arrays["o"] + 1)[DONE].astype("f4")
     led_to[:, 1, 2] = 0
     np.testing.assert_array_equal(finals.observation, led_to)
@@ -112,8 +112,8 @@ def test_omar(tmp_path, folder, arrays, monkeypatch, block):
     ],
 )
 def test_where_a_time_limit_ends_episodes(done, since, limit, limits, left):
-    found, after = find_limits(np.array(done, bool), since, limit)
-    assert np.flatnonzero(found).tolist() == limits
+    mask, after = find_limits(np.array(done, bool), since, limit)
+    assert np.flatnonzero(mask).tolist() == limits
     assert after == left
 
 

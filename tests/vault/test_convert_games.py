@@ -45,9 +45,9 @@ def state_of(grid):
         else:
             cooked = 20 - int(cell[20]) if cell[18] else 0
             item |= {"name": "soup", "state": ["onion", int(cell[16] or cell[18]), cooked]}
-        holder = [one for one in players if one["position"] == [x, y]]
-        for one in holder:
-            one["held_object"] = item
+        holder = [player for player in players if player["position"] == [x, y]]
+        for player in holder:
+            player["held_object"] = item
         if not holder:
             objects[f"{x},{y}"] = item
     return str({"players": players, "objects": objects, "pot_explosion": False})
@@ -88,14 +88,14 @@ class Frame:
         self.columns = columns
 
     def pickled(self, monkeypatch):
-        made = {
+        modules = {
             "pandas": "",
             "pandas.core.frame": "DataFrame",
             "pandas.core.indexes.base": "Index",
             "pandas.core.internals.managers": "BlockManager",
         }
         kinds = {}
-        for module, name in made.items():
+        for module, name in modules.items():
             fake = ModuleType(module)
             if name:
                 kinds[name] = type(name, (), {"__module__": module, "__reduce__": reduce})
@@ -142,18 +142,18 @@ def convert(tmp_path, monkeypatch):
 
 
 def test_a_game_is_played_again_step_by_step(convert, table, tmp_path):
-    found = convert(table)
-    steps = found.episode(0).transition
-    assert found.episodes.length.tolist() == [46] and found.episodes.cause.tolist() == ["cut"]
+    dataset = convert(table)
+    steps = dataset.episode(0).transition
+    assert dataset.episodes.length.tolist() == [46] and dataset.episodes.cause.tolist() == ["cut"]
     assert steps.reward.sum(0).tolist() == [20.0, 20.0]
     assert steps.reward[:, 0].tolist() == (4 * table["reward"]).tolist()
-    played = [state_of(grid) for grid in steps.view.observation[:, 0]]
-    assert played == table["state"].tolist()
-    assert state_of(found.episode(0).final.observation[0]) == table["next_state"][-1]
+    states = [state_of(grid) for grid in steps.view.observation[:, 0]]
+    assert states == table["state"].tolist()
+    assert state_of(dataset.episode(0).final.observation[0]) == table["next_state"][-1]
     human = {"policy_id": 1, "name": "run-1/pair-3/agent_1"}
-    assert found.provenance["policies"][1] == human
-    kept = vault.filter(found, 'policy_agent_1 == "run-1/pair-3/agent_1"', tmp_path / "b.vlt")
-    assert kept.num_steps == 46
+    assert dataset.provenance["policies"][1] == human
+    subset = vault.filter(dataset, 'policy_agent_1 == "run-1/pair-3/agent_1"', tmp_path / "b.vlt")
+    assert subset.num_steps == 46
 
 
 @pytest.mark.slow
@@ -165,13 +165,13 @@ def test_archives_and_folders_are_searched_for_pickles(convert, table, tmp_path,
         archive.add(tmp_path / "package", "package")
     digests = set()
     for source in ("package", "package.tar.gz"):
-        found = vault.import_dataset(
+        dataset = vault.import_dataset(
             tmp_path / source,
             tmp_path / f"{source}.vlt",
             "overcooked-ai",
             env_spec=envs.make(KITCHEN).spec,
         )
-        digests.add(found.digest())
+        digests.add(dataset.digest())
     assert digests == {convert(table).digest()}
 
 
@@ -312,10 +312,10 @@ def test_no_step_of_the_76_games_differs(tmp_path):
         "forced_coord",
     ):
         spec = envs.make(f"jaxmarl/overcooked/{name}", max_steps=1204).spec
-        found = vault.import_dataset(
+        data = vault.import_dataset(
             source, tmp_path / f"{name}.vlt", "overcooked-ai", env_spec=spec
         )
-        counts += len(found.episodes.row), found.num_steps, found.episodes.returns[:, 0].sum() / 20
+        counts += len(data.episodes.row), data.num_steps, data.episodes.returns[:, 0].sum() / 20
     assert counts.tolist() == [76, 91_102, 1_363]
 
 
@@ -333,15 +333,15 @@ def hanabi():
     for game, most in enumerate((89, 89, 5)):
         decks.append(rng.permutation(cards))
         state, after = env.begin(*env.wrapped.reset_from_deck_of_pairs(decks[-1]))
-        taken, score = 0, 0.0
-        while taken < most and not after.last:
+        count, score = 0, 0.0
+        while count < most and not after.last:
             chances = np.asarray(after.view.legal_actions, float)
             chances[:, 5:10] = 0 if chances[:, 10:20].any() else chances[:, 5:10]  # bombs are rare
             joint = [rng.choice(len(row), p=row / row.sum()) for row in chances]
-            actions[game, taken] = joint
+            actions[game, count] = joint
             state, after = step(jax.random.key(0), state, np.array(joint))
-            taken, score = taken + 1, score + float(after.reward[0])
-        lengths.append(taken)
+            count, score = count + 1, score + float(after.reward[0])
+        lengths.append(count)
         scores.append(score)
     numbers = {"game_ids": [7, 8, 9], "scores": scores, "num_actions": lengths, "num_players": 2}
     arrays = {name: np.array(x, np.int32) for name, x in numbers.items()}
@@ -356,14 +356,14 @@ def read_hanabi(tmp_path, arrays):
 
 
 def test_games_of_hanabi_are_played_again(tmp_path, hanabi):
-    found = read_hanabi(tmp_path, hanabi)
-    assert found.spec.name == "jaxmarl/hanabi" and found.provenance["source"]["games"] == [7, 8, 9]
-    assert found.episodes.length.tolist() == hanabi["num_actions"].tolist()
-    assert found.episodes.cause.tolist() == ["terminated", "terminated", "cut"]
-    assert found.episodes.returns[:, 0].tolist() == hanabi["scores"].tolist()
+    data = read_hanabi(tmp_path, hanabi)
+    assert data.spec.name == "jaxmarl/hanabi" and data.provenance["source"]["games"] == [7, 8, 9]
+    assert data.episodes.length.tolist() == hanabi["num_actions"].tolist()
+    assert data.episodes.cause.tolist() == ["terminated", "terminated", "cut"]
+    assert data.episodes.returns[:, 0].tolist() == hanabi["scores"].tolist()
     for number, length in enumerate(hanabi["num_actions"]):
-        taken = found.episode(number).transition.action
-        assert (taken == hanabi["actions"][number, :length]).all()
+        actions = data.episode(number).transition.action
+        assert (actions == hanabi["actions"][number, :length]).all()
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,13 @@ def test_there_and_back(tmp_path, home, spec):
     truncated = steps.truncated.copy()
     truncated[:, -1] |= ~steps.terminated[:, -1]  # Minari's episodes all end
     steps = steps._replace(truncated=truncated, last=(steps.terminated | truncated).all(-1))
-    found = written(tmp_path / "a.vlt", (steps, finals), spec=spec)
+    source = written(tmp_path / "a.vlt", (steps, finals), spec=spec)
     assert (
-        vault.export_dataset(found, "swarm/test/expert-v0", "minari")
+        vault.export_dataset(source, "swarm/test/expert-v0", "minari")
         == home / "swarm/test/expert-v0"
     )
     dataset = minari.load_dataset("swarm/test/expert-v0")
-    assert dataset.total_episodes == len(found.episodes.row)
+    assert dataset.total_episodes == len(source.episodes.row)
     assert next(dataset.iterate_episodes()).observations.shape[1:] == (
         spec.num_agents,
         spec.observation_size,
@@ -43,10 +43,10 @@ def test_there_and_back(tmp_path, home, spec):
     )
     about = {"format": "minari", "dataset": "swarm/test/expert-v0", "licence": "MIT"}
     assert again.provenance["source"] == about
-    assert again.spec == found.spec
-    assert again.digest() == found.digest()
+    assert again.spec == source.spec
+    assert again.digest() == source.digest()
     with pytest.raises(VaultExistsError):
-        vault.export_dataset(found, "swarm/test/expert-v0", "minari")
+        vault.export_dataset(source, "swarm/test/expert-v0", "minari")
     with pytest.raises(ShapeError, match="num_agents"):
         vault.import_dataset(
             "swarm/test/expert-v0",
@@ -55,9 +55,9 @@ def test_there_and_back(tmp_path, home, spec):
             env_spec=EnvSpec("", 9, 3, 5, Discrete(4)),
         )
     with pytest.raises(OptionError, match="does not take"):
-        vault.export_dataset(found, "no version!", "minari")
+        vault.export_dataset(source, "no version!", "minari")
     with pytest.raises(OptionError, match="name space x"):
-        vault.export_dataset(found, "x/test-v0", "minari")
+        vault.export_dataset(source, "x/test-v0", "minari")
 
 
 @pytest.mark.parametrize("place", ["none", "HOME=/proc/none", "HOME=/dev/null", "/dev/null/minari"])
@@ -111,13 +111,13 @@ def test_one_agent(tmp_path, space, action):
         actions = rng.integers(0, 2, (length, *space.shape)).astype(space.dtype)
         episodes.append((rng.uniform(-1, 1, (length + 1, 3)), actions, flags))
     save("cart/expert-v0", LINE, space, *episodes)
-    found = vault.import_dataset("cart/expert-v0", tmp_path / "a.vlt", "minari")
-    assert found.spec == EnvSpec("", 1, 3, 3, action, state="concatenated")
-    assert found.episodes.length.tolist() == [4, 6]
-    assert found.episodes.cause.tolist() == ["terminated", "truncated"]
-    assert found.episodes.returns.tolist() == [[4.0], [6.0]]
+    dataset = vault.import_dataset("cart/expert-v0", tmp_path / "a.vlt", "minari")
+    assert dataset.spec == EnvSpec("", 1, 3, 3, action, state="concatenated")
+    assert dataset.episodes.length.tolist() == [4, 6]
+    assert dataset.episodes.cause.tolist() == ["terminated", "truncated"]
+    assert dataset.episodes.returns.tolist() == [[4.0], [6.0]]
     for number, (observations, actions, _) in enumerate(episodes):
-        steps, final = found.episode(number)
+        steps, final = dataset.episode(number)
         np.testing.assert_array_equal(steps.view.observation[:, 0], observations[:-1].astype("f4"))
         np.testing.assert_array_equal(final.observation[0], observations[-1].astype("f4"))
         np.testing.assert_array_equal(steps.action[:, 0], actions)
@@ -150,10 +150,10 @@ def test_actions_are_scaled_from_their_bounds(tmp_path, low, high, scaled):
         *((low, high) if np.isfinite(low) else (-1, 1)), (4, 2)
     )
     save("odd/some-v0", LINE, space, (SEEN, actions, {}))
-    found = vault.import_dataset("odd/some-v0", tmp_path / "a.vlt", "minari")
-    np.testing.assert_allclose(found.transitions().action[0, :, 0], scaled(actions), atol=1e-6)
-    kept = found.provenance["source"].get("action_bounds")
-    assert kept == (None if abs(low) in (1, np.inf) else [[low, low], [high, high]])
+    dataset = vault.import_dataset("odd/some-v0", tmp_path / "a.vlt", "minari")
+    np.testing.assert_allclose(dataset.transitions().action[0, :, 0], scaled(actions), atol=1e-6)
+    bounds = dataset.provenance["source"].get("action_bounds")
+    assert bounds == (None if abs(low) in (1, np.inf) else [[low, low], [high, high]])
 
 
 @pytest.mark.parametrize(
@@ -166,23 +166,23 @@ def test_actions_are_scaled_from_their_bounds(tmp_path, low, high, scaled):
     ],
 )
 def test_observations_keep_their_shape_and_type(tmp_path, space, dtype):
-    seen = np.stack([space.sample() for _ in range(5)])
-    save("odd/some-v0", space, spaces.Discrete(2), (seen, TAKEN, {}))
-    found = vault.import_dataset("odd/some-v0", tmp_path / "a.vlt", "minari")
-    assert found.spec.observation_leaves[""] == ArraySpec(space.shape, dtype)
-    observation = found.transitions().view.observation
-    np.testing.assert_array_equal(observation[0, :, 0], seen[:4].astype(dtype))
-    np.testing.assert_array_equal(found.finals.observation[0, 0], seen[4].astype(dtype))
+    observations = np.stack([space.sample() for _ in range(5)])
+    save("odd/some-v0", space, spaces.Discrete(2), (observations, TAKEN, {}))
+    dataset = vault.import_dataset("odd/some-v0", tmp_path / "a.vlt", "minari")
+    assert dataset.spec.observation_leaves[""] == ArraySpec(space.shape, dtype)
+    observation = dataset.transitions().view.observation
+    np.testing.assert_array_equal(observation[0, :, 0], observations[:4].astype(dtype))
+    np.testing.assert_array_equal(dataset.finals.observation[0, 0], observations[4].astype(dtype))
 
 
 def test_both_flags_and_values_that_are_not_finite(tmp_path):
-    seen = SEEN.copy()
-    both = {"terminations": [False] * 3 + [True], "truncations": [False] * 3 + [True]}
-    save("odd/both-v0", LINE, spaces.Discrete(2), (seen, TAKEN, both))
-    found = vault.import_dataset("odd/both-v0", tmp_path / "a.vlt", "minari")
-    assert found.episodes.cause.tolist() == ["terminated"]
-    seen[2, 1] = np.nan
-    save("odd/nan-v0", LINE, spaces.Discrete(2), (seen, TAKEN, {}))
-    found = vault.import_dataset("odd/nan-v0", tmp_path / "b.vlt", "minari")
-    assert (found.episodes.cause.tolist(), found.episodes.length.tolist()) == (["cut"], [2])
-    assert found.provenance["faults"] == {"episodes_cut": 1, "steps_left_out": 2}
+    observations = SEEN.copy()
+    flags = {"terminations": [False] * 3 + [True], "truncations": [False] * 3 + [True]}
+    save("odd/both-v0", LINE, spaces.Discrete(2), (observations, TAKEN, flags))
+    dataset = vault.import_dataset("odd/both-v0", tmp_path / "a.vlt", "minari")
+    assert dataset.episodes.cause.tolist() == ["terminated"]
+    observations[2, 1] = np.nan
+    save("odd/nan-v0", LINE, spaces.Discrete(2), (observations, TAKEN, {}))
+    dataset = vault.import_dataset("odd/nan-v0", tmp_path / "b.vlt", "minari")
+    assert (dataset.episodes.cause.tolist(), dataset.episodes.length.tolist()) == (["cut"], [2])
+    assert dataset.provenance["faults"] == {"episodes_cut": 1, "steps_left_out": 2}

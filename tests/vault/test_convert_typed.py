@@ -45,10 +45,10 @@ def test_images_and_extras_in_episode_batches(tmp_path, monkeypatch):
     assert back.spec.observation == IMAGE.observation
     assert back.spec.extras == EXTRA.extras
     for number in range(len(back.episodes.row)):
-        one, other = back.episode(number).transition, source.episode(number).transition
-        np.testing.assert_array_equal(one.view.observation, other.view.observation)
-        np.testing.assert_array_equal(one.extras["marks"], other.extras["marks"])
-        assert one.view.observation.dtype == np.uint8
+        copy, original = back.episode(number).transition, source.episode(number).transition
+        np.testing.assert_array_equal(copy.view.observation, original.view.observation)
+        np.testing.assert_array_equal(copy.extras["marks"], original.extras["marks"])
+        assert copy.view.observation.dtype == np.uint8
 
 
 def test_episode_batches_have_no_trees(tmp_path):

@@ -37,9 +37,9 @@ def episodes() -> tables.Episodes:
     signals = tables.Signals(data.reward, data.terminated, data.truncated, data.policy_id)
     ended, running = tables.scan(tables.none_running(2, tables.dtype(2, 2)), 0, signals)
     ended["cause"][:2] = tables.CUT, tables.OPEN
-    found = tables.to_episodes(np.concatenate([ended, running[running["length"] > 0]]), TEAMS)
-    assert set(found.cause) == set(tables.CAUSES)
-    return found
+    table = tables.to_episodes(np.concatenate([ended, running[running["length"] > 0]]), TEAMS)
+    assert set(table.cause) == set(tables.CAUSES)
+    return table
 
 
 def assert_same(columns: dict[str, list[Any]], episodes: tables.Episodes) -> None:
@@ -51,27 +51,27 @@ def assert_same(columns: dict[str, list[Any]], episodes: tables.Episodes) -> Non
 
 def test_arrow(episodes: tables.Episodes) -> None:
     pytest.importorskip("pyarrow")
-    found = episodes.to_arrow()
-    assert {field.name: str(field.type) for field in found.schema} == COLUMNS
-    assert_same(found.to_pydict(), episodes)
+    table = episodes.to_arrow()
+    assert {field.name: str(field.type) for field in table.schema} == COLUMNS
+    assert_same(table.to_pydict(), episodes)
 
 
 def test_pandas(episodes: tables.Episodes) -> None:
     pytest.importorskip("pandas")
-    found = episodes.to_pandas()
-    assert_same(found.to_dict("list"), episodes)
-    assert found["cause"].cat.categories.tolist() == tables.CAUSES.tolist()
-    means = found.groupby("cause", observed=True)["episode_return"].mean()
+    frame = episodes.to_pandas()
+    assert_same(frame.to_dict("list"), episodes)
+    assert frame["cause"].cat.categories.tolist() == tables.CAUSES.tolist()
+    means = frame.groupby("cause", observed=True)["episode_return"].mean()
     cut = episodes.episode_returns[episodes.cause == "cut"]
     np.testing.assert_allclose(means["cut"], cut.mean())
 
 
 def test_polars(episodes: tables.Episodes) -> None:
     pytest.importorskip("polars")
-    found = episodes.to_polars()
-    assert_same(found.to_dict(as_series=False), episodes)
-    assert found["returns"].dtype.shape == (2,)
-    best = found.filter(found["complete"]).sort("episode_return")["episode_return"][-1]
+    frame = episodes.to_polars()
+    assert_same(frame.to_dict(as_series=False), episodes)
+    assert frame["returns"].dtype.shape == (2,)
+    best = frame.filter(frame["complete"]).sort("episode_return")["episode_return"][-1]
     assert best == episodes.complete_returns.max()
 
 

@@ -79,32 +79,32 @@ def write(url="memory://m/v.vlt/main", **options):
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_it_holds_what_a_directory_would(tmp_path, codec):
-    found = write(codec=codec)
-    assert found.digest() == write(tmp_path / "v.vlt", codec=codec).digest()
-    copied = vault.cat([found], tmp_path / "copied.vlt")
-    assert vault.cat([copied], "memory://m/back.vlt").num_steps == found.num_steps
+    dataset = write(codec=codec)
+    assert dataset.digest() == write(tmp_path / "v.vlt", codec=codec).digest()
+    copied = vault.cat([dataset], tmp_path / "copied.vlt")
+    assert vault.cat([copied], "memory://m/back.vlt").num_steps == dataset.num_steps
 
 
 def test_damage_is_found():
-    found = write()
+    dataset = write()
     (key,) = (key for key in MEMORY if key.endswith("observations./0.1.0.0"))
     value, stamp = MEMORY[key]
     MEMORY[key] = bytes([value[0] ^ 1]) + value[1:], stamp
-    (fault,) = vault.verify(found.path, deep=True).faults
+    (fault,) = vault.verify(dataset.path, deep=True).faults
     assert (fault.leaf, fault.steps) == ("observations", (8, 16))
     with pytest.raises(VaultFormatError, match="its checksum is wrong"):
-        vault.open_vault(found.path)[:]
+        vault.open_vault(dataset.path)[:]
     del MEMORY[key]
-    assert "missing" in str(vault.verify(found.path).faults[0])
+    assert "missing" in str(vault.verify(dataset.path).faults[0])
     with pytest.raises(VaultFormatError, match=r"has lost observations./0.1.0.0"):
-        vault.open_vault(found.path)[:]
+        vault.open_vault(dataset.path)[:]
 
 
 def test_what_a_dictionary_cannot_do_is_said():
-    found = write()
+    dataset = write()
     for verb in (vault.compact, lambda path: vault.join(path, "me")):
         with pytest.raises(VaultError, match="directory on this machine"):
-            verb(found.path)
+            verb(dataset.path)
 
 
 def test_another_vault_in_the_same_place():
@@ -132,6 +132,6 @@ def test_a_process_that_did_not_register_the_driver_is_told_to(monkeypatch):
     sent = [pickle.dumps(write(url)) for url in ("memory://m/v.vlt/a", "memory://m/v.zip/v.vlt/a")]
     assert pickle.loads(sent[0]).length == 20
     monkeypatch.delitem(openers, "memory")
-    for one in sent:
+    for data in sent:
         with pytest.raises(VaultError, match=r"register_driver\('memory', ...\)` in every process"):
-            pickle.loads(one)
+            pickle.loads(data)

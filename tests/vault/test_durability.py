@@ -22,7 +22,7 @@ from .experience import SPEC, make
 
 @pytest.fixture
 def events(monkeypatch):
-    """What is synced, by inode, and what is renamed to which path, in order."""
+    """The synced inodes and the renames with their paths, in order."""
     noted = []
     fsync, rename, replace = os.fsync, Path.rename, Path.replace
 
@@ -45,7 +45,7 @@ def events(monkeypatch):
 
 
 def assert_durable(events, path):
-    """All of it was synced before it was renamed to its place, and the place's directory after."""
+    """Check that all was synced before its rename, and the directory after it."""
     assert path.exists()
     place = events.index(("rename", str(path)))
     below = [path, *path.rglob("*")] if path.is_dir() else [path]
@@ -171,7 +171,7 @@ def test_clearing_keeps_the_lock(tmp_path):
 
 
 def test_metadata_is_written_last(monkeypatch, tmp_path):
-    """Where nothing can be renamed, as in an object store, it alone makes files a vault."""
+    """Where files cannot be renamed, as in an object store, the metadata makes files a vault."""
     write, noted = Directory.write, []
 
     def written(self, name, content):

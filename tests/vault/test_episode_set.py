@@ -60,9 +60,9 @@ def test_views_are_the_parts_that_split_writes(dataset: Dataset, tmp_path: Path)
             np.testing.assert_array_equal(np.sort(view.episodes.returns[:, 0]), np.sort(returns))
         numbers = np.concatenate([view.numbers for view in views.values()])
         np.testing.assert_array_equal(np.sort(numbers), np.arange(len(dataset)))
-    rest, held_out = dataset.hold_out(0.3)
+    train, held_out = dataset.hold_out(0.3)
     views = dataset.split(validation=0.3)
-    np.testing.assert_array_equal(views["train"].numbers, rest)
+    np.testing.assert_array_equal(views["train"].numbers, train)
     np.testing.assert_array_equal(views["validation"].numbers, held_out)
     assert [len(part) for part in dataset.hold_out(1e-9)] == [len(dataset) - 1, 1]
 
@@ -70,15 +70,15 @@ def test_views_are_the_parts_that_split_writes(dataset: Dataset, tmp_path: Path)
 def test_a_mask_chooses_what_its_numbers_do(dataset: Dataset) -> None:
     mask = np.arange(len(dataset)) % 3 == 1
     numbers = np.flatnonzero(mask)
-    for one in (mask, mask.tolist()):
-        np.testing.assert_array_equal(dataset.subset(one).numbers, numbers)
+    for choice in (mask, mask.tolist()):
+        np.testing.assert_array_equal(dataset.subset(choice).numbers, numbers)
     np.testing.assert_array_equal(
         dataset.subset(numbers).subset([False, True] + [False] * (len(numbers) - 2)).numbers,
         numbers[1:2],
     )
-    wholes = (dataset.whole_episodes(one) for one in (mask, numbers))
+    wholes = (dataset.whole_episodes(choice) for choice in (mask, numbers))
     chex.assert_trees_all_equal(*wholes)
-    replays = (dataset.replay(4, 2, one).sample(jax.random.key(0)) for one in (mask, numbers))
+    replays = (dataset.replay(4, 2, choice).sample(jax.random.key(0)) for choice in (mask, numbers))
     chex.assert_trees_all_equal(*replays)
 
 

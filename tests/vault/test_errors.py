@@ -84,22 +84,22 @@ def test_what_a_killed_commit_left_is_not_written_over(path):
 def test_a_vault_that_is_moved_away_under_a_writer(path):
     writer = vault.resume(path)
     writer.append(*make(seed=1))
-    moved = path.with_name("b")
-    path.rename(moved)
+    target = path.with_name("b")
+    path.rename(target)
     for _ in range(2):
         with pytest.raises(VaultNotFoundError, match=r"moved or removed .* Move it back"):
             writer.flush()
     assert not path.exists()
-    moved.rename(path)
+    target.rename(path)
     writer.close()
     assert vault.open_vault(path).length == 20
     with vault.resume(path) as writer:
         writer.append(*make(seed=2))
-        path.rename(moved)
+        path.rename(target)
         with pytest.raises(VaultNotFoundError):
             writer.close()
-        vault.resume(moved).close()
-    assert vault.open_vault(moved).length == 20
+        vault.resume(target).close()
+    assert vault.open_vault(target).length == 20
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -163,9 +163,9 @@ def test_steps_that_do_not_fit(path, change, message):
         with pytest.raises(ShapeError, match=message):
             writer.append(transition._replace(**change), finals)
         writer.append(transition, finals)
-    found = vault.open_vault(path)
-    assert_same(found.transitions(), concatenate([transition, transition]))
-    assert len(found.finals.alive) == 2 * len(finals.row)
+    dataset = vault.open_vault(path)
+    assert_same(dataset.transitions(), concatenate([transition, transition]))
+    assert len(dataset.finals.alive) == 2 * len(finals.row)
 
 
 def test_final_views_that_do_not_fit(path):
@@ -179,9 +179,9 @@ def test_final_views_that_do_not_fit(path):
         (finals._replace(view=finals.view._replace(state=finals.view.state[:, 1:])), "state"),
     ]
     with vault.resume(path) as writer:
-        for given, message in wrong:
+        for views, message in wrong:
             with pytest.raises(ShapeError, match=message):
-                writer.append(transition, given)
+                writer.append(transition, views)
         with pytest.raises(ShapeError, match="marked as cut"):
             writer.append(make(end_every=1e9)[0], cut=True)
     assert vault.open_vault(path).length == 10
@@ -228,7 +228,7 @@ def test_a_damaged_tail_is_not_written_again(path):
 
 
 def test_what_stock_left_behind_the_end_is_no_damage(path):
-    """A stock program that died while appending: its steps are there and do not count."""
+    """The steps of a stock program that died while appending are there and do not count."""
     store = store_of(path)
     tail = bytearray(store.get("rewards./0.2.0"))
     assert tail[16:32] == bytes(16)  # two of four steps, two agents, the first of two rows
@@ -240,7 +240,7 @@ def test_what_stock_left_behind_the_end_is_no_damage(path):
 
 
 def test_an_interrupt_while_committing(path, monkeypatch):
-    """Ctrl-C stops the program, not the commit; the writer knows that it is done."""
+    """Ctrl-C stops the program after the commit, and the writer knows of the commit."""
 
     class Interrupted:
         def __init__(self, done):
@@ -265,7 +265,7 @@ def test_an_interrupt_while_committing(path, monkeypatch):
 
 
 def test_past_what_stock_can_count(tmp_path):
-    """A vault cannot be filled so far in a test, so its head is set as if it were."""
+    """A vault cannot be filled that far in a test, so its head is set instead."""
     path = tmp_path / "v.vlt" / "a"
     with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
         writer.annotate({"x": 1})
@@ -285,10 +285,10 @@ def test_past_what_stock_can_count(tmp_path):
         writer.append(*parts[2])
     with pytest.raises(VaultFormatError, match="lost data, or its length is damaged or forged"):
         vault.open_vault(path).read(before)
-    found = vault.open_vault(path, checked=False)
-    assert found.length == before + 30
-    assert found.unverified == ()
-    assert_same(found[before:], concatenate([part[0] for part in parts]))
+    dataset = vault.open_vault(path, checked=False)
+    assert dataset.length == before + 30
+    assert dataset.unverified == ()
+    assert_same(dataset[before:], concatenate([part[0] for part in parts]))
     assert layout.decode_index(store.get(layout.INDEX_KEY)) == 2**31 - 1
     with vault.resume(path) as writer:
         writer.append(*parts[0])

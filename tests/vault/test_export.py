@@ -27,8 +27,8 @@ def source(tmp_path):
 
 def steps_in(path: Path, out: Path) -> int:
     """Import what was exported, and return its steps."""
-    given = path.name if not path.suffix else path
-    return vault.import_dataset(given, out, LAYOUTS[path.suffix]).num_steps
+    place = path.name if not path.suffix else path
+    return vault.import_dataset(place, out, LAYOUTS[path.suffix]).num_steps
 
 
 def remove(path: Path) -> None:
@@ -69,7 +69,7 @@ def test_killed_at_any_instant(victims, source, tmp_path, monkeypatch, suffix, c
 
 @pytest.mark.parametrize("layout", ["numpy", "zarr"])
 def test_all_is_durable_before_it_is_there(source, tmp_path, monkeypatch, layout):
-    """Else a power cut could leave the name and not what it names."""
+    """Otherwise a power cut could leave the name without its content."""
     path = tmp_path / "out"
     synced: list[Path] = []
     sync = files.sync
@@ -89,7 +89,7 @@ def test_all_is_durable_before_it_is_there(source, tmp_path, monkeypatch, layout
 @pytest.mark.parametrize("layout", ["numpy", "pymarl", "zarr"])
 @pytest.mark.parametrize("room", [2**15, 2**19])
 def test_a_full_disk(small_disk, tmp_path, layout, room):
-    """No crash, as a mapped file would bring about, and nothing left."""
+    """There is no crash, as there would be with a mapped file, and no file is left."""
     wide = dataclasses.replace(SPEC, observation_size=600)
     with vault.create(tmp_path / "a.vlt", wide, rows=1) as writer:
         writer.append(*whole_episodes(wide, rows=1, steps=400))
@@ -120,9 +120,9 @@ def test_a_write_of_hdf5_that_fails_does_not_end_the_process(source, tmp_path, s
     pytest.importorskip(NEEDS[suffix])
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     out = tmp_path / NAMES[suffix] if suffix else NAMES[suffix]
-    made = vault.export_dataset(source, out, LAYOUTS[suffix])
-    size = max(path.stat().st_size for path in (made, *made.rglob("*")))
-    remove(made)
+    target = vault.export_dataset(source, out, LAYOUTS[suffix])
+    size = max(path.stat().st_size for path in (target, *target.rglob("*")))
+    remove(target)
     done = subprocess.run(
         [sys.executable, "-c", _EXPORTER, source.path, out, LAYOUTS[suffix], str(size)],
         check=False,

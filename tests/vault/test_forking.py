@@ -37,14 +37,14 @@ def in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
     child.start()
     theirs.close()
     try:
-        found = ours.recv()
+        result = ours.recv()
     except EOFError:
-        found = None
+        result = None
     child.join()
     assert child.exitcode == 0
-    if isinstance(found, OffmarlError):
-        raise found
-    return found
+    if isinstance(result, OffmarlError):
+        raise result
+    return result
 
 
 def everything(dataset: Dataset) -> list[Any]:
@@ -83,16 +83,16 @@ def test_a_forked_process_reads_what_was_prepared(
     if "many" in request.node.name:
         monkeypatch.setattr(Dataset, "_final_bytes", 0)
     dataset.prepare_fork()
-    found = in_fork(everything, dataset)
-    np.testing.assert_equal(found, everything(vault.open_vault(dataset.path)))
+    contents = in_fork(everything, dataset)
+    np.testing.assert_equal(contents, everything(vault.open_vault(dataset.path)))
 
 
 @pytest.mark.parametrize("dataset", ["raw"], indirect=True)
 def test_what_was_not_prepared_is_an_error(dataset: Dataset) -> None:
     message = "cannot be read in a forked process.*multiprocessing_context='spawn'"
-    for read in (everything, lambda opened: vault.open_vault(opened.path)):
+    for use in (everything, lambda data: vault.open_vault(data.path)):
         with pytest.raises(VaultError, match=message):
-            in_fork(read, dataset)
+            in_fork(use, dataset)
 
 
 @pytest.mark.parametrize("dataset", ["raw", "zstd"], indirect=True)

@@ -35,14 +35,14 @@ IMAGES = {
 
 def after(array, ends=ENDS):
     """What follows each step: the next entry, or after an end one that occurs nowhere else."""
-    found = np.roll(array, -1, 0)
-    found[ends] = array[ends] ^ 255 if array.dtype == np.uint8 else array[ends] + 99
-    return found
+    following = np.roll(array, -1, 0)
+    following[ends] = array[ends] ^ 255 if array.dtype == np.uint8 else array[ends] + 99
+    return following
 
 
 def test_observations_actions_rewards_and_ends_are_enough(tmp_path):
-    found = offmarl.from_arrays(tmp_path / "a.vlt", **ONE)
-    spec, steps = found.spec, found.transitions()
+    dataset = offmarl.from_arrays(tmp_path / "a.vlt", **ONE)
+    spec, steps = dataset.spec, dataset.transitions()
     assert (spec.num_agents, spec.observation_size, spec.action) == (1, 4, Discrete(3))
     assert (spec.state, spec.state_size, spec.reward) == ("concatenated", 4, "team")
     np.testing.assert_array_equal(
@@ -53,20 +53,20 @@ def test_observations_actions_rewards_and_ends_are_enough(tmp_path):
     np.testing.assert_array_equal(steps.reward[0, :, 0], ONE["rewards"].astype(np.float32))
     assert steps.view.legal_actions.all() and steps.view.alive.all()
     assert np.isnan(steps.behaviour_log_prob).all() and (steps.policy_id == -1).all()
-    assert found.episodes.length.tolist() == [10, 21, 19]
-    assert found.episodes.cause.tolist() == ["terminated", "terminated", "cut"]
-    assert found.episodes.final.tolist() == [-1, -1, -1]
-    assert vault.verify(found.path, deep=True).sound
+    assert dataset.episodes.length.tolist() == [10, 21, 19]
+    assert dataset.episodes.cause.tolist() == ["terminated", "terminated", "cut"]
+    assert dataset.episodes.final.tolist() == [-1, -1, -1]
+    assert vault.verify(dataset.path, deep=True).sound
 
 
 def test_all_that_can_be_given(tmp_path):
     legal = RNG.random((T, N, 5)) < 0.8
     legal[..., 4] = True
     actions = legal.argmax(-1)
-    every = ENDS | np.roll(ENDS, 7)
-    image, x = after(IMAGES["image"], every), after(IMAGES["place"]["x"], every)
+    all_ends = ENDS | np.roll(ENDS, 7)
+    image, x = after(IMAGES["image"], all_ends), after(IMAGES["place"]["x"], all_ends)
     alive = RNG.random((T, N)) < 0.9
-    found = vault.from_arrays(
+    dataset = vault.from_arrays(
         tmp_path / "a.vlt",
         observations=IMAGES,
         next_observations={"image": image, "place": {"x": x}},
@@ -85,49 +85,49 @@ def test_all_that_can_be_given(tmp_path):
         provenance={"who": "us"},
         codec="zstd",
     )
-    assert found.spec.observation_leaves == {
+    assert dataset.spec.observation_leaves == {
         "image": ArraySpec((6, 6, 3), "uint8"),
         "place.x": ArraySpec((), "float16"),
     }
-    assert found.spec.extras == {"cost": ArraySpec(()), "wide": ArraySpec((2, 2), "int32")}
-    steps, table = found.transitions(), found.episodes
+    assert dataset.spec.extras == {"cost": ArraySpec(()), "wide": ArraySpec((2, 2), "int32")}
+    steps, table = dataset.transitions(), dataset.episodes
     np.testing.assert_array_equal(steps.view.observation["image"][0], IMAGES["image"])
     np.testing.assert_array_equal(steps.policy_id[0, :, 2], np.arange(T) // 25)
     np.testing.assert_array_equal(steps.view.alive[0], alive)
     assert table.cause.tolist() == ["terminated", "truncated", "terminated", "truncated", "cut"]
     ends = table.start + table.length - 1
-    np.testing.assert_array_equal(found.finals.observation["image"], image[ends])
-    np.testing.assert_array_equal(found.finals.observation["place"]["x"], x[ends])
-    np.testing.assert_array_equal(found.finals.state, np.stack([2 * ends + 2, 2 * ends + 3], 1))
-    np.testing.assert_array_equal(found.finals.legal_actions, ~legal[ends])
-    assert found.provenance["source"] == {"format": "arrays"}
-    assert found.provenance["who"] == "us"
+    np.testing.assert_array_equal(dataset.finals.observation["image"], image[ends])
+    np.testing.assert_array_equal(dataset.finals.observation["place"]["x"], x[ends])
+    np.testing.assert_array_equal(dataset.finals.state, np.stack([2 * ends + 2, 2 * ends + 3], 1))
+    np.testing.assert_array_equal(dataset.finals.legal_actions, ~legal[ends])
+    assert dataset.provenance["source"] == {"format": "arrays"}
+    assert dataset.provenance["who"] == "us"
 
 
 def test_arrays_are_read_in_blocks(tmp_path, monkeypatch):
     """Memory maps need no memory, and the blocks do not show."""
-    given = {**MANY, "next_observations": after(MANY["observations"])}
-    whole = vault.from_arrays(tmp_path / "a.vlt", **given)
+    arrays = {**MANY, "next_observations": after(MANY["observations"])}
+    reference = vault.from_arrays(tmp_path / "a.vlt", **arrays)
     monkeypatch.setattr("offmarl.vault.convert.common.BLOCK_BYTES", 500)
     np.save(tmp_path / "o.npy", MANY["observations"])
-    given["observations"] = np.load(tmp_path / "o.npy", mmap_mode="r")
-    cut = vault.from_arrays(tmp_path / "b.vlt", **given)
-    assert cut.digest() == whole.digest()
-    assert len(whole.finals.alive) == 3
+    arrays["observations"] = np.load(tmp_path / "o.npy", mmap_mode="r")
+    cut = vault.from_arrays(tmp_path / "b.vlt", **arrays)
+    assert cut.digest() == reference.digest()
+    assert len(reference.finals.alive) == 3
 
 
 def test_team_rewards_of_several_agents(tmp_path):
     shared = {**MANY, "rewards": ONE["rewards"]}
-    found = vault.from_arrays(tmp_path / "a.vlt", **shared, num_agents=N)
-    assert (found.spec.num_agents, found.spec.reward) == (N, "team")
-    assert (found.transitions().reward == found.transitions().reward[..., :1]).all()
-    assert found.spec.action == Continuous(2)
+    dataset = vault.from_arrays(tmp_path / "a.vlt", **shared, num_agents=N)
+    assert (dataset.spec.num_agents, dataset.spec.reward) == (N, "team")
+    assert (dataset.transitions().reward == dataset.transitions().reward[..., :1]).all()
+    assert dataset.spec.action == Continuous(2)
 
 
 def test_the_environment_is_checked(tmp_path):
     spec = EnvSpec("test/it", 1, 4, 4, Discrete(5), time_limit=21, state="concatenated")
-    found = vault.from_arrays(tmp_path / "a.vlt", **ONE, num_actions=5, env_spec=spec)
-    assert found.spec == spec
+    dataset = vault.from_arrays(tmp_path / "a.vlt", **ONE, num_actions=5, env_spec=spec)
+    assert dataset.spec == spec
     with pytest.raises(ShapeError, match="differ in action"):
         vault.from_arrays(tmp_path / "b.vlt", **ONE, env_spec=spec)
 
@@ -143,9 +143,9 @@ def test_the_environment_is_checked(tmp_path):
 )
 def test_any_array_of_agents_gives_their_number(tmp_path, name, array):
     actions = RNG.integers(0, 3, (T, N))
-    given = {**MANY, "actions": actions, "rewards": ONE["rewards"], name: array}
-    found = vault.from_arrays(tmp_path / "a.vlt", **given)
-    assert (found.spec.num_agents, found.spec.observation_size) == (N, 4)
+    arrays = {**MANY, "actions": actions, "rewards": ONE["rewards"], name: array}
+    dataset = vault.from_arrays(tmp_path / "a.vlt", **arrays)
+    assert (dataset.spec.num_agents, dataset.spec.observation_size) == (N, 4)
 
 
 def test_one_agent_with_and_without_an_axis(tmp_path):
@@ -155,21 +155,21 @@ def test_one_agent_with_and_without_an_axis(tmp_path):
         "actions": MANY["actions"][:, 0],
     }
     axes = {name: vectors[name][:, None] for name in ("observations", "actions")}
-    for number, given in enumerate((vectors, vectors | axes)):
+    for number, arrays in enumerate((vectors, vectors | axes)):
         with pytest.raises(ShapeError, match=r"second axis of .*give num_agents"):
-            vault.from_arrays(tmp_path / "a.vlt", **given)
-        found = vault.from_arrays(tmp_path / f"{number}.vlt", **given, num_agents=1)
-        assert (found.spec.observation_size, found.spec.action) == (2, Continuous(2))
+            vault.from_arrays(tmp_path / "a.vlt", **arrays)
+        dataset = vault.from_arrays(tmp_path / f"{number}.vlt", **arrays, num_agents=1)
+        assert (dataset.spec.observation_size, dataset.spec.action) == (2, Continuous(2))
         np.testing.assert_array_equal(
-            found.transitions().view.observation[0, :, 0], vectors["observations"]
+            dataset.transitions().view.observation[0, :, 0], vectors["observations"]
         )
 
 
 def test_actions_of_dead_agents_may_be_missing(tmp_path):
     alive = np.arange(T) % 2 == 0
     actions = np.where(alive, ONE["actions"], -1)
-    found = vault.from_arrays(tmp_path / "a.vlt", **(ONE | {"actions": actions}), alive=alive)
-    np.testing.assert_array_equal(found.transitions().action[0, :, 0], actions.clip(0))
+    dataset = vault.from_arrays(tmp_path / "a.vlt", **(ONE | {"actions": actions}), alive=alive)
+    np.testing.assert_array_equal(dataset.transitions().action[0, :, 0], actions.clip(0))
 
 
 @pytest.mark.parametrize(

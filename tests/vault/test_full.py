@@ -17,7 +17,7 @@ PARTS = [whole_episodes(steps=40, seed=seed) for seed in range(8)]
 
 @pytest.fixture(autouse=True)
 def quick_collections():
-    """Leave what other tests made out of the collections of garbage below."""
+    """Exclude the objects of other tests from the garbage collections below."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -47,21 +47,21 @@ def append_on(writer, *numbers):
 
 
 def length(path):
-    """Return how much is there, of which every step is what was appended."""
+    """Return the length of the vault, after a check that every step is as appended."""
     try:
-        found = vault.open_vault(path)
+        dataset = vault.open_vault(path)
     except VaultNotFoundError:
         return 0
-    if found.length:
-        assert found.length % 40 == 0
-        parts = PARTS[: found.length // 40]
-        assert_same(found.transitions(), concatenate([transition for transition, _ in parts]))
-        assert len(found.finals.alive) == sum(len(finals.row) for _, finals in parts)
-    return found.length
+    if dataset.length:
+        assert dataset.length % 40 == 0
+        parts = PARTS[: dataset.length // 40]
+        assert_same(dataset.transitions(), concatenate([transition for transition, _ in parts]))
+        assert len(dataset.finals.alive) == sum(len(finals.row) for _, finals in parts)
+    return dataset.length
 
 
 def fail_with(room, place):
-    """Record with so many bytes of room; return whether that was enough, and how far it came."""
+    """Record with this many bytes of room; return whether it sufficed, and the recorded length."""
     path, ballast = place / "v.vlt" / "a", place / "ballast"
     ballast.write_bytes(bytes(2**20 - room))
     enough = True

@@ -49,7 +49,7 @@ NONSENSE = (
 
 
 class _Known(NamedTuple):
-    """A future that has its value."""
+    """A future that is done."""
 
     value: Any
 
@@ -58,14 +58,14 @@ class _Known(NamedTuple):
 
 
 def foreign(path):
-    """Take our own keys away, so that metadata.json is all there is to go by."""
+    """Remove offmarl's own keys, so that metadata.json is the only description."""
     store = store_of(path)
     for key in store.keys("offmarl/"):
         store._kv.write(key, None).result()
 
 
 def use(path):
-    """Do what a program does with a vault; errors of ours are what it may meet."""
+    """Use a vault as a program does; only errors of offmarl may be raised."""
     seconds, memory = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for attempt in (_read, vault.verify, lambda p: list(vault.list_vaults(p.parent))):
         try:
@@ -78,13 +78,13 @@ def use(path):
 
 
 def _read(path):
-    found = vault.open_vault(path)
-    found.digest()
-    repr(found.provenance)
+    dataset = vault.open_vault(path)
+    dataset.digest()
+    repr(dataset.provenance)
 
 
 def mutated(value, rng):
-    """Change something at a random place of a JSON value."""
+    """Change a JSON value at a random place."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(list(value))
         changed = {k: v for k, v in value.items() if k != key or rng.random() < 0.9}
@@ -220,7 +220,7 @@ def test_shapes_and_types_that_the_arrays_have_not(path, name, shape, dtype):
 
 
 def test_arrays_whose_chunks_would_fill_the_memory(path):
-    """Both descriptions agree on rows of terabytes, and the index that there are many."""
+    """Both documents describe rows of terabytes, and the index has many rows."""
     foreign(path)
     store = store_of(path)
     document = store.get_json("rewards./.zarray")
@@ -240,7 +240,7 @@ def test_arrays_whose_chunks_would_fill_the_memory(path):
 
 @pytest.mark.parametrize("length", [2**20, 2**31 - 1])
 def test_a_head_that_speaks_of_billions(tmp_path, length):
-    """What is remembered of each chunk would take 160 GiB."""
+    """The index of chunks in memory would take 160 GiB."""
     path = tmp_path / "v.vlt" / "a"
     written(path, make(rows=1, steps=20), chunk_steps=1)
     store = store_of(path)
@@ -250,8 +250,8 @@ def test_a_head_that_speaks_of_billions(tmp_path, length):
         layout.INDEX_KEY: layout.encode_index(length),
     }
     store.commit(forged, {}).result()
-    found = vault.open_vault(path)
-    uses = [lambda: found.read(0, 1), lambda: found.windows([0], [0], 1), found.digest]
+    dataset = vault.open_vault(path)
+    uses = [lambda: dataset.read(0, 1), lambda: dataset.windows([0], [0], 1), dataset.digest]
     with zipfile.ZipFile(tmp_path / "v.zip", "w") as archive:
         for file in path.rglob("*"):
             archive.write(file, file.relative_to(tmp_path))
@@ -266,8 +266,8 @@ def test_a_head_that_speaks_of_billions(tmp_path, length):
 def test_an_index_that_speaks_of_billions(path):
     foreign(path)
     store_of(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
-    found = vault.verify(path, deep=True)
-    assert "2,147,483,647 steps" in str(found.faults[0])
+    report = vault.verify(path, deep=True)
+    assert "2,147,483,647 steps" in str(report.faults[0])
     store_of(path).commit({"vault_index/0": b"\xff\xff\xff\xff"}, {}).result()
     assert "length -1" in str(vault.verify(path).faults[0])
 
@@ -306,11 +306,11 @@ def test_rows_and_a_length_that_chunks_left_out_stand_for(path):
     metadata = json.loads((path / METADATA).read_text())
     content = json.dumps(metadata).replace("(2, 8", f"({rows}, 8")
     (path / METADATA).write_text(content)
-    found, begin = vault.open_vault(path), time.monotonic()
-    assert found.rows == rows
-    for read in (lambda: found.episodes, found.read):
+    dataset, begin = vault.open_vault(path), time.monotonic()
+    assert dataset.rows == rows
+    for call in (lambda: dataset.episodes, dataset.read):
         with pytest.raises(VaultFormatError, match="1,048,576 rows of 4,096 steps"):
-            read()
+            call()
     assert "1,048,576 rows" in str(vault.verify(path, deep=True).faults[0])
     assert time.monotonic() - begin < 5
 
@@ -346,10 +346,10 @@ def test_a_tree_that_names_one_node_many_times(path, monkeypatch):
 def test_the_episodes_of_an_index_that_speaks_of_billions(path):
     foreign(path)
     store_of(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
-    found = vault.open_vault(path)
+    dataset = vault.open_vault(path)
     begin = time.monotonic()
-    for read in (lambda: found.episodes, found.digest, found.read, lambda: found.quirks):
+    for call in (lambda: dataset.episodes, dataset.digest, dataset.read, lambda: dataset.quirks):
         with pytest.raises(VaultFormatError, match=r"rows of 2,147,483,647 steps, .* data for 112"):
-            read()
+            call()
     assert time.monotonic() - begin < 2
-    assert found.read(0, 3)["rewards"].shape[1] == 3
+    assert dataset.read(0, 3)["rewards"].shape[1] == 3

@@ -17,14 +17,13 @@ from offmarl.vault.storage.commit import Contents
 from offmarl.vault.storage.files import open_file
 from offmarl.vault.storage.store import Directory
 
-from .experience import SPEC, make, written
+from .experience import SPEC, recorded
 
 STEPS = 64
 
 
 def record(path: Path, seed: int = 0) -> Path:
-    written(path, make(rows=2, steps=STEPS, seed=seed), chunk_steps=8)
-    return path
+    return recorded(path, steps=STEPS, seed=seed, chunk_steps=8).path
 
 
 def forge(source: Path, target: Path, prefix: str = "d/") -> Path:
@@ -40,8 +39,8 @@ def forge(source: Path, target: Path, prefix: str = "d/") -> Path:
     chunks = {k for k in values if k[-1].isdigit() and not k.startswith((OWN_PREFIX, "vault_i"))}
     context = ts.Context()  # what TensorStore keeps in memory may have any name
     spec = {"driver": "ocdbt", "base": "memory://", "config": commit.config_of(location)}
-    for keys, one in ((values.keys() - chunks, "d/"), (chunks, prefix)):
-        store = ts.KvStore.open({**spec, "value_data_prefix": one}, context=context).result()
+    for keys, start in ((values.keys() - chunks, "d/"), (chunks, prefix)):
+        store = ts.KvStore.open({**spec, "value_data_prefix": start}, context=context).result()
         with ts.Transaction(atomic=True) as transaction:
             for key in keys:
                 store.with_transaction(transaction)[key] = values[key]
@@ -69,7 +68,7 @@ def _place_of(memory: ts.KvStore, chunks: set[str]) -> tuple[str, int, int]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A vault, written in such a way that it can be forged."""
+    """A vault of which forged copies are made."""
     root = tmp_path_factory.mktemp("made")
     source = record(root / "v.vlt" / "a")
     chunks = forge(source, root / "w.vlt" / "a")
@@ -93,23 +92,23 @@ def test_an_index_that_names_a_file_outside(made, tmp_path, prefix):
     secret = forge(source, path, f"{tmp_path}/s" if prefix == "/" else prefix)
     assert secret.parent == tmp_path
     assert secret.is_file()
-    kept = {file: file.read_bytes() for file in (path / DATA).iterdir()}
-    for what, use in USES.items():
+    before = {file: file.read_bytes() for file in (path / DATA).iterdir()}
+    for name, use in USES.items():
         with pytest.raises(OffmarlError):
             use(path)
-            pytest.fail(what)
+            pytest.fail(name)
     for deep in (False, True):
-        found = vault.verify(path, deep=deep)
-        assert any("is not the name of a file inside" in str(one) for one in found.faults)
-    assert kept == {file: file.read_bytes() for file in (path / DATA).iterdir()}
+        report = vault.verify(path, deep=deep)
+        assert any("is not the name of a file inside" in str(fault) for fault in report.faults)
+    assert before == {file: file.read_bytes() for file in (path / DATA).iterdir()}
     assert secret.is_file()
     with zipfile.ZipFile(tmp_path / "w.zip", "w") as archive:
         for file in path.rglob("*"):
             archive.write(file, file.relative_to(tmp_path))
     zipped = tmp_path / "w.zip" / "w.vlt" / "a"
-    for what in ("read", "windows", "digest"):
+    for name in ("read", "windows", "digest"):
         with pytest.raises(OffmarlError):
-            USES[what](zipped)
+            USES[name](zipped)
     assert not vault.verify(zipped).sound
     assert vault.open_vault(source).digest() == original.digest()
 
@@ -132,22 +131,22 @@ def test_links_and_pipes_in_a_vault(made, tmp_path, change, what):
     (path / LOCK).touch()
     target = tmp_path / "outside"
     change(path / (chunks if what == "chunks" else what), target)
-    kept = target.read_bytes() if target.is_file() else sorted(p.name for p in target.iterdir())
+    before = target.read_bytes() if target.is_file() else sorted(p.name for p in target.iterdir())
     (path / ".rebuilt").mkdir()  # what is there would have files of `d` deleted
     uses = {**USES, "resume": vault.resume, "join": lambda p: vault.join(p, "run")}
     for name, use in uses.items():
         with pytest.raises(VaultFormatError):
             use(path)
             pytest.fail(name)
-    found = vault.verify(path) if what not in (METADATA, MANIFEST) or change is into_link else None
-    assert found is None or not found.sound
-    assert kept == (
+    report = vault.verify(path) if what not in (METADATA, MANIFEST) or change is into_link else None
+    assert report is None or not report.sound
+    assert before == (
         target.read_bytes() if target.is_file() else sorted(p.name for p in target.iterdir())
     )
 
 
 def test_a_link_in_place_of_a_vault_is_not_followed(made, tmp_path):
-    """Only who spells it out follows it: a dataset may come from anyone."""
+    """Links are followed only on request: a dataset may come from anyone."""
     source, _, original = made
     link = tmp_path / "got.vlt" / "expert"
     link.parent.mkdir()

@@ -29,35 +29,35 @@ def begin(program, directory):
     return path
 
 
-def die_and_run_again(victims, program, directory, whole, **when):
+def die_and_run_again(victims, program, directory, reference, **when):
     path = begin(program, directory)
     death = victims.run(program, path, **when)
     if not path.exists():
         assert death.acknowledged == 0
         assert list(vault.list_vaults(directory)) == []
     else:
-        check(program, path, death.acknowledged, whole)
+        check(program, path, death.acknowledged, reference)
     PROGRAMS[program](path)
-    assert vault.open_vault(path).digest() == whole.digest()
+    assert vault.open_vault(path).digest() == reference.digest()
     shutil.rmtree(directory)
     return death
 
 
-def check(program, path, acknowledged, whole):
-    found = vault.open_vault(path)
+def check(program, path, acknowledged, reference):
+    dataset = vault.open_vault(path)
     if program in TRANSFORMS:
-        assert found.digest() == whole.digest()
-        parts = [one.name for one in path.parent.iterdir()]
+        assert dataset.digest() == reference.digest()
+        parts = [entry.name for entry in path.parent.iterdir()]
         assert program != "divide" or sorted(parts) == ["train", "validation"]
         return
-    chunks, rest = divmod(found.length, 7)
-    assert rest == 0
+    chunks, remainder = divmod(dataset.length, 7)
+    assert remainder == 0
     assert chunks >= acknowledged
-    made = whole_episodes if program == "share" else make
+    generate = whole_episodes if program == "share" else make
     if chunks:
         spec = TYPED if program == "record_typed" else SPEC
-        parts = [made(spec, steps=7, seed=chunk)[0] for chunk in range(chunks)]
-        assert_same(found.transitions(), concatenate(parts))
+        parts = [generate(spec, steps=7, seed=chunk)[0] for chunk in range(chunks)]
+        assert_same(dataset.transitions(), concatenate(parts))
 
 
 @pytest.mark.slow
@@ -66,9 +66,9 @@ def check(program, path, acknowledged, whole):
 def test_killed_at_any_instant_and_run_again(victims, tmp_path, program, count):
     path = begin(program, tmp_path / "whole")
     events = victims.run(program, path).events
-    whole = vault.open_vault(path)
+    reference = vault.open_vault(path)
     for number, when in enumerate(deaths(events, count, 0.15)):
-        died = die_and_run_again(victims, program, tmp_path / f"{number}", whole, **when)
+        died = die_and_run_again(victims, program, tmp_path / f"{number}", reference, **when)
         assert died.signal == signal.SIGKILL or "seconds" in when
 
 

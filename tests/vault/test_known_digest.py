@@ -1,4 +1,4 @@
-"""Digests that are kept are those of the data, whatever happens to the vault."""
+"""Cached digests are those of the data, whatever happens to the vault."""
 
 import shutil
 from contextlib import suppress
@@ -24,14 +24,14 @@ def kept(monkeypatch, tmp_path):
 @pytest.fixture
 def computed(monkeypatch):
     """The vaults whose digests were computed, in order."""
-    found, compute = [], module.digest
+    names, compute = [], module.digest
 
-    def counting(one, *rest):
-        found.append(one.path.name)
-        return compute(one, *rest)
+    def counting(dataset, *arguments):
+        names.append(dataset.path.name)
+        return compute(dataset, *arguments)
 
     monkeypatch.setattr(module, "digest", counting)
-    return found
+    return names
 
 
 def write(path, steps=40, seed=0, **options):
@@ -67,18 +67,18 @@ def test_steps_of_another_program_are_always_read(tmp_path, computed, kept):
     before = vault.open_vault(path)
     append_with_stock(open_stock(path), make(steps=16, seed=1)[0])
     for _ in range(2):
-        found = vault.open_vault(path)
-        assert found.length == 56
-        assert found.known_digest() == found.digest()
-    assert before.known_digest() == before.digest() != found.digest()
+        dataset = vault.open_vault(path)
+        assert dataset.length == 56
+        assert dataset.known_digest() == dataset.digest()
+    assert before.known_digest() == before.digest() != dataset.digest()
     assert len(computed) == 7
     assert not kept.exists()
 
 
 def test_unchecked_reads_keep_nothing(tmp_path, kept):
     path = write(tmp_path / "a.vlt")
-    found = vault.open_vault(path, checked=False)
-    assert found.known_digest() == found.digest()
+    dataset = vault.open_vault(path, checked=False)
+    assert dataset.known_digest() == dataset.digest()
     assert not kept.exists()
 
 
@@ -97,7 +97,7 @@ def test_damage_is_found_when_it_is_read(tmp_path, codec):
     first = vault.open_vault(path).known_digest()
     file = max(
         (path / "d").iterdir() if (path / "d").is_dir() else path.glob("*/d/*"),
-        key=lambda one: one.stat().st_size,
+        key=lambda path: path.stat().st_size,
     )
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -161,6 +161,6 @@ def test_an_archive_that_is_replaced_is_always_read(tmp_path, kept):
 
 def test_without_a_home_directory(tmp_path, monkeypatch, kept):
     monkeypatch.setattr("offmarl.vault.check.digest.cache", lambda _: None)
-    found = vault.open_vault(write(tmp_path / "a.vlt"))
-    assert found.known_digest() == found.digest()
+    dataset = vault.open_vault(write(tmp_path / "a.vlt"))
+    assert dataset.known_digest() == dataset.digest()
     assert not kept.exists()

@@ -20,9 +20,9 @@ from .experience import CONTINUOUS, SPEC, make, recorded, written
 from .test_stock import to_stock, write_stock
 
 
-def assert_same_statistics(found, expected):
-    assert found.keys() == expected.keys()
-    for name, leaf in found.items():
+def assert_same_statistics(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, leaf in actual.items():
         for ours, theirs in zip(astuple(leaf), astuple(expected[name]), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-12, err_msg=name)
 
@@ -33,26 +33,26 @@ def assert_same_statistics(found, expected):
 @pytest.mark.parametrize("spec", [SPEC, CONTINUOUS])
 def test_statistics_are_those_of_numpy(tmp_path, spec):
     data = recorded(tmp_path / "a.vlt", spec)
-    steps, found = data.transitions(), data.statistics()
+    steps, statistics = data.transitions(), data.statistics()
     alive = steps.view.alive
     assert not alive.all()
     masked = {"observation": steps.view.observation, "legal_actions": steps.view.legal_actions}
     masked |= {"action": steps.action, "behaviour_log_prob": steps.behaviour_log_prob}
-    every = {"state": steps.view.state, "reward": steps.reward, "terminated": steps.terminated}
-    for name, array in (masked | every).items():
+    unmasked = {"state": steps.view.state, "reward": steps.reward, "terminated": steps.terminated}
+    for name, array in (masked | unmasked).items():
         for index in np.ndindex(array.shape[2:]):
             values = array[(..., *index)]
             values = values[alive[..., index[0]]] if name in masked else values.ravel()
             values = values[np.isfinite(values)].astype(float)
-            one = [leaf[index] for leaf in astuple(found[name])[:6]]
-            assert one[0] == len(values)
+            figures = [leaf[index] for leaf in astuple(statistics[name])[:6]]
+            assert figures[0] == len(values)
             expected = [values.mean(), values.std(), values.min(), values.max()]
-            np.testing.assert_allclose(one[2:], expected, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(figures[2:], expected, rtol=1e-9, atol=1e-12)
             np.testing.assert_array_equal(
-                found[name].quantiles[(slice(None), *index)],
+                statistics[name].quantiles[(slice(None), *index)],
                 np.quantile(values, QUANTILES, method="inverted_cdf"),
             )
-    assert {leaf.quantile_error for leaf in found.values()} == {0.0}
+    assert {leaf.quantile_error for leaf in statistics.values()} == {0.0}
 
 
 @pytest.mark.parametrize("axis", [None, 0, (0, 1)])
@@ -63,14 +63,14 @@ def test_pooled_columns_are_those_of_numpy(axis):
     values[:, 1, 1] = np.inf  # a column without a number
     accumulator = RangesAccumulator(4, 3)
     accumulator.add(values)
-    found = accumulator.ranges.pooled(axis)
-    every = (0, 1, 2) if axis is None else (0, *(x + 1 for x in np.atleast_1d(axis)))
-    known = np.where(np.isfinite(values), values, np.nan)
-    np.testing.assert_allclose(found.low, np.nanmin(known, axis=every))
-    np.testing.assert_allclose(found.high, np.nanmax(known, axis=every))
-    np.testing.assert_allclose(found.mean, np.nanmean(known, axis=every))
-    np.testing.assert_allclose(found.std, np.nanstd(known, axis=every))
-    np.testing.assert_array_equal(found.finite, np.isfinite(known).sum(axis=every))
+    pooled = accumulator.ranges.pooled(axis)
+    axes = (0, 1, 2) if axis is None else (0, *(x + 1 for x in np.atleast_1d(axis)))
+    finite = np.where(np.isfinite(values), values, np.nan)
+    np.testing.assert_allclose(pooled.low, np.nanmin(finite, axis=axes))
+    np.testing.assert_allclose(pooled.high, np.nanmax(finite, axis=axes))
+    np.testing.assert_allclose(pooled.mean, np.nanmean(finite, axis=axes))
+    np.testing.assert_allclose(pooled.std, np.nanstd(finite, axis=axes))
+    np.testing.assert_array_equal(pooled.finite, np.isfinite(finite).sum(axis=axes))
 
 
 def test_padding_is_left_out(tmp_path):
@@ -80,12 +80,12 @@ def test_padding_is_left_out(tmp_path):
     steps.action[...] = 0
     steps.view.legal_actions[..., 0] = True
     written(tmp_path / "a.vlt", (steps, finals), spec=spec)
-    found = vault.open_vault(tmp_path / "a.vlt").statistics()["observation"]
-    assert (found.count > 0).tolist() == [[True] * 3, [True, False, False]]
-    assert np.isnan(found.mean[1, 1:]).all() and np.isnan(found.quantiles[:, 1, 1:]).all()
-    pooled = found.ranges.pooled(0)
-    np.testing.assert_allclose(pooled.mean[1:], found.mean[0, 1:])
-    assert pooled.finite[0] == found.count[:, 0].sum()
+    statistics = vault.open_vault(tmp_path / "a.vlt").statistics()["observation"]
+    assert (statistics.count > 0).tolist() == [[True] * 3, [True, False, False]]
+    assert np.isnan(statistics.mean[1, 1:]).all() and np.isnan(statistics.quantiles[:, 1, 1:]).all()
+    pooled = statistics.ranges.pooled(0)
+    np.testing.assert_allclose(pooled.mean[1:], statistics.mean[0, 1:])
+    assert pooled.finite[0] == statistics.count[:, 0].sum()
 
 
 def test_values_that_are_far_from_zero():
@@ -114,13 +114,13 @@ def test_quantiles_of_much_data_are_within_the_bound(ordered):
     assert sketch.count == 60_000 and 0 < sketch.error < 0.05
     assert sum(part.shape[1] for level in sketch._levels for part in level) < 256 * 10
     at = np.linspace(0.01, 0.99, 33)
-    found = sketch.quantiles(at)
+    quantiles = sketch.quantiles(at)
     for column in range(2):
         exact = np.sort(values[:, column])
-        low = np.searchsorted(exact, found[:, column]) / len(exact)
-        high = np.searchsorted(exact, found[:, column], side="right") / len(exact)
+        low = np.searchsorted(exact, quantiles[:, column]) / len(exact)
+        high = np.searchsorted(exact, quantiles[:, column], side="right") / len(exact)
         assert (low <= at + sketch.error).all() and (high >= at - sketch.error).all()
-        assert np.isin(found[:, column], exact).all()
+        assert np.isin(quantiles[:, column], exact).all()
     assert FAILURE < 0.01
 
 
@@ -128,8 +128,8 @@ def test_what_is_not_finite_is_no_quantile():
     sketch = QuantileSketch(3, 8)
     rows = [[1, np.nan, -np.inf], [2, np.nan, 5], [3, np.nan, np.inf], [4, np.nan, 7]]
     sketch.add(np.array(rows, np.float32))
-    found = sketch.quantiles(np.array([0.25, 0.5, 1.0]))
-    np.testing.assert_array_equal(found, [[1, np.nan, 5], [2, np.nan, 5], [4, np.nan, 7]])
+    quantiles = sketch.quantiles(np.array([0.25, 0.5, 1.0]))
+    np.testing.assert_array_equal(quantiles, [[1, np.nan, 5], [2, np.nan, 5], [4, np.nan, 7]])
     assert QuantileSketch(2, 8).error == 0
 
 
@@ -148,11 +148,11 @@ def test_statistics_are_computed_once_and_again_after_an_append(tmp_path, monkey
     data = recorded(tmp_path / "a.vlt")
     digest = data.digest()
     first = data.statistics()
-    opened = vault.open_vault(data.path)
-    assert opened.digest() == digest and vault.verify(data.path, deep=True).sound
+    dataset = vault.open_vault(data.path)
+    assert dataset.digest() == digest and vault.verify(data.path, deep=True).sound
     with monkeypatch.context() as patched:
         patched.setattr(vault.Dataset, "transitions", None)  # nothing is read
-        assert_same_statistics(opened.statistics(), first)
+        assert_same_statistics(dataset.statistics(), first)
     vault.compact(data.path)
     assert_same_statistics(stored(vault.open_vault(data.path)), first)
 

@@ -81,7 +81,7 @@ class VaultMachine(RuleBasedStateMachine):
     @writing
     @rule()
     def die(self):
-        """As a kill would: the first so many records are there, and all that were flushed."""
+        """Stop as by a kill: the first records survive, and all that were flushed."""
         self.writer.release()
         self.writer = None
         count = self.count(vault.open_vault(self.path).length)
@@ -115,50 +115,50 @@ class VaultMachine(RuleBasedStateMachine):
 
     @rule(low=st.integers(0, 100), high=st.integers(0, 100))
     def read(self, low, high):
-        found = vault.open_vault(self.path)
-        start, stop = (found.length * place // 100 for place in sorted((low, high)))
+        dataset = vault.open_vault(self.path)
+        start, stop = (dataset.length * place // 100 for place in sorted((low, high)))
         if start < stop:
-            assert_same(found.transitions(start, stop), cut(self.whole(), start, stop))
+            assert_same(dataset.transitions(start, stop), cut(self.whole(), start, stop))
         with pytest.raises(VaultError):
-            found.transitions(start, found.length + 1)
+            dataset.transitions(start, dataset.length + 1)
 
     @invariant()
     def holds_whole_records(self):
-        found = vault.open_vault(self.path)
-        count = self.count(found.length)
+        dataset = vault.open_vault(self.path)
+        count = self.count(dataset.length)
         assert count >= self.durable
-        assert table_of(found.episodes) == self.episodes(count)
+        assert table_of(dataset.episodes) == self.episodes(count)
 
     def teardown(self):
         """The digest is that of the same records in another layout."""
         if self.writer:
             self.close()
-        found = vault.open_vault(self.path)
+        dataset = vault.open_vault(self.path)
         if self.records:
-            assert_same(found.transitions(), self.whole())
+            assert_same(dataset.transitions(), self.whole())
         with vault.create_whole(
             self.directory / "w.vlt", SPEC, rows=self.rows, chunk_steps=4, codec="raw"
         ) as writer:
             for segment, _, transition, finals in self.records:
                 writer.append(transition, finals, run=str(segment))
-        assert found.digest() == vault.open_vault(self.directory / "w.vlt").digest()
+        assert dataset.digest() == vault.open_vault(self.directory / "w.vlt").digest()
         shutil.rmtree(self.directory)
 
     def whole(self):
         return concatenate([transition for *_, transition, _ in self.records])
 
     def count(self, length):
-        """Return how many records make so many steps."""
+        """Return the number of records that have this many steps."""
         ends = accumulate((t.last.shape[1] for *_, t, _ in self.records), initial=0)
         return list(ends).index(length)
 
     def episodes(self, count):
-        found, begin = [], 0
+        table, begin = [], 0
         for _, group in groupby(self.records[:count], lambda record: record[0]):
             segment = concatenate([transition for *_, transition, _ in group])
-            found += [(row, start + begin, *rest) for row, start, *rest in episodes_of(segment)]
+            table += [(row, start + begin, *rest) for row, start, *rest in episodes_of(segment)]
             begin += segment.last.shape[1]
-        return sorted(found)
+        return sorted(table)
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ def a(tmp_path_factory):
     return recorded(tmp_path_factory.mktemp("source") / "a.vlt", rows=3, steps=50)
 
 
-def assert_sound(made):
-    assert vault.verify(made.path, deep=True).faults == ()
+def assert_sound(dataset):
+    assert vault.verify(dataset.path, deep=True).faults == ()
 
 
 def tenth(steps):
@@ -84,37 +84,37 @@ def test_laws(tmp_path_factory, rows, num_steps, chunk_steps, codec, spec, by, s
 
 
 def test_known_rewards(a, tmp_path):
-    made = vault.map(a, tmp_path / "b.vlt", tenth)
-    np.testing.assert_array_equal(made.transitions().reward, a.transitions().reward / 10)
-    np.testing.assert_allclose(made.episodes.returns, a.episodes.returns / 10, rtol=1e-5)
-    assert made.manifest.head.total_return == pytest.approx(a.manifest.head.total_return / 10)
-    assert made.rows == a.rows and made.episodes.cause.tolist() == a.episodes.cause.tolist()
+    dataset = vault.map(a, tmp_path / "b.vlt", tenth)
+    np.testing.assert_array_equal(dataset.transitions().reward, a.transitions().reward / 10)
+    np.testing.assert_allclose(dataset.episodes.returns, a.episodes.returns / 10, rtol=1e-5)
+    assert dataset.manifest.head.total_return == pytest.approx(a.manifest.head.total_return / 10)
+    assert dataset.rows == a.rows and dataset.episodes.cause.tolist() == a.episodes.cause.tolist()
     assert_same(
-        made.transitions()._replace(reward=a.transitions().reward),
+        dataset.transitions()._replace(reward=a.transitions().reward),
         a.transitions(),
     )
 
 
 def test_function_gets_whole_episodes_in_columns(a, tmp_path):
-    found = a.episodes
-    seen = []
+    episodes = a.episodes
+    numbers = []
 
     def first_at_the_end(steps):
         (number,) = set(steps.episode.tolist())
-        seen.append(number)
-        assert steps.time.tolist() == list(range(found.length[number]))
-        assert ("final.state" in steps) == (found.final[number] >= 0)
-        assert len(steps.ends) == (found.final[number] >= 0)
+        numbers.append(number)
+        assert steps.time.tolist() == list(range(episodes.length[number]))
+        assert ("final.state" in steps) == (episodes.final[number] >= 0)
+        assert len(steps.ends) == (episodes.final[number] >= 0)
         assert steps["alive"].dtype == bool and steps["reward"].shape == (len(steps.time), 2)
         reward = np.zeros_like(steps["reward"])
         reward[-1] = steps["reward"].sum(0)
         return {"reward": reward}
 
-    made = vault.map(a, tmp_path / "b.vlt", first_at_the_end)
-    assert sorted(seen) == list(range(len(found.row)))
-    np.testing.assert_allclose(made.episodes.returns, found.returns, rtol=1e-5, atol=1e-5)
-    paid = (made.transitions().reward != 0).any(-1)
-    assert paid.sum() == len(found.row)
+    dataset = vault.map(a, tmp_path / "b.vlt", first_at_the_end)
+    assert sorted(numbers) == list(range(len(episodes.row)))
+    np.testing.assert_allclose(dataset.episodes.returns, episodes.returns, rtol=1e-5, atol=1e-5)
+    paid = (dataset.transitions().reward != 0).any(-1)
+    assert paid.sum() == len(episodes.row)
 
 
 @pytest.mark.parametrize("by", ["episodes", "steps"])
@@ -126,22 +126,22 @@ def test_new_columns_are_extras(tmp_path, by, codec):
         cost = np.square(steps["state"]).sum(-1)
         return {"extras.cost": cost, "extras.seen": steps["observation"] > 0}
 
-    made = vault.map(a, tmp_path / "b.vlt", add, by=by)
-    steps, cost = made.transitions(), np.square(a.transitions().view.state).sum(-1)
+    dataset = vault.map(a, tmp_path / "b.vlt", add, by=by)
+    steps, cost = dataset.transitions(), np.square(a.transitions().view.state).sum(-1)
     np.testing.assert_array_equal(steps.extras["cost"], cost)
     np.testing.assert_array_equal(steps.extras["seen"], a.transitions().view.observation > 0)
-    assert made.spec.extras == {
+    assert dataset.spec.extras == {
         "cost": ArraySpec((), "float32"),
         "seen": ArraySpec((2, 3), "bool"),
     }
     assert_same(steps._replace(extras=None), a.transitions())
-    assert_sound(made)
+    assert_sound(dataset)
 
-    double = vault.map(made, tmp_path / "c.vlt", lambda s: {"extras.cost": s["extras.cost"] * 2})
+    double = vault.map(dataset, tmp_path / "c.vlt", lambda s: {"extras.cost": s["extras.cost"] * 2})
     np.testing.assert_array_equal(double.transitions().extras["cost"], cost * 2)
     assert double.statistics()["extras.cost"].mean == pytest.approx(2 * cost.mean(), rel=1e-6)
-    same = vault.map(made, tmp_path / "d.vlt", everything)
-    assert same.digest() == made.digest() != a.digest()
+    same = vault.map(dataset, tmp_path / "d.vlt", everything)
+    assert same.digest() == dataset.digest() != a.digest()
 
 
 def test_trees_and_images(tmp_path):
@@ -153,38 +153,38 @@ def test_trees_and_images(tmp_path):
         names = ("observation.image", "final.observation.image")
         return {name: steps[name] // 2 for name in names if name in steps}
 
-    made = vault.map(a, tmp_path / "b.vlt", shrink)
-    seen, before = (x.transitions().view.observation for x in (made, a))
-    np.testing.assert_array_equal(seen["image"], before["image"] // 2)
-    np.testing.assert_array_equal(seen["body"]["speed"], before["body"]["speed"])
-    assert seen["image"].dtype == np.uint8
+    dataset = vault.map(a, tmp_path / "b.vlt", shrink)
+    after, before = (x.transitions().view.observation for x in (dataset, a))
+    np.testing.assert_array_equal(after["image"], before["image"] // 2)
+    np.testing.assert_array_equal(after["body"]["speed"], before["body"]["speed"])
+    assert after["image"].dtype == np.uint8
     assert vault.map(a, tmp_path / "c.vlt", everything).digest() == a.digest()
-    assert_sound(made)
+    assert_sound(dataset)
 
-    found = a.statistics()
+    statistics = a.statistics()
     alive = a.transitions().view.alive
     pixels = before["image"][alive].reshape(-1, 2)
-    image = found["observation.image"]
+    image = statistics["observation.image"]
     assert image.count.tolist() == [len(pixels)] * 2 and image.quantile_error == 0
     np.testing.assert_allclose(image.mean, pixels.mean(0), rtol=1e-12)
     np.testing.assert_array_equal(
         image.quantiles, np.quantile(pixels, QUANTILES, axis=0, method="inverted_cdf")
     )
-    assert found["observation.body.speed"].mean.shape == (2, 4)
+    assert statistics["observation.body.speed"].mean.shape == (2, 4)
 
 
 @pytest.mark.parametrize("sizes", [None, (3, 2)])
 def test_a_state_of_all_observations_follows_them(tmp_path, sizes):
     size = sum(sizes or (3, 3))
     spec = EnvSpec("", 2, 3, size, Discrete(4), state="concatenated", observation_sizes=sizes)
-    own = np.arange(3) < np.array(sizes or (3, 3))[:, None]
+    mask = np.arange(3) < np.array(sizes or (3, 3))[:, None]
     a = recorded(tmp_path / "a.vlt", spec)
-    made = vault.map(a, tmp_path / "b.vlt", shift)
-    for view in (made.transitions().view, made.finals):
-        np.testing.assert_array_equal(view.state, np.asarray(view.observation)[..., own])
-    kept = vault.map(a, tmp_path / "c.vlt", lambda s: shift(s) | states_of(s))
-    np.testing.assert_array_equal(kept.transitions().view.state, a.transitions().view.state)
-    assert_sound(made)
+    dataset = vault.map(a, tmp_path / "b.vlt", shift)
+    for view in (dataset.transitions().view, dataset.finals):
+        np.testing.assert_array_equal(view.state, np.asarray(view.observation)[..., mask])
+    same = vault.map(a, tmp_path / "c.vlt", lambda s: shift(s) | states_of(s))
+    np.testing.assert_array_equal(same.transitions().view.state, a.transitions().view.state)
+    assert_sound(dataset)
 
 
 def states_of(steps):
@@ -204,18 +204,18 @@ def states_of(steps):
     ],
 )
 def test_formulas(a, tmp_path, formula, expected):
-    made = vault.map(a, tmp_path / "b.vlt", reward=formula)
-    found = a.episodes
-    for number, row in enumerate(found.row.tolist()):
-        span = slice(found.start[number], found.start[number] + found.length[number])
+    dataset = vault.map(a, tmp_path / "b.vlt", reward=formula)
+    episodes = a.episodes
+    for number, row in enumerate(episodes.row.tolist()):
+        span = slice(episodes.start[number], episodes.start[number] + episodes.length[number])
         reward = a.transitions().reward[row, span]
-        wanted = expected(reward, np.arange(len(reward))[:, None], len(reward))
-        np.testing.assert_allclose(made.transitions().reward[row, span], wanted, rtol=1e-6)
+        rewards = expected(reward, np.arange(len(reward))[:, None], len(reward))
+        np.testing.assert_allclose(dataset.transitions().reward[row, span], rewards, rtol=1e-6)
 
 
 def test_a_formula_has_the_policy_of_each_step(a, tmp_path):
-    made, policy = vault.map(a, tmp_path / "b.vlt", reward="policy"), a.transitions().policy_id
-    np.testing.assert_array_equal(made.transitions().reward, policy[..., :1] + 0 * policy)
+    dataset, policy = vault.map(a, tmp_path / "b.vlt", reward="policy"), a.transitions().policy_id
+    np.testing.assert_array_equal(dataset.transitions().reward, policy[..., :1] + 0 * policy)
     with pytest.raises(ExpressionError, match="does not record the seed of its episodes"):
         vault.map(a, tmp_path / "c.vlt", reward="reward + seed")
 
@@ -225,13 +225,13 @@ def test_extras_in_formulas_and_conditions(a, tmp_path):
     extra = vault.map(
         a, tmp_path / "b.vlt", returning(**cost, **{"extras.wide": lambda s: s["state"]})
     )
-    made = vault.map(extra, tmp_path / "c.vlt", reward="extras.own - 2 * extras.cost")
+    dataset = vault.map(extra, tmp_path / "c.vlt", reward="extras.own - 2 * extras.cost")
     reward = a.transitions().reward
     np.testing.assert_allclose(
-        made.transitions().reward, reward - 2 * (reward[..., :1] > 0), rtol=1e-6
+        dataset.transitions().reward, reward - 2 * (reward[..., :1] > 0), rtol=1e-6
     )
-    some = vault.filter(extra, "extras.cost == 1", tmp_path / "d.vlt", by="steps")
-    assert some.num_steps == (reward[..., 0] > 0).sum()
+    subset = vault.filter(extra, "extras.cost == 1", tmp_path / "d.vlt", by="steps")
+    assert subset.num_steps == (reward[..., 0] > 0).sum()
     for condition, message in (
         ("extras.cots > 1", "no extras.cots: it has extras.cost, extras.own"),
         ("extras.wide > 1", r"extras.wide .* has shape \(5,\) a step"),
@@ -256,13 +256,13 @@ def test_bad_formulas_are_refused_before_anything_is_read(tmp_path, formula):
 def test_other_programs(tmp_path):
     source = tmp_path / "s.vlt" / "s"
     write_stock(source, to_stock(make(steps=30)[0]))
-    made = vault.map(source, tmp_path / "made.vlt", tenth)
+    dataset = vault.map(source, tmp_path / "made.vlt", tenth)
     rewards = vault.open_vault(source).transitions().reward
-    np.testing.assert_array_equal(made.transitions().reward, rewards / 10)
+    np.testing.assert_array_equal(dataset.transitions().reward, rewards / 10)
     plain = vault.recode(source, tmp_path / "plain.vlt")
     again = vault.map(source, tmp_path / "same.vlt", lambda _: {})
     assert again.digest() == plain.digest()
-    assert_sound(made)
+    assert_sound(dataset)
     assert_sound(again)
 
 
@@ -274,34 +274,34 @@ def test_open_and_abandoned_episodes_stay_so(tmp_path):
     a = vault.open_vault(path)
     assert (a.episodes.cause == "open").sum() >= 2
     assert (a.episodes.cause == "open")[a.episodes.start + a.episodes.length < 42].any()
-    made = vault.map(a, tmp_path / "b.vlt", everything)
+    dataset = vault.map(a, tmp_path / "b.vlt", everything)
     for name in set(a.episodes._fields) - {"final", "teams"}:
-        np.testing.assert_array_equal(getattr(made.episodes, name), getattr(a.episodes, name))
-    np.testing.assert_array_equal(made.episodes.final >= 0, a.episodes.final >= 0)
-    assert_sound(made)
-    with vault.resume(made.path) as writer:
+        np.testing.assert_array_equal(getattr(dataset.episodes, name), getattr(a.episodes, name))
+    np.testing.assert_array_equal(dataset.episodes.final >= 0, a.episodes.final >= 0)
+    assert_sound(dataset)
+    with vault.resume(dataset.path) as writer:
         writer.append(*make(steps=5))
-    assert_sound(vault.open_vault(made.path))
+    assert_sound(vault.open_vault(dataset.path))
 
 
 # ---------------------------------------------------------------------------------- lineage
 
 
 def test_lineage(a, tmp_path):
-    made = vault.map(a, tmp_path / "b.vlt", tenth, by="steps")
-    (source,) = made.provenance["lineage"]["sources"]
-    arguments = made.provenance["lineage"]["arguments"]
+    dataset = vault.map(a, tmp_path / "b.vlt", tenth, by="steps")
+    (source,) = dataset.provenance["lineage"]["sources"]
+    arguments = dataset.provenance["lineage"]["arguments"]
     assert source["digest"] == a.digest()
     assert arguments["function"].endswith("test_map:tenth") and len(arguments["sha256"]) == 64
     assert arguments["columns"] == ["reward"] and "seed" not in arguments
-    json.dumps(made.provenance)
+    json.dumps(dataset.provenance)
 
 
 def test_functions_by_name(a, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def halve(steps):\n    return {'reward': steps['reward'] / 2}\n")
-    made = vault.map(a, tmp_path / "b.vlt", f"{file}:halve")
-    np.testing.assert_array_equal(made.transitions().reward, a.transitions().reward / 2)
+    dataset = vault.map(a, tmp_path / "b.vlt", f"{file}:halve")
+    np.testing.assert_array_equal(dataset.transitions().reward, a.transitions().reward / 2)
 
 
 @pytest.mark.parametrize("by", ["episodes", "steps"])
@@ -313,18 +313,18 @@ def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by):
     def jax_noise(steps, key):
         return {"reward": jax.random.normal(key, steps["reward"].shape)}
 
-    made = [
+    vaults = [
         vault.map(a, tmp_path / f"{number}.vlt", function, by=by, seed=seed)
         for number, (function, seed) in enumerate(
             [(noise, 0), (noise, 0), (noise, 1), (jax_noise, 1), (jax_noise, 1)]
         )
     ]
-    first, same, other, drawn, again = (one.digest() for one in made)
-    assert first == same and drawn == again and len({first, other, drawn, a.digest()}) == 4
-    assert made[2].provenance["lineage"]["arguments"]["seed"] == 1
+    first, same, other, keyed, again = (data.digest() for data in vaults)
+    assert first == same and keyed == again and len({first, other, keyed, a.digest()}) == 4
+    assert vaults[2].provenance["lineage"]["arguments"]["seed"] == 1
     if by == "episodes":
-        drawn = made[0].transitions().reward - a.transitions().reward
-        assert len(np.unique(drawn.round(5))) > drawn.size * 0.9
+        noises = vaults[0].transitions().reward - a.transitions().reward
+        assert len(np.unique(noises.round(5))) > noises.size * 0.9
 
 
 # ---------------------------------------------------------------------------------- errors

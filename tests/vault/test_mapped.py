@@ -45,45 +45,45 @@ def test_a_vault_is_as_it_was_when_it_was_opened(tmp_path: Path) -> None:
     early.read()  # mapped now
     with vault.resume(path) as writer:  # the unfinished chunk and its checksum are replaced
         writer.append(*more)
-    for found in (early, late):
-        assert_same(found[:], first)
-        assert found.length == 40
+    for dataset in (early, late):
+        assert_same(dataset[:], first)
+        assert dataset.length == 40
     assert_same(vault.open_vault(path)[:], concatenate([first, more[0]]))
 
 
 def test_more_data_files_than_a_process_may_open(tmp_path: Path) -> None:
     spec = replace(SPEC, observation_size=40)  # short values are in the tree, and not in the files
-    path, (taken, _) = tmp_path / "data.vlt", make(spec, rows=2, steps=60)
+    path, (transition, _) = tmp_path / "data.vlt", make(spec, rows=2, steps=60)
     with vault.create(path, spec, rows=2, chunk_steps=1) as writer:
         for step in range(60):
-            writer.append(steps(taken, step, step + 1))
+            writer.append(steps(transition, step, step + 1))
             writer.flush()
     assert len([*(path / "main" / "d").iterdir()]) > 60
-    found = vault.open_vault(path)
+    dataset = vault.open_vault(path)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 20 + len([*Path("/dev/fd").iterdir()])
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
     try:
-        found.prepare_fork()
+        dataset.prepare_fork()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    np.testing.assert_array_equal(found[:].reward, taken.reward)
+    np.testing.assert_array_equal(dataset[:].reward, transition.reward)
 
 
 def test_steps_of_large_windows_go_where_they_are_asked_for(tmp_path: Path) -> None:
     """A step's observations take 640 bytes; some windows cross the end of a chunk."""
     spec = EnvSpec("", num_agents=2, observation_size=80, state_size=0, action=Discrete(4))
-    taken, finals = make(spec, rows=2, steps=40)
-    found = written(tmp_path / "data.vlt", (taken, finals), spec=spec, chunk_steps=16)
+    transition, finals = make(spec, rows=2, steps=40)
+    dataset = written(tmp_path / "data.vlt", (transition, finals), spec=spec, chunk_steps=16)
     rows, starts, length = np.array([0, 1, 1]), np.array([3, 13, 30]), 5
     index = np.array([[0, 1, 2], [6, 7, 9], [14, 13, 12]])  # counted through all windows
     time = (starts[:, None] + np.arange(length)).ravel()
-    wanted = taken.view.observation[rows.repeat(length), time][index]
+    expected = transition.view.observation[rows.repeat(length), time][index]
     for at in (None, np.array([4, 0, 2])):
         places = np.arange(3) if at is None else at
         out = np.full((places.max() + 1, 3, 2, 80), np.nan, np.float32)
-        found.window_fields(rows, starts, length, index, {"observation": out}, at)
-        np.testing.assert_array_equal(out[places], wanted)
+        dataset.window_fields(rows, starts, length, index, {"observation": out}, at)
+        np.testing.assert_array_equal(out[places], expected)
         assert np.isnan(np.delete(out, places, 0)).all()
 
 
@@ -91,26 +91,26 @@ def test_compaction_under_a_reader(tmp_path: Path) -> None:
     path = record(tmp_path / "data.vlt")
     with vault.resume(path) as writer:
         writer.append(*make(rows=2, steps=10, seed=1))
-    whole = concatenate([make(rows=2, steps=40)[0], make(rows=2, steps=10, seed=1)[0]])
-    mapped, opened = vault.open_vault(path), vault.open_vault(path)
-    assert_same(mapped[:], whole)
+    transitions = concatenate([make(rows=2, steps=40)[0], make(rows=2, steps=10, seed=1)[0]])
+    mapped, unmapped = vault.open_vault(path), vault.open_vault(path)
+    assert_same(mapped[:], transitions)
     before = {file.name for file in (path / "main" / "d").iterdir()}
     vault.compact(path)
     assert before - {file.name for file in (path / "main" / "d").iterdir()}
     rows, starts = np.array([0, 1, 1]), np.array([3, 20, 45])
-    for found in (mapped, opened):
-        assert_same(found[:], whole)
-        windows = found.windows(rows, starts, 5, ["rewards"])["rewards"]
+    for dataset in (mapped, unmapped):
+        assert_same(dataset[:], transitions)
+        windows = dataset.windows(rows, starts, 5, ["rewards"])["rewards"]
         for window, row, start in zip(windows, rows, starts, strict=True):
-            np.testing.assert_array_equal(window, whole.reward[row, start : start + 5])
+            np.testing.assert_array_equal(window, transitions.reward[row, start : start + 5])
 
 
 def test_another_vault_in_its_place(tmp_path: Path) -> None:
-    found = vault.open_vault(record(tmp_path / "data.vlt"))
+    dataset = vault.open_vault(record(tmp_path / "data.vlt"))
     (tmp_path / "data.vlt" / "main").rename(tmp_path / "away")
     record(tmp_path / "data.vlt", count=20)
     with pytest.raises(VaultError, match="was replaced"):
-        found.windows([0], [0], 5)
+        dataset.windows([0], [0], 5)
 
 
 def largest_file(path: Path) -> Path:
@@ -120,10 +120,10 @@ def largest_file(path: Path) -> Path:
 @pytest.mark.parametrize("damage", [lambda f: f.unlink(), lambda f: f.write_bytes(b"short")])
 def test_data_files_lost_or_cut_off(tmp_path: Path, damage) -> None:
     path = record(tmp_path / "data.vlt")
-    found = vault.open_vault(path)
+    dataset = vault.open_vault(path)
     damage(largest_file(path))
     with pytest.raises(VaultError, match=r"damaged after it was opened|cannot be read|has lost"):
-        found.windows([0], [0], 5)
+        dataset.windows([0], [0], 5)
 
 
 @pytest.mark.usefixtures("mapped")
@@ -135,14 +135,14 @@ def test_checked_reads_name_what_is_damaged(tmp_path: Path) -> None:
     data[data.index(needle) + 5] ^= 16
     file.write_bytes(data)
 
-    found = vault.open_vault(path)
-    found.read(0, 32)
-    found.read(leaves=["observations"])
-    hit = np.flatnonzero(found.episodes.start + found.episodes.length > 32)
+    dataset = vault.open_vault(path)
+    dataset.read(0, 32)
+    dataset.read(leaves=["observations"])
+    hit = np.flatnonzero(dataset.episodes.start + dataset.episodes.length > 32)
     place = rf"rewards, rows 0 to 1, steps 32 to 63: its checksum is wrong \(.*{hit[0]}.*\)"
-    for read in (lambda: found.read(60, 64), lambda: found.windows([0], [30], 5)):
+    for use in (lambda: dataset.read(60, 64), lambda: dataset.windows([0], [30], 5)):
         with pytest.raises(VaultChecksumError, match=place):
-            read()
+            use()
     unchecked = vault.open_vault(path, checked=False)
     unchecked.read()
     assert unchecked.unchecked == ("all arrays: the vault was opened with checked=False",)
@@ -154,26 +154,26 @@ def test_checks_of_vaults_without_checksums(tmp_path: Path) -> None:
     path = record(tmp_path / "data.vlt") / "main"
     transition = make(rows=2, steps=12, seed=1)[0]
     append_with_stock(open_stock(path), transition)  # the chunk's checksum is no longer right
-    found = vault.open_vault(path)
-    assert found.unchecked == ("steps 32 to 51: another program appended to them",)
+    dataset = vault.open_vault(path)
+    assert dataset.unchecked == ("steps 32 to 51: another program appended to them",)
     np.testing.assert_array_equal(
-        found.read(leaves=["rewards"])["rewards"][:, 40:], transition.reward
+        dataset.read(leaves=["rewards"])["rewards"][:, 40:], transition.reward
     )
 
     from flashbax.vault import Vault as StockVault
 
     foreign = StockVault("foreign.vlt", to_stock(steps(transition, 0, 1)), str(tmp_path), "a")
     append_with_stock(foreign, transition)
-    read = vault.open_vault(tmp_path / "foreign.vlt")
-    np.testing.assert_array_equal(read.read()["rewards"], transition.reward[:, : read.length])
-    assert "a program other than offmarl wrote them" in read.unchecked[0]
+    theirs = vault.open_vault(tmp_path / "foreign.vlt")
+    np.testing.assert_array_equal(theirs.read()["rewards"], transition.reward[:, : theirs.length])
+    assert "a program other than offmarl wrote them" in theirs.unchecked[0]
 
 
 def test_the_disk_is_asked_for_windows_as_long_as_it_has_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All at once: on a cold disk one page after the other took fifty times as long."""
-    found = vault.open_vault(record(tmp_path / "data.vlt"))
+    """All are requested at once: page after page took fifty times as long on a cold disk."""
+    dataset = vault.open_vault(record(tmp_path / "data.vlt"))
     reading = iter(
         [
             *[(0, 0), (8, 0), (8, 0)],  # what was requested had to be read
@@ -183,13 +183,13 @@ def test_the_disk_is_asked_for_windows_as_long_as_it_has_to_read(
         ]
     )
     monkeypatch.setattr(arrays, "_usage", lambda: next(reading))
-    asked: list[int] = []
+    requests: list[int] = []
     ask = MappedArray.prefetch
-    monkeypatch.setattr(MappedArray, "prefetch", lambda *args: asked.append(1) or ask(*args))
+    monkeypatch.setattr(MappedArray, "prefetch", lambda *args: requests.append(1) or ask(*args))
     counts = []
     for _ in range(4):
-        found.windows([0], [3], 5, ["rewards"])
-        counts.append(len(asked))
+        dataset.windows([0], [3], 5, ["rewards"])
+        counts.append(len(requests))
     assert counts == [1, 2, 2, 3]
 
 
@@ -197,14 +197,14 @@ def test_the_disk_is_asked_for_windows_as_long_as_it_has_to_read(
 def test_the_disk_is_asked_for_every_byte_of_a_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, length: int
 ) -> None:
-    found = vault.open_vault(record(tmp_path / "data.vlt"), checked=False)
-    asked: list[tuple[int, int]] = []
+    dataset = vault.open_vault(record(tmp_path / "data.vlt"), checked=False)
+    requests: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        Region, "will_need", lambda _, *spans: asked.extend(zip(*spans, strict=True))
+        Region, "will_need", lambda _, *spans: requests.extend(zip(*spans, strict=True))
     )
-    found.prefetch([1], [start], length, ["observations"])
-    region = map_contents(found.store, found.manifest).region.bytes
-    data = b"".join(region[begin : begin + size].tobytes() for begin, size in asked)
+    dataset.prefetch([1], [start], length, ["observations"])
+    region = map_contents(dataset.store, dataset.manifest).region.bytes
+    data = b"".join(region[begin : begin + size].tobytes() for begin, size in requests)
     expected = make(rows=2, steps=40)[0].view.observation[1, start : start + length]
     assert data == expected.tobytes()
 
@@ -212,20 +212,20 @@ def test_the_disk_is_asked_for_every_byte_of_a_window(
 def test_the_disk_is_asked_for_chunks_that_must_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = vault.open_vault(record(tmp_path / "data.vlt"))
+    data = vault.open_vault(record(tmp_path / "data.vlt"))
     asked: list[int] = []
     monkeypatch.setattr(Region, "will_need", lambda _, begins, sizes: asked.extend(sizes.tolist()))
-    chunk = 2 * 32 * found.leaves["rewards"].step_bytes
-    found.prefetch([0, 0, 1], [3, 30, 5], 5, ["rewards"])
+    chunk = 2 * 32 * data.leaves["rewards"].step_bytes
+    data.prefetch([0, 0, 1], [3, 30, 5], 5, ["rewards"])
     assert asked == [chunk, chunk]
-    found.windows([0], [3], 5, ["rewards"])
+    data.windows([0], [3], 5, ["rewards"])
     asked.clear()
-    found.prefetch([0], [3], 5, ["rewards"])
-    assert asked == [5 * found.leaves["rewards"].step_bytes]
+    data.prefetch([0], [3], 5, ["rewards"])
+    assert asked == [5 * data.leaves["rewards"].step_bytes]
 
 
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note the bytes that are compared with a checksum from now on."""
+    """Collect the bytes that are compared with a checksum from now on."""
     sizes: list[int] = []
     value, extend = google_crc32c.value, google_crc32c.extend
 
@@ -246,21 +246,21 @@ def test_each_chunk_is_compared_once(
     tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = record(tmp_path / "data.vlt", count=96)
-    found = vault.open_vault(path)
+    data = vault.open_vault(path)
     sizes = compared(monkeypatch)
-    rewards = 2 * 32 * found.leaves["rewards"].step_bytes
-    found.windows([0, 1, 1], [3, 3, 20], 5, ["rewards", "actions"])
-    assert sizes == [rewards, 2 * 32 * found.leaves["actions"].step_bytes]
-    found.read(0, 40, leaves=["rewards"])
+    rewards = 2 * 32 * data.leaves["rewards"].step_bytes
+    data.windows([0, 1, 1], [3, 3, 20], 5, ["rewards", "actions"])
+    assert sizes == [rewards, 2 * 32 * data.leaves["actions"].step_bytes]
+    data.read(0, 40, leaves=["rewards"])
     assert sizes[2:] == [rewards]
     expected = vault.open_vault(path, checked=False).read()
     for _ in range(2):
-        for name, array in found.read().items():
+        for name, array in data.read().items():
             np.testing.assert_array_equal(array, expected[name])
-    found.windows([0], [0], 96)
-    found.episode(0), found.transitions(5, 7), found[:]
-    whole = sum(2 * 96 * leaf.step_bytes for leaf in found.leaves.values())
-    assert sum(sizes) == whole if mapped else sum(sizes) >= whole  # as often as they are fetched
+    data.windows([0], [0], 96)
+    data.episode(0), data.transitions(5, 7), data[:]
+    total = sum(2 * 96 * leaf.step_bytes for leaf in data.leaves.values())
+    assert sum(sizes) == total if mapped else sum(sizes) >= total  # as often as they are fetched
 
 
 @pytest.mark.usefixtures("mapped")
@@ -278,10 +278,10 @@ def test_what_a_dead_stock_program_left_past_the_end_is_not_compared(tmp_path: P
 def test_a_writer_while_a_checked_reader_reads(tmp_path: Path) -> None:
     """The last chunk and its checksum are replaced between two reads of it."""
     path = record(tmp_path / "data.vlt")
-    found = vault.open_vault(path)
+    dataset = vault.open_vault(path)
     first = make(rows=2, steps=40)[0]
     for seed in range(1, 4):
-        assert_same(found[:], first)
+        assert_same(dataset[:], first)
         with vault.resume(path) as writer:
             writer.append(*make(rows=2, steps=3, seed=seed))
 
@@ -311,27 +311,27 @@ except MemoryError:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
 def test_threads_that_map_while_others_read(tmp_path: Path, monkeypatch) -> None:
-    """A read goes on with what it knew when it began, while another thread maps the files."""
+    """A read continues with the state at its start while another thread maps the files."""
     path = record(tmp_path / "data.vlt", count=640, chunk_steps=8)
-    found, whole = vault.open_vault(path), make(rows=2, steps=640)[0].reward
+    dataset, rewards = vault.open_vault(path), make(rows=2, steps=640)[0].reward
     copy, is_first = Arrays._copy, iter([True])
 
     def interrupted(*args):
         copy(*args)
         if next(is_first, False):
             with ThreadPoolExecutor() as pool:
-                pool.submit(found.windows, [0, 1], [0, 8], 6).result()
+                pool.submit(dataset.windows, [0, 1], [0, 8], 6).result()
 
     monkeypatch.setattr(Arrays, "_copy", interrupted)
-    read = found.read(0, 8, leaves=["rewards"])["rewards"]
-    assert found._arrays._is_mapped
-    np.testing.assert_array_equal(read, whole[:, :8])
+    part = dataset.read(0, 8, leaves=["rewards"])["rewards"]
+    assert dataset._arrays._is_mapped
+    np.testing.assert_array_equal(part, rewards[:, :8])
 
 
 def test_threads_share_a_map(tmp_path: Path, monkeypatch) -> None:
-    """Whatever thread comes first: the files are mapped once, and all read what is there."""
+    """The files are mapped once, whichever thread is first, and all threads read them."""
     path = record(tmp_path / "data.vlt", count=64, chunk_steps=8)
-    whole, mapped = make(rows=2, steps=64)[0].reward, []
+    rewards, mapped = make(rows=2, steps=64)[0].reward, []
 
     def slowly(*args):
         mapped.append(args)
@@ -339,16 +339,16 @@ def test_threads_share_a_map(tmp_path: Path, monkeypatch) -> None:
         return map_contents(*args)
 
     monkeypatch.setattr(arrays, "map_contents", slowly)
-    found, together = vault.open_vault(path), threading.Barrier(8)
+    dataset, together = vault.open_vault(path), threading.Barrier(8)
     starts = np.arange(0, 56, 8)
 
     def read(number: int) -> None:
         together.wait()
         if number % 2:
-            windows = found.windows(starts * 0 + 1, starts, 8, ["rewards"])["rewards"]
-            np.testing.assert_array_equal(windows, whole[1, :56].reshape(-1, 8, 2))
+            windows = dataset.windows(starts * 0 + 1, starts, 8, ["rewards"])["rewards"]
+            np.testing.assert_array_equal(windows, rewards[1, :56].reshape(-1, 8, 2))
         else:
-            np.testing.assert_array_equal(found.read(leaves=["rewards"])["rewards"], whole)
+            np.testing.assert_array_equal(dataset.read(leaves=["rewards"])["rewards"], rewards)
 
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(read, number) for number in range(8)]:

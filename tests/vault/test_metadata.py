@@ -54,9 +54,9 @@ def test_chunks_are_what_tensorstore_wrote(codec, order, dtype, fill):
         parts = [(key, values.get(key)) for key in grid.keys(block, number)]
         return grid.join([grid.decode(x, k) if x else grid.missing_chunk() for k, x in parts])
 
-    found = np.block([[chunk(block, number) for number in range(13)] for block in range(2)])
-    assert found.dtype == grid.leaf.dtype == kind
-    np.testing.assert_array_equal(found[:, :100], written.read().result())
+    array = np.block([[chunk(block, number) for number in range(13)] for block in range(2)])
+    assert array.dtype == grid.leaf.dtype == kind
+    np.testing.assert_array_equal(array[:, :100], written.read().result())
 
 
 def test_chunks_that_divide_steps_are_joined():

@@ -1,4 +1,4 @@
-"""Vaults in object stores: emulators of S3 and of Google's on this machine."""
+"""Vaults in object stores: local emulators of S3 and of Google Cloud Storage."""
 
 import json
 import re
@@ -55,13 +55,13 @@ def test_create_append_resume_read_and_list(bucket, tmp_path):
     written(path, first, chunk_steps=16, codec="zstd")
     with vault.resume(f"{bucket}/data/coverage.vlt") as writer:
         writer.append(*second)
-    found = vault.open_vault(path)
-    assert str(found.path) == path
-    assert (found.name, found.uid) == ("coverage", "expert")
-    assert_same(found.transitions(), concatenate([first[0], second[0]]))
-    assert found.digest() == written(tmp_path / "a.vlt", first, second).digest()
-    ((listed, summary),) = vault.list_vaults(bucket)
-    assert str(listed) == path
+    dataset = vault.open_vault(path)
+    assert str(dataset.path) == path
+    assert (dataset.name, dataset.uid) == ("coverage", "expert")
+    assert_same(dataset.transitions(), concatenate([first[0], second[0]]))
+    assert dataset.digest() == written(tmp_path / "a.vlt", first, second).digest()
+    ((location, summary),) = vault.list_vaults(bucket)
+    assert str(location) == path
     assert (summary.uid, summary.steps) == ("expert", 160)
     with pytest.raises(VaultExistsError):
         vault.create(path, SPEC, rows=2)
@@ -81,14 +81,14 @@ def test_what_a_killed_creation_left_is_no_vault(bucket):
 
 def test_a_second_writer_is_fenced(bucket):
     path = f"{bucket}/a.vlt/b"
-    with vault.create(path, SPEC, rows=2, chunk_steps=16) as one:
-        two = vault.resume(path)
-        one.append(*make(steps=20))
-        one.flush()
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as first:
+        second = vault.resume(path)
+        first.append(*make(steps=20))
+        first.flush()
         with pytest.raises(VaultConflictError):
-            two.append(*make(steps=20, seed=1))
-            two.flush()
-        two.release()
+            second.append(*make(steps=20, seed=1))
+            second.flush()
+        second.release()
     assert_same(vault.open_vault(path).transitions(), make(steps=20)[0])
 
 
@@ -127,8 +127,8 @@ def test_an_archive_whose_answers_end_within_their_headers(archived, endpoint, m
 
 def test_an_archive_in_a_bucket(archived, bucket, endpoint):
     path, steps = archived
-    found = vault.open_vault(path)
-    assert_same(found.transitions(), steps)
+    dataset = vault.open_vault(path)
+    assert_same(dataset.transitions(), steps)
     with pytest.raises(VaultError, match="cannot be written to"):
         vault.resume(f"{path}/a.vlt/b")
     put(f"{endpoint}/{bucket.removeprefix('s3://')}/empty.zip")
@@ -142,18 +142,18 @@ def test_a_bucket_that_is_not_there(bucket):
 
 
 def test_the_metadata_of_a_new_vault_comes_last(bucket, monkeypatch):
-    """Files without it are no vault, so a killed creation leaves none."""
-    path, seen = f"{bucket}/a.vlt/b", []
+    """Files without metadata are no vault, so a killed creation leaves no vault."""
+    path, log = f"{bucket}/a.vlt/b", []
     write = Bucket.write
 
     def written(self, name, content):
         store = store_of(self.path)
-        seen.append((name, store.get(layout.HEAD_KEY) is not None, list(vault.list_vaults(bucket))))
+        log.append((name, store.get(layout.HEAD_KEY) is not None, list(vault.list_vaults(bucket))))
         write(self, name, content)
 
     monkeypatch.setattr(Bucket, "write", written)
     vault.create(path, SPEC, rows=2).close()
-    assert seen == [("metadata.json", True, [])]
+    assert log == [("metadata.json", True, [])]
     assert len(list(vault.list_vaults(bucket))) == 1
 
 
@@ -180,11 +180,11 @@ def test_google_cloud_storage(google):
     written(path, first, chunk_steps=16)
     with vault.resume(path) as writer:
         writer.append(*second)
-    found = vault.open_vault(f"{google}/a.vlt")
-    assert_same(found.transitions(), concatenate([first[0], second[0]]))
-    ((listed, _),) = vault.list_vaults(google)
-    assert str(listed) == path
-    assert_each_step_equally_often(found)
+    dataset = vault.open_vault(f"{google}/a.vlt")
+    assert_same(dataset.transitions(), concatenate([first[0], second[0]]))
+    ((location, _),) = vault.list_vaults(google)
+    assert str(location) == path
+    assert_each_step_equally_often(dataset)
 
 
 def test_batches_of_a_bucket_are_shuffled_by_blocks(bucket):
@@ -201,20 +201,20 @@ def test_a_bucket_with_latency_and_cut_connections(bucket, endpoint, monkeypatch
     with proxied(endpoint, latency=0.02, cut=0.4) as slow:
         monkeypatch.setenv("AWS_ENDPOINT_URL", slow.url)
         for _ in range(3):
-            found = vault.open_vault(path)
-            assert_each_step_equally_often(found)
-            assert found.digest() == digest
+            dataset = vault.open_vault(path)
+            assert_each_step_equally_often(dataset)
+            assert dataset.digest() == digest
         assert slow.cuts > 2
 
 
 @pytest.mark.slow
 def test_answers_that_end_within_their_headers(bucket, endpoint, monkeypatch):
-    """TensorStore does not repeat such requests, and takes their content for empty."""
+    """TensorStore does not retry such requests, and takes their content for empty."""
     path = f"{bucket}/a.vlt/b"
     written(path, make(steps=192), chunk_steps=64)
-    whole = vault.open_vault(path)[:]
+    transitions = vault.open_vault(path)[:]
     with proxied(endpoint, cut=0.2, within=300) as slow:
         monkeypatch.setenv("AWS_ENDPOINT_URL", slow.url)
-        assert_same(vault.open_vault(path)[:], whole)
+        assert_same(vault.open_vault(path)[:], transitions)
         assert_each_step_equally_often(vault.open_vault(path))
         assert slow.cuts  # how many is chance

@@ -35,7 +35,7 @@ def test_names(tmp_path, name):
     path = record(tmp_path / name)
     vault.compact(path)
     assert_same(vault.open_vault(path)[:], TRANSITION)
-    assert [found for found, _ in vault.list_vaults(tmp_path)] == [path]
+    assert [place for place, _ in vault.list_vaults(tmp_path)] == [path]
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_a_name_that_cannot_be_keeps_no_others_from_being_listed(tmp_path):
     path = record(tmp_path / "good.vlt")
     (tmp_path / "good.vlt").rename(tmp_path / "ba\\d.vlt")
     record(tmp_path / "good.vlt")
-    found = dict(vault.list_vaults(tmp_path))
-    assert found[path].error is None
-    assert len(found) == 2
-    assert "backslash" in found[tmp_path / "ba\\d.vlt" / "main"].error
+    summaries = dict(vault.list_vaults(tmp_path))
+    assert summaries[path].error is None
+    assert len(summaries) == 2
+    assert "backslash" in summaries[tmp_path / "ba\\d.vlt" / "main"].error
 
 
 def test_links_and_relative_paths(tmp_path, monkeypatch):
@@ -68,14 +68,14 @@ def test_links_and_relative_paths(tmp_path, monkeypatch):
     writer = vault.create("a.vlt", SPEC, rows=2)
     writer.append(*make())
     writer.flush()
-    found = vault.open_vault("a.vlt")
+    dataset = vault.open_vault("a.vlt")
     monkeypatch.chdir("/")
     (tmp_path / "b.vlt").symlink_to(tmp_path / "a.vlt")
     with pytest.raises(VaultLockedError):
         vault.resume(tmp_path / "b.vlt")
     writer.append(*make(seed=1))
     writer.close()
-    assert_same(found[:], TRANSITION)
+    assert_same(dataset[:], TRANSITION)
     vault.compact(tmp_path / "b.vlt")
     both = concatenate([TRANSITION, make(seed=1)[0]])
     assert_same(vault.open_vault(tmp_path / "b.vlt")[:], both)
@@ -128,8 +128,8 @@ def unwritable(array):
 def test_arrays_of_any_kind_of_number(tmp_path, odd):
     reward = odd(TRANSITION.reward)
     written(tmp_path / "a.vlt", (TRANSITION._replace(reward=reward), FINALS))
-    found = vault.open_vault(tmp_path / "a.vlt").read(leaves=["rewards"])["rewards"]
-    np.testing.assert_array_equal(found, np.asarray(reward, np.float32))
+    rewards = vault.open_vault(tmp_path / "a.vlt").read(leaves=["rewards"])["rewards"]
+    np.testing.assert_array_equal(rewards, np.asarray(reward, np.float32))
     assert vault.verify(tmp_path / "a.vlt", deep=True).sound
 
 
@@ -159,9 +159,9 @@ def test_a_vault_is_sent_to_another_process_without_its_data(tmp_path):
         writer.append(*make(steps=5000))
         with pytest.raises(VaultError, match="cannot be pickled"):
             pickle.dumps(writer)
-    found = vault.open_vault(path, checked=True)
-    expected = found[:]
-    sent = pickle.dumps(found)
+    dataset = vault.open_vault(path, checked=True)
+    expected = dataset[:]
+    sent = pickle.dumps(dataset)
     assert len(sent) < 1000
     assert_same(pickle.loads(sent)[:], expected)
 

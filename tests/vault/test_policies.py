@@ -17,7 +17,7 @@ DIGEST = "c9e57bf6ecea30134205bba573a8a5f2d10e8d520f583cf15ef7314622241fa0"
 
 
 def mixed(transition, agent=1, start=4):
-    """Give one agent other policies, from a step on."""
+    """Give one agent other policies from a step on."""
     ids = transition.policy_id.copy()
     ids[:, start:, agent] += 1
     return transition._replace(policy_id=ids)
@@ -25,9 +25,9 @@ def mixed(transition, agent=1, start=4):
 
 def test_new_vaults_have_an_id_for_each_agent(tmp_path):
     path = tmp_path / "a.vlt" / "a"
-    found = written(path, (mixed(make(steps=20)[0]), make(steps=20)[1]), chunk_steps=16)
-    assert found.leaves[layout.POLICY_IDS].shape == (2,)
-    assert_same(found[:], mixed(make(steps=20)[0]))
+    dataset = written(path, (mixed(make(steps=20)[0]), make(steps=20)[1]), chunk_steps=16)
+    assert dataset.leaves[layout.POLICY_IDS].shape == (2,)
+    assert_same(dataset[:], mixed(make(steps=20)[0]))
     assert vault.verify(path, deep=True).sound
     assert store_of(path).get_json(layout.SCHEMA_KEY)["version"] == 5
 
@@ -46,14 +46,14 @@ def test_the_digest_tells_mixed_teams_apart(tmp_path):
         return vault.open_vault(path).digest()
 
     transition, _ = make(steps=20)
-    found = [
+    digests = [
         digest("a.vlt", transition, 20),
         digest("b.vlt", mixed(transition), 20),
         digest("c.vlt", mixed(transition, start=5), 20),
         digest("d.vlt", mixed(transition, agent=0), 20),
     ]
-    assert len(set(found)) == 4
-    assert digest("e.vlt", mixed(transition), 4) == found[1]
+    assert len(set(digests)) == 4
+    assert digest("e.vlt", mixed(transition), 4) == digests[1]
 
 
 def test_duplicates_are_found_whoever_took_the_actions(tmp_path):
@@ -61,19 +61,19 @@ def test_duplicates_are_found_whoever_took_the_actions(tmp_path):
     with vault.create(tmp_path / "a.vlt", SPEC, rows=1) as writer:
         writer.append(transition, finals)
         writer.append(mixed(transition, start=0), finals, run="again")
-    made = vault.dedup(tmp_path / "a.vlt", tmp_path / "b.vlt")
-    ended = int(transition.last.sum())
-    assert len(made.episodes.row) == ended + (not transition.last[0, -1])
+    dataset = vault.dedup(tmp_path / "a.vlt", tmp_path / "b.vlt")
+    episodes = int(transition.last.sum())
+    assert len(dataset.episodes.row) == episodes + (not transition.last[0, -1])
 
 
 def og_marl_returns(experience):
     """OG-MARL's return analysis: one agent of every leaf, and sums up to the terminals."""
     import jax
 
-    one = jax.tree.map(lambda leaf: leaf[0, :, 0, ...], experience)
+    agent = jax.tree.map(lambda leaf: leaf[0, :, 0, ...], experience)
     terminals = np.asarray(experience["terminals"])[0].all(-1)
     ends = np.flatnonzero(terminals)
-    rewards = np.asarray(one["rewards"], np.float64)
+    rewards = np.asarray(agent["rewards"], np.float64)
     return [part.sum() for part in np.split(rewards, ends + 1)[:-1]]
 
 
@@ -95,11 +95,11 @@ def test_the_return_analysis_of_og_marl_takes_our_vaults(tmp_path):
 def test_an_origin_that_is_none_is_not_believed(tmp_path, wrong):
     origin = {"digest": "x", "vault": "v", "program": None, "tier": "t", "seed": None}
     origin |= {"first": 0, "num_policies": 1, "unknown": False}
-    found = []
-    for name, told in (("a", {}), ("b", {"origins": [origin | wrong]})):
-        written(tmp_path / f"{name}.vlt", make(steps=20), provenance=told)
-        found.append(vault.cat([tmp_path / f"{name}.vlt"], tmp_path / f"{name}{name}.vlt"))
-    assert found[0].digest() == found[1].digest()
+    copies = []
+    for name, provenance in (("a", {}), ("b", {"origins": [origin | wrong]})):
+        written(tmp_path / f"{name}.vlt", make(steps=20), provenance=provenance)
+        copies.append(vault.cat([tmp_path / f"{name}.vlt"], tmp_path / f"{name}{name}.vlt"))
+    assert copies[0].digest() == copies[1].digest()
 
 
 def pairs(path):
@@ -109,63 +109,63 @@ def pairs(path):
     ends = np.broadcast_to(last[:, None], transition.terminated.shape)
     episode = np.arange(40) // 2 + np.array([0, 20])[:, None]
     ids = np.stack([episode % 5, 5 + episode // 5 % 5], -1).astype(np.int32)
-    told = {"policies": [{"policy_id": one, "name": f"run@{one}"} for one in range(10)]}
-    with vault.create(path, SPEC, rows=2, provenance=told) as writer:
+    names = {"policies": [{"policy_id": policy, "name": f"run@{policy}"} for policy in range(10)]}
+    with vault.create(path, SPEC, rows=2, provenance=names) as writer:
         transition = transition._replace(policy_id=ids, last=ends[..., 0])
         writer.append(transition._replace(terminated=ends, truncated=np.zeros_like(ends)))
     return vault.open_vault(path)
 
 
 def test_the_policy_of_each_agent_is_a_column(tmp_path):
-    found = pairs(tmp_path / "a.vlt")
-    ids = found.episodes.policy_ids
+    dataset = pairs(tmp_path / "a.vlt")
+    ids = dataset.episodes.policy_ids
     assert len(ids) == 40 and len(np.unique(ids, axis=0)) == 25
-    assert found.policy_ids == tuple(range(10))
+    assert dataset.policy_ids == tuple(range(10))
     for by in ("episodes", "steps"):
         text = "policy_agent_1 == 7 and policy_agent_0 in ('run@1', 'run@2') and policy != 2"
-        made = vault.filter(found.path, text, tmp_path / f"{by}.vlt", by=by)
+        subset = vault.filter(dataset.path, text, tmp_path / f"{by}.vlt", by=by)
         expected = ids[(ids[:, 1] == 7) & (ids[:, 0] == 1)]
-        np.testing.assert_array_equal(made.episodes.policy_ids, expected)
+        np.testing.assert_array_equal(subset.episodes.policy_ids, expected)
     with pytest.raises(ExpressionError, match=r"policy_cats of its .* policy_agent_1"):
-        vault.filter(found.path, "policy_cats == 1", tmp_path / "none.vlt")
+        vault.filter(dataset.path, "policy_cats == 1", tmp_path / "none.vlt")
     with pytest.raises(ExpressionError, match=r"has policy_agent_1 from 5 to 9 \(run@5, .*run@9\)"):
-        vault.filter(found.path, "policy_agent_1 == 'other'", tmp_path / "none.vlt")
-    shares = found.step_probabilities(1, weights="policy_agent_1").drawn
+        vault.filter(dataset.path, "policy_agent_1 == 'other'", tmp_path / "none.vlt")
+    shares = dataset.step_probabilities(1, weights="policy_agent_1").drawn
     np.testing.assert_allclose(shares, ids[:, 1].repeat(2) / ids[:, 1].repeat(2).sum(), rtol=1e-6)
 
 
 def test_partners_are_held_out(tmp_path):
-    found = pairs(tmp_path / "a.vlt")
-    views = found.split(fractions=(0.6, 0.4), by="policy_agent_1")
-    made = vault.split(found.path, tmp_path / "b.vlt", fractions=(0.6, 0.4), by="policy_agent_1")
-    partners = {name: {*one.episodes.policy_ids[:, 1].tolist()} for name, one in made.items()}
-    assert {name: len(one) for name, one in partners.items()} == {"train": 3, "validation": 2}
+    dataset = pairs(tmp_path / "a.vlt")
+    views = dataset.split(fractions=(0.6, 0.4), by="policy_agent_1")
+    parts = vault.split(dataset.path, tmp_path / "b.vlt", fractions=(0.6, 0.4), by="policy_agent_1")
+    partners = {name: {*part.episodes.policy_ids[:, 1].tolist()} for name, part in parts.items()}
+    assert {name: len(ids) for name, ids in partners.items()} == {"train": 3, "validation": 2}
     assert not partners["train"] & partners["validation"]
     for name, view in views.items():
-        np.testing.assert_array_equal(view.episodes.policy_ids, made[name].episodes.policy_ids)
+        np.testing.assert_array_equal(view.episodes.policy_ids, parts[name].episodes.policy_ids)
     with pytest.raises(OptionError, match="'policy_cats' has no policies: give one of policy, po"):
-        found.split(by="policy_cats")
+        dataset.split(by="policy_cats")
     with pytest.raises(OptionError, match=r"has 5 policies, to be split 0.99 : 0.01"):
-        found.split(validation=0.01, by="policy")
+        dataset.split(validation=0.01, by="policy")
 
 
 def test_show_has_the_returns_of_those_that_played_together(tmp_path, capsys):
     transition, finals = make(steps=40)
     names = {"policies": [{"policy_id": 2, "name": "[red]two"}, {"policy_id": "x"}, 3]}
-    found = written(tmp_path / "a.vlt", (mixed(transition, start=20), finals), provenance=names)
-    episodes, shown = found.episodes, data.show(str(tmp_path / "a.vlt"))
+    dataset = written(tmp_path / "a.vlt", (mixed(transition, start=20), finals), provenance=names)
+    episodes, result = dataset.episodes, data.show(str(tmp_path / "a.vlt"))
     together = np.unique(episodes.policy_ids[episodes.scored], axis=0)
     assert len(together) > 1
-    for pairing, policies in zip(shown.data["pairings"], together, strict=True):
+    for pairing, policies in zip(result.data["pairings"], together, strict=True):
         of = episodes.scored & (episodes.policy_ids == policies).all(1)
         assert pairing["policies"] == policies.tolist() and pairing["episodes"] == of.sum()
         np.testing.assert_allclose(
             pairing["return"], episodes.team_returns[of, 0].mean(), rtol=1e-6
         )
-    output.show(shown, as_json=False)
+    output.show(result, as_json=False)
     assert "policies that played together" in (text := capsys.readouterr().out)
     assert "1 + [red]two" in text
-    names = {"policies": [{"policy_id": one, "name": f"run@{one}"} for one in range(9)]}
+    names = {"policies": [{"policy_id": policy, "name": f"run@{policy}"} for policy in range(9)]}
     written(tmp_path / "c.vlt", (mixed(transition, start=20), finals), provenance=names)
     output.show(data.show(str(tmp_path / "c.vlt")), as_json=False)
     assert "policies of run that played together" in (text := capsys.readouterr().out)

@@ -18,7 +18,7 @@ def tree(rows, lengths, **leaves):
     ends = np.zeros((rows, steps, *AGENTS), np.float32)
     ends[:, np.cumsum(lengths) - 1] = 1
     rng = np.random.default_rng(0)
-    found = {
+    arrays = {
         "observations": rng.normal(size=(rows, steps, *AGENTS, 4)),
         "actions": rng.uniform(-1, 1, (rows, steps, *AGENTS, 2)),
         "rewards": np.ones((rows, steps, *AGENTS)),
@@ -28,11 +28,11 @@ def tree(rows, lengths, **leaves):
         **leaves,
     }
     to_jax = {
-        k: jnp.asarray(v, jnp.float32) for k, v in found.items() if k not in ("infos", "actions")
+        k: jnp.asarray(v, jnp.float32) for k, v in arrays.items() if k not in ("infos", "actions")
     }
-    actions = found["actions"]
+    actions = arrays["actions"]
     kind = jnp.int32 if actions.dtype.kind == "i" else jnp.float32
-    infos = {k: jnp.asarray(v, jnp.float32) for k, v in found["infos"].items()}
+    infos = {k: jnp.asarray(v, jnp.float32) for k, v in arrays["infos"].items()}
     return to_jax | {"actions": jnp.asarray(actions, kind)} | ({"infos": infos} if infos else {})
 
 
@@ -42,42 +42,42 @@ def test_omar(tmp_path):
     observations = np.array(plain["observations"])
     observations[:, :, 1:, -1] = -np.inf
     state = np.random.default_rng(1).normal(size=(5, 12, 3, 6)).astype(np.float32)
-    found = write_stock(
+    dataset = write_stock(
         tmp_path / "simple_tag.vlt" / "Expert",
         tree(5, [6, 6], observations=observations, infos={"state": state}),
     )
-    assert found.quirks == (
+    assert dataset.quirks == (
         "several rows",
         "state per agent",
         "no legal actions",
         "padded observations",
         "time limit unknown",
     )
-    assert found.spec.action == Continuous(2)
-    assert (found.spec.state_size, found.spec.state) == (18, "native")
-    steps = found.transitions()
+    assert dataset.spec.action == Continuous(2)
+    assert (dataset.spec.state_size, dataset.spec.state) == (18, "native")
+    steps = dataset.transitions()
     padding = np.isneginf(observations)
     np.testing.assert_array_equal(steps.view.observation, np.where(padding, 0, observations))
     np.testing.assert_array_equal(steps.view.state, state.reshape(5, 12, 18))
     assert steps.view.legal_actions.shape == (5, 12, 3, 2)
     assert steps.view.legal_actions.all()
-    np.testing.assert_array_equal(found.read()["observations"], observations)
-    np.testing.assert_array_equal(found.read()["infos.state"], state)
-    windows = found.window_transitions(np.array([0, 4]), np.array([1, 7]), 3)
+    np.testing.assert_array_equal(dataset.read()["observations"], observations)
+    np.testing.assert_array_equal(dataset.read()["infos.state"], state)
+    windows = dataset.window_transitions(np.array([0, 4]), np.array([1, 7]), 3)
     np.testing.assert_array_equal(windows.view.observation[1], steps.view.observation[4, 7:10])
-    assert found.episodes.returns.tolist() == [[6.0] * 3] * 10
+    assert dataset.episodes.returns.tolist() == [[6.0] * 3] * 10
 
 
 def test_rware(tmp_path):
-    """One more axis of actions, no state and no truncations."""
+    """An additional axis of actions, no state and no truncations."""
     actions = np.random.default_rng(0).integers(0, 5, (1, 9, 3, 1))
     arrays = tree(1, [4, 5], actions=actions, infos={})
     del arrays["truncations"]
-    found = write_stock(tmp_path / "tiny.vlt" / "Expert", arrays)
-    assert found.quirks == ("action axis", "no legal actions", "no state", "no truncations")
-    assert found.spec.action == Discrete(int(actions.max()) + 1)
-    assert found.spec.state == "concatenated"
-    steps = found.transitions()
+    dataset = write_stock(tmp_path / "tiny.vlt" / "Expert", arrays)
+    assert dataset.quirks == ("action axis", "no legal actions", "no state", "no truncations")
+    assert dataset.spec.action == Discrete(int(actions.max()) + 1)
+    assert dataset.spec.state == "concatenated"
+    steps = dataset.transitions()
     np.testing.assert_array_equal(steps.action, actions[..., 0])
     np.testing.assert_array_equal(
         steps.view.state, np.asarray(arrays["observations"]).reshape(1, 9, 12)
@@ -94,18 +94,18 @@ def test_smac(tmp_path, rows):
     assert "time limit unknown" in raw.quirks
     assert raw.episodes.cause.tolist() == ["terminated"] * 4 * rows
     assert raw.spec.time_limit is None
-    found = vault.open_vault(path, time_limit=6)
-    assert found.quirks[-1] == "time limit terminal"
-    assert found.spec.time_limit == 6
+    dataset = vault.open_vault(path, time_limit=6)
+    assert dataset.quirks[-1] == "time limit terminal"
+    assert dataset.spec.time_limit == 6
     causes = ["truncated", "terminated", "truncated", "terminated"]
-    assert found.episodes.cause.tolist() == causes * rows
-    assert found.episodes.length.tolist() == lengths * rows
-    steps = found.transitions()
+    assert dataset.episodes.cause.tolist() == causes * rows
+    assert dataset.episodes.length.tolist() == lengths * rows
+    steps = dataset.transitions()
     for flag, ends in ((steps.truncated, [5, 14]), (steps.terminated, [8, 18])):
         assert np.flatnonzero(flag[0].all(-1)).tolist() == ends
         assert flag.sum() == 2 * 3 * rows
-    assert found[8:15].truncated[:, :, 0].tolist() == [[False] * 6 + [True]] * rows
-    windows = found.window_transitions(np.array([rows - 1]), np.array([12]), 4)
+    assert dataset[8:15].truncated[:, :, 0].tolist() == [[False] * 6 + [True]] * rows
+    windows = dataset.window_transitions(np.array([rows - 1]), np.array([12]), 4)
     assert windows.truncated[0, :, 0].tolist() == [False, False, True, False]
-    assert raw.digest() != found.digest()
+    assert raw.digest() != dataset.digest()
     assert vault.open_vault(path, time_limit=7).episodes.cause.tolist() == ["terminated"] * 4 * rows

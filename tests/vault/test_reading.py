@@ -25,7 +25,7 @@ PER_AGENT = {name for name, leaf in layout.leaves(SPEC).items() if leaf.shape[:1
 
 @pytest.fixture(scope="module")
 def vaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
-    """The same steps in chunks of 16 steps, of 64, compressed, and as stock has them."""
+    """The same steps in chunks of 16 and of 64 steps, compressed, and as stock writes them."""
     from flashbax.vault import Vault as StockVault
 
     root = tmp_path_factory.mktemp("reading") / "data.vlt"
@@ -63,27 +63,27 @@ def test_any_slice_and_any_window(
     length: int,
     seed: int,
 ) -> None:
-    found, whole = vaults[kind], encoding.to_disk(DATA)
+    dataset, arrays = vaults[kind], encoding.to_disk(DATA)
     start, stop = sorted(span)
-    read = found.read(start, stop, slice(*rows), names, slice(*agents))
-    assert read.keys() == names
-    for name, array in read.items():
-        expected = whole[name][slice(*rows), start:stop]
+    block = dataset.read(start, stop, slice(*rows), names, slice(*agents))
+    assert block.keys() == names
+    for name, array in block.items():
+        expected = arrays[name][slice(*rows), start:stop]
         expected = expected[:, :, slice(*agents)] if name in PER_AGENT else expected
         np.testing.assert_array_equal(array, expected)
-        assert array.dtype == found.leaves[name].dtype
+        assert array.dtype == dataset.leaves[name].dtype
     rng = np.random.default_rng(seed)
     row, time = rng.integers(0, ROWS, 5), rng.integers(0, STEPS - length + 1, 5)
-    found.prefetch(row, time, length, names)
-    for name, array in found.windows(row, time, length, names).items():
-        expected = [whole[name][r, t : t + length] for r, t in zip(row, time, strict=True)]
+    dataset.prefetch(row, time, length, names)
+    for name, array in dataset.windows(row, time, length, names).items():
+        expected = [arrays[name][r, t : t + length] for r, t in zip(row, time, strict=True)]
         np.testing.assert_array_equal(array, expected)
     windows = [np.s_[r, t : t + length] for r, t in zip(row, time, strict=True)]
     expected = map_tree(lambda x: np.stack([x[window] for window in windows]), DATA)
-    assert_same(found.window_transitions(row, time, length), expected)
-    assert found.windows([], [], length, ["rewards"])["rewards"].shape == (0, length, 2)
+    assert_same(dataset.window_transitions(row, time, length), expected)
+    assert dataset.windows([], [], length, ["rewards"])["rewards"].shape == (0, length, 2)
     part = slice(start - STEPS, stop)  # as Python has it
-    np.testing.assert_array_equal(found[part].reward, DATA.reward[:, part])
+    np.testing.assert_array_equal(dataset[part].reward, DATA.reward[:, part])
 
 
 def test_what_lies_in_one_chunk_is_not_copied(vaults: dict[str, Dataset]) -> None:
@@ -95,37 +95,37 @@ def test_what_lies_in_one_chunk_is_not_copied(vaults: dict[str, Dataset]) -> Non
 
 
 def test_by_episode(vaults: dict[str, Dataset]) -> None:
-    found = vaults["mapped"]
-    table = found.episodes
-    each = list(found)
-    assert len(found) == len(each) == len(table.row)
-    assert sum(len(one.transition.last) for one in each) == ROWS * STEPS
-    for number, (transition, final) in enumerate(each):
+    dataset = vaults["mapped"]
+    table = dataset.episodes
+    episodes = list(dataset)
+    assert len(dataset) == len(episodes) == len(table.row)
+    assert sum(len(episode.transition.last) for episode in episodes) == ROWS * STEPS
+    for number, (transition, final) in enumerate(episodes):
         row, start = table.row[number], table.start[number]
         span = slice(start, start + table.length[number])
         assert_same(transition, map_tree(lambda x, at=(row, span): x[at], DATA))
-        assert_same(found.episode(number - len(each)).transition, transition)
-        ended = np.flatnonzero((FINALS.row == row) & (FINALS.time == span.stop - 1))
-        if len(ended):
-            np.testing.assert_array_equal(final.observation, FINALS.view.observation[ended[0]])
+        assert_same(dataset.episode(number - len(episodes)).transition, transition)
+        matches = np.flatnonzero((FINALS.row == row) & (FINALS.time == span.stop - 1))
+        if len(matches):
+            np.testing.assert_array_equal(final.observation, FINALS.view.observation[matches[0]])
         else:
             assert final is None
-    for last in (found[-1], found[np.int64(len(each) - 1)]):
-        np.testing.assert_array_equal(last.transition.reward, each[-1].transition.reward)
+    for last in (dataset[-1], dataset[np.int64(len(episodes) - 1)]):
+        np.testing.assert_array_equal(last.transition.reward, episodes[-1].transition.reward)
     assert vaults["stock"].episode(0).final is None
-    for place in (len(each), -len(each) - 1):
+    for place in (len(episodes), -len(episodes) - 1):
         with pytest.raises(VaultError, match=rf"episode {place} was requested, and .* has"):
-            found.episode(place)
+            dataset.episode(place)
 
 
 def test_by_percentile(vaults: dict[str, Dataset]) -> None:
-    found = vaults["raw"]
-    assert found.percentiles(0, 100) == (0, STEPS)
-    cuts = [found.percentiles(low, low + 25) for low in (0, 25, 50, 75)]
+    dataset = vaults["raw"]
+    assert dataset.percentiles(0, 100) == (0, STEPS)
+    cuts = [dataset.percentiles(low, low + 25) for low in (0, 25, 50, 75)]
     assert [stop for _, stop in cuts[:-1]] == [start for start, _ in cuts[1:]]
     for low, high in ((-1, 50), (0, 101), (60, 40), (float("nan"), 50)):
         with pytest.raises(VaultError, match="give two in order from 0 to 100"):
-            found.percentiles(low, high)
+            dataset.percentiles(low, high)
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_what_is_not_there(ask, message: str, vaults: dict[str, Dataset]) -> Non
 
 
 def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
-    """A look at the beginning of a large vault does not go through all of its keys."""
+    """A read of the first steps of a large vault does not list all of its keys."""
     path = tmp_path / "data.vlt"
     transition, _ = make(rows=1, steps=1024)
-    found = written(path, (transition, None), chunk_steps=8)
-    np.testing.assert_array_equal(found[:5].reward, transition.reward[:, :5])
-    assert not found._arrays._is_mapped
-    np.testing.assert_array_equal(found[:].reward, transition.reward)
-    assert found._arrays._is_mapped
+    dataset = written(path, (transition, None), chunk_steps=8)
+    np.testing.assert_array_equal(dataset[:5].reward, transition.reward[:, :5])
+    assert not dataset._arrays._is_mapped
+    np.testing.assert_array_equal(dataset[:].reward, transition.reward)
+    assert dataset._arrays._is_mapped
 
 
 READING = ("dataset", "format", "read", "storage", "transform", "transform.episode_set")
@@ -167,12 +167,12 @@ import sys, offmarl
 offmarl.open(sys.argv[1])[1:3]
 assert "jax" not in sys.modules
 print(*(name for name in sys.modules if name.startswith("offmarl.")))
-found = offmarl.vault.open_vault(sys.argv[1])
-found.digest(), found.episodes, list(offmarl.vault.list_vaults(sys.argv[1]))
+dataset = offmarl.vault.open_vault(sys.argv[1])
+dataset.digest(), dataset.episodes, list(offmarl.vault.list_vaults(sys.argv[1]))
 assert "jax" not in sys.modules
 """
-    loaded = python("-c", code, next(iter(vaults.values())).path).split()
-    inside = {name.removeprefix("offmarl.vault.") for name in loaded if ".vault." in name}
-    others = [name for name in inside if name.partition(".")[0] not in READING[1:4]]
-    assert {*others} <= {*READING}
-    assert len(loaded) <= 44
+    modules = python("-c", code, next(iter(vaults.values())).path).split()
+    inside = {name.removeprefix("offmarl.vault.") for name in modules if ".vault." in name}
+    names = [name for name in inside if name.partition(".")[0] not in READING[1:4]]
+    assert {*names} <= {*READING}
+    assert len(modules) <= 44

@@ -63,34 +63,34 @@ def test_what_was_appended_is_read_back(
             writer.append(*parts[-1])
             ends.append(ends[-1] + action)
         flushed = ends[-1] if isinstance(action, str) else flushed
-        found = vault.open_vault(path)
-        assert found.length in ends
-        assert found.length >= flushed
-        if found.length:
+        dataset = vault.open_vault(path)
+        assert dataset.length in ends
+        assert dataset.length >= flushed
+        if dataset.length:
             assert_same(
-                found.transitions(), steps(concatenate([t for t, _ in parts]), 0, found.length)
+                dataset.transitions(), steps(concatenate([t for t, _ in parts]), 0, dataset.length)
             )
     writer.close()
     check_episodes(vault.open_vault(path), parts)
 
 
-def check_episodes(found, parts):
+def check_episodes(dataset, parts):
     if not parts:
-        assert len(found.episodes.row) == 0
+        assert len(dataset.episodes.row) == 0
         return
-    assert table_of(found.episodes) == episodes_of(concatenate([t for t, _ in parts]))
+    assert table_of(dataset.episodes) == episodes_of(concatenate([t for t, _ in parts]))
     expected, begin = {}, 0
     for transition, finals in parts:
         for number, (row, time) in enumerate(zip(finals.row, finals.time, strict=True)):
             expected[row, begin + time] = View(*(field[number] for field in finals.view))
         begin += transition.last.shape[1]
-    episodes = found.episodes
+    episodes = dataset.episodes
     ended = episodes.cause != "open"
     assert ended.sum() == len(expected)
     assert (episodes.final[~ended] == -1).all()
     for episode in np.flatnonzero(ended):
         end = episodes.row[episode], episodes.start[episode] + episodes.length[episode] - 1
-        final = View(*(field[episodes.final[episode]] for field in found.finals))
+        final = View(*(field[episodes.final[episode]] for field in dataset.finals))
         chex.assert_trees_all_equal(final, expected[end])
 
 
@@ -112,10 +112,10 @@ def test_little_of_the_last_chunk_stays_empty_in_expected_steps(rows, steps, ima
 
 def test_more_steps_than_expected(tmp_path):
     transition, finals = make(steps=300, rows=2)
-    found = written(tmp_path / "v.vlt", (transition, finals), expected_steps=90)
+    dataset = written(tmp_path / "v.vlt", (transition, finals), expected_steps=90)
 
-    assert found.manifest.schema.chunk_steps == 90
-    assert_same(found[:], transition)
+    assert dataset.manifest.schema.chunk_steps == 90
+    assert_same(dataset[:], transition)
 
 
 @pytest.mark.parametrize("expected", [0, -1, 2.5, "many"])
@@ -159,9 +159,9 @@ def test_cut_episodes_are_told_from_truncated_ones(tmp_path):
 def test_digest_is_of_the_content_alone(tmp_path):
     parts = [make(seed=seed, rows=1, steps=20, end_every=4) for seed in range(3)]
     parts = [(end_at_last(transition), finals) for transition, finals in parts]
-    one = written(tmp_path / "a.vlt", *parts, chunk_steps=7, codec="zstd")
+    data = written(tmp_path / "a.vlt", *parts, chunk_steps=7, codec="zstd")
     other = written(tmp_path / "b.vlt", *parts[::-1], chunk_steps=64, provenance={"x": 1})
-    assert one.digest() == other.digest()
+    assert data.digest() == other.digest()
 
     wide = jax.tree.map(lambda *rows: np.concatenate(rows), *(part for part, _ in parts))
     finals = [f for _, f in parts]
@@ -169,16 +169,16 @@ def test_digest_is_of_the_content_alone(tmp_path):
     time = np.concatenate([f.time for f in finals])
     views = View(*(np.concatenate(x) for x in zip(*(f.view for f in finals), strict=True)))
     stacked = written(tmp_path / "c.vlt", (wide, FinalObservations(row, time, views)))
-    assert stacked.digest() == one.digest()
+    assert stacked.digest() == data.digest()
 
     changed = parts[0][0]._replace(reward=parts[0][0].reward + np.float32(1))
-    assert written(tmp_path / "d.vlt", (changed, parts[0][1]), *parts[1:]).digest() != one.digest()
+    assert written(tmp_path / "d.vlt", (changed, parts[0][1]), *parts[1:]).digest() != data.digest()
     without = written(tmp_path / "e.vlt", (parts[0][0], None), *parts[1:])
-    assert without.digest() != one.digest()
+    assert without.digest() != data.digest()
 
 
 def end_at_last(transition):
-    """Truncate at the last step, where nothing has ended there."""
+    """Truncate the rows that have not ended at the last step."""
     last = transition.last.copy()
     last[:, -1] = True
     truncated = transition.truncated.copy()
@@ -188,10 +188,10 @@ def end_at_last(transition):
 
 def test_returns_are_the_same_bits_however_steps_are_split(tmp_path):
     transition, finals = make(rows=2, steps=200, end_every=1e9)
-    whole = written(tmp_path / "a.vlt", (transition, finals))
+    at_once = written(tmp_path / "a.vlt", (transition, finals))
     parts = [(steps(transition, t, t + 7), None) for t in range(0, 200, 7)]
     split = written(tmp_path / "b.vlt", *parts)
-    assert whole.episodes.returns.tolist() == split.episodes.returns.tolist()
+    assert at_once.episodes.returns.tolist() == split.episodes.returns.tolist()
 
 
 def test_in_an_event_loop_and_in_a_thread(tmp_path):
@@ -235,7 +235,7 @@ def test_a_writer_that_is_left_open_ends_without_a_word(tmp_path):
 def test_a_reader_beside_a_writer_sees_whole_commits(tmp_path, eager):
     path = tmp_path / "v.vlt" / "a"
     parts = [make(steps=7, seed=seed) for seed in range(20)]
-    whole = concatenate([transition for transition, _ in parts])
+    transitions = concatenate([transition for transition, _ in parts])
     writer = vault.create(path, SPEC, rows=2, chunk_steps=4)
 
     looked = threading.Event()
@@ -254,13 +254,13 @@ def test_a_reader_beside_a_writer_sees_whole_commits(tmp_path, eager):
     thread.start()
     lengths = []
     while not lengths or lengths[-1] < 140:
-        found = vault.open_vault(path)
-        lengths.append(found.length)
-        if found.length:
-            seen = steps(whole, 0, found.length)
-            assert_same(found.transitions(), seen)
-            assert table_of(found.episodes) == episodes_of(seen)
-            assert len(found.finals.alive) == (found.episodes.final >= 0).sum()
+        dataset = vault.open_vault(path)
+        lengths.append(dataset.length)
+        if dataset.length:
+            expected = steps(transitions, 0, dataset.length)
+            assert_same(dataset.transitions(), expected)
+            assert table_of(dataset.episodes) == episodes_of(expected)
+            assert len(dataset.finals.alive) == (dataset.episodes.final >= 0).sum()
         looked.set()
     thread.join()
     assert len(set(lengths)) > 3

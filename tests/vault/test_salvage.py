@@ -13,30 +13,30 @@ from offmarl.vault.storage.store import store_of
 
 from . import damage
 from .experience import SPEC, make
-from .test_integrity import flip, path, place_of, recorded
+from .test_integrity import flip, place_of, recorded
 
-__all__ = ["path", "recorded"]  # fixtures
+__all__ = ["recorded"]  # a fixture
 
 
-def check(done: vault.Salvage, whole: vault.Dataset) -> None:
-    """Check that what was taken is in the original, in its order, and all else is named."""
-    made, table = vault.open_vault(done.path), whole.episodes
+def check(done: vault.Salvage, first: vault.Dataset) -> None:
+    """Check that the salvaged episodes have the original's order, and all others are reported."""
+    data, table = vault.open_vault(done.path), first.episodes
     assert vault.verify(done.path, deep=True).sound
     lost = {(row, start) for row, start, _ in done.lost}
-    rest = iter(
-        whole.episode(number)
+    episodes = iter(
+        first.episode(number)
         for number, place in enumerate(zip(table.row, table.start, strict=True))
         if place not in lost
     )
-    for number, episode in enumerate(made):
+    for number, episode in enumerate(data):
         # Of episodes whose table is gone too nothing is known: the original has them in between.
-        original = next(one for one in rest if done.unknown_steps == 0 or same(episode, one))
+        original = next(x for x in episodes if done.unknown_steps == 0 or same(episode, x))
         assert same(episode, original)
-        if original.final and made.episodes.cause[number] != "cut":
+        if original.final and data.episodes.cause[number] != "cut":
             np.testing.assert_array_equal(episode.final.observation, original.final.observation)
-    assert done.episodes == len(made.episodes.row)
-    assert made.num_steps == done.steps
-    assert done.steps + sum(n for *_, n in done.lost) + done.unknown_steps == whole.num_steps
+    assert done.episodes == len(data.episodes.row)
+    assert data.num_steps == done.steps
+    assert done.steps + sum(n for *_, n in done.lost) + done.unknown_steps == first.num_steps
 
 
 def same(a, b) -> bool:
@@ -46,8 +46,8 @@ def same(a, b) -> bool:
 
 
 def test_damage_at_the_beginning_and_in_the_middle(path, tmp_path):
-    kept = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
-    table = kept.episodes
+    original = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
+    table = original.episodes
     ends = table.start + table.length
     hit = (table.start < 8) | ((table.start < 48) & (ends > 40))
     flip(path, "rewards./0.0.0", 20)
@@ -56,10 +56,10 @@ def test_damage_at_the_beginning_and_in_the_middle(path, tmp_path):
     expected = zip(table.row[hit], table.start[hit], table.length[hit], strict=True)
     assert list(done.lost) == list(expected)
     assert done.unknown_steps == 0
-    check(done, kept)
-    told = vault.open_vault(done.path).provenance["lineage"]
-    assert told["operation"] == "salvage"
-    assert told["arguments"]["lost"] == [list(episode) for episode in done.lost]
+    check(done, original)
+    lineage = vault.open_vault(done.path).provenance["lineage"]
+    assert lineage["operation"] == "salvage"
+    assert lineage["arguments"]["lost"] == [list(episode) for episode in done.lost]
     assert not vault.verify(path, deep=True).sound  # and left as it was
 
 
@@ -68,30 +68,30 @@ def test_rows_on_both_sides_of_a_damaged_one(tmp_path):
     path = tmp_path / "v.vlt" / "a"
     with vault.create(path, SPEC, rows=3, chunk_steps=2048) as writer:
         writer.append(transition, finals)
-    kept = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
+    original = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
     store_of(path)._kv.write("rewards./1.0.0", None).result()
     done = vault.salvage(path, tmp_path / "out.vlt")
     assert {row for row, *_ in done.lost} == {1}
     assert done.steps == 80
-    check(done, kept)
+    check(done, original)
 
 
 def test_a_lost_data_file_takes_tables_and_views_with_it(path, tmp_path):
-    kept = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
+    original = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
     file, _ = place_of(path, "observations./0.1.0.0")
     file.unlink()
     done = vault.salvage(path, tmp_path / "out.vlt")
     assert done.steps
-    check(done, kept)
+    check(done, original)
 
 
 def test_a_damaged_block_of_final_views(path, tmp_path):
-    kept = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
+    original = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
     flip(path, layout.finals_key(0), 3)
     done = vault.salvage(path, tmp_path / "out.vlt")
-    first = kept.episodes.final[np.argsort(kept.episodes.final)]
+    first = original.episodes.final[np.argsort(original.episodes.final)]
     assert 0 < len(done.lost) < len(first)
-    check(done, kept)
+    check(done, original)
 
 
 def test_nothing_wrong_and_nothing_left(path, tmp_path):
@@ -115,18 +115,18 @@ def test_where_nothing_tells_of_episodes(path, tmp_path):
 
 @pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.nightly)])
 def test_any_damage(path, tmp_path, count):
-    kept = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
+    original = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
     salvaged = 0
     for number, _ in enumerate(damage.damages(path, count, seed=7)):
         out = tmp_path / f"{number}.vlt"
         with suppress(OffmarlError):  # where what a vault says of itself is damaged
-            check(vault.salvage(path, out), kept)
+            check(vault.salvage(path, out), original)
             salvaged += 1
     assert salvaged > count / 3
 
 
 def test_policies_that_changed_are_told_apart(tmp_path):
-    """The ids of what is taken are known although others cannot be read."""
+    """The ids of the salvaged episodes are known although others cannot be read."""
     path = tmp_path / "a.vlt"
     with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
         for policy in range(4):
@@ -136,8 +136,8 @@ def test_policies_that_changed_are_told_apart(tmp_path):
     before = vault.open_vault(path)
     flip(path / "main", "infos.policy_ids./0.0.0", 3)  # the highest
     done = vault.salvage(path, tmp_path / "out.vlt")
-    made = vault.open_vault(done.path)
+    dataset = vault.open_vault(done.path)
     place = list(zip(before.episodes.row, before.episodes.start, strict=True))
     lost = [place.index((row, start)) for row, start, _ in done.lost]
-    left = np.delete(before.episodes.policy_id, lost)
-    np.testing.assert_array_equal(made.episodes.policy_id, left)
+    policy_ids = np.delete(before.episodes.policy_id, lost)
+    np.testing.assert_array_equal(dataset.episodes.policy_id, policy_ids)

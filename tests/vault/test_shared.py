@@ -36,7 +36,7 @@ def path(tmp_path):
 
 
 def run_together(path, seconds, kill=False):
-    """Four processes at once; return the episodes that each of them says are durable.
+    """Run four processes at once; return the episodes that each of them reports as durable.
 
     The one that is killed has no end of its own, and is seen to write before.
     """
@@ -52,37 +52,37 @@ def run_together(path, seconds, kill=False):
         time.sleep(seconds * random.Random(0).uniform(0.2, 0.9))
         processes[2].kill()
     outputs = [process.communicate() for process in processes]
-    said = [(line + printed).split() for line, (printed, _) in zip(before, outputs, strict=True)]
+    counts = [(line + printed).split() for line, (printed, _) in zip(before, outputs, strict=True)]
     is_silent("".join(errors for _, errors in outputs))
     assert [process.returncode == 0 for process in processes] == [True, True, not kill, True]
-    return [int(lines[-1]) for lines in said]
+    return [int(lines[-1]) for lines in counts]
 
 
 def check_all_there(path, acknowledged):
-    found = vault.open_vault(path)
-    steps = found.transitions()
-    seen = [[] for _ in acknowledged]
-    assert not (found.episodes.cause == "open").any()
-    assert found.episodes.length.sum() == found.length
+    dataset = vault.open_vault(path)
+    steps = dataset.transitions()
+    by_writer = [[] for _ in acknowledged]
+    assert not (dataset.episodes.cause == "open").any()
+    assert dataset.episodes.length.sum() == dataset.length
     for start, length, final in zip(
-        found.episodes.start, found.episodes.length, found.episodes.final, strict=True
+        dataset.episodes.start, dataset.episodes.length, dataset.episodes.final, strict=True
     ):
         writer, number = int(steps.action[0, start, 0]), int(steps.policy_id[0, start, 0])
         expected, finals = episode(writer, number)
         assert_same(cut(steps, int(start), int(start + length)), expected)
-        assert found.finals.state[final] == pytest.approx(finals.view.state[0])
-        seen[writer].append(number)
-    for numbers, count in zip(seen, acknowledged, strict=True):
+        assert dataset.finals.state[final] == pytest.approx(finals.view.state[0])
+        by_writer[writer].append(number)
+    for numbers, count in zip(by_writer, acknowledged, strict=True):
         assert numbers == list(range(len(numbers)))  # each exactly once, in order
         assert len(numbers) >= count > 0
-    return found
+    return dataset
 
 
-def check_stock_reads(path, found):
+def check_stock_reads(path, dataset):
     stock = StockVault(path.parent.name, rel_dir=str(path.parents[1]), vault_uid=path.name)
-    assert stock.vault_index == found.length
+    assert stock.vault_index == dataset.length
     theirs = stock.read().experience
-    ours = found.read(leaves=["observations", "rewards"])
+    ours = dataset.read(leaves=["observations", "rewards"])
     np.testing.assert_array_equal(theirs["observations"], ours["observations"])
     np.testing.assert_array_equal(theirs["rewards"], ours["rewards"])
 
@@ -122,13 +122,13 @@ def test_exclusive_writers_and_others_keep_each_other_out(path):
 
 
 def test_two_of_one_name(path):
-    with vault.join(path, "me") as one:
-        two = vault.join(path, "me")
-        one.append(*episode(0, 0))
-        one.flush()
-        two.append(*episode(1, 0))
+    with vault.join(path, "me") as first:
+        second = vault.join(path, "me")
+        first.append(*episode(0, 0))
+        first.flush()
+        second.append(*episode(1, 0))
         with pytest.raises(VaultConflictError):
-            two.close()
+            second.close()
     assert len(vault.open_vault(path).episodes.row) == 1
 
 

@@ -49,9 +49,9 @@ def append_with_stock(stock, transition):
 
 def assert_stock_reads_and_samples(path, transition):
     """Stock reads these steps of two rows, and all its samples are windows of them."""
-    state, whole = open_stock(path).read(), to_stock(transition)
-    chex.assert_trees_all_equal(state.experience, whole)
-    chex.assert_trees_all_equal_dtypes(state.experience, whole)
+    state, experience = open_stock(path).read(), to_stock(transition)
+    chex.assert_trees_all_equal(state.experience, experience)
+    chex.assert_trees_all_equal_dtypes(state.experience, experience)
     buffer = flashbax.make_trajectory_buffer(
         add_batch_size=2,
         sample_batch_size=4,
@@ -64,10 +64,10 @@ def assert_stock_reads_and_samples(path, transition):
     def check(samples, leaf):
         windows = np.lib.stride_tricks.sliding_window_view(np.asarray(leaf), 5, axis=1)
         windows = np.moveaxis(windows.reshape(-1, *windows.shape[2:]), -1, 1)
-        for one in np.asarray(samples):
-            assert any(np.array_equal(window, one) for window in windows)
+        for sample in np.asarray(samples):
+            assert any(np.array_equal(window, sample) for window in windows)
 
-    jax.tree.map(check, buffer.sample(state, jax.random.key(0)).experience, whole)
+    jax.tree.map(check, buffer.sample(state, jax.random.key(0)).experience, experience)
 
 
 TYPED, IMAGE = typed_spec("test/typed"), image_spec("test/image")
@@ -80,9 +80,9 @@ EXTRA = dataclasses.replace(SPEC, extras={"cost": ArraySpec((), "float16")})
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_stock_reads_and_samples(tmp_path, spec, codec):
     path = tmp_path / "ours.vlt" / "a"
-    made = make(spec, rows=2, steps=50)
-    written(path, made, spec=spec, chunk_steps=16, codec=codec)
-    assert_stock_reads_and_samples(path, made[0])
+    data = make(spec, rows=2, steps=50)
+    written(path, data, spec=spec, chunk_steps=16, codec=codec)
+    assert_stock_reads_and_samples(path, data[0])
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_stock_appends_and_we_adopt(tmp_path, spec, codec, length):
     written(path, ours, spec=spec, chunk_steps=16, codec=codec)
     append_with_stock(open_stock(path), theirs[0])
 
-    def check(found, parts):
-        whole = concatenate([part[0] for part in parts])
-        assert_same(found.transitions(), whole)
+    def check(dataset, parts):
+        transitions = concatenate([part[0] for part in parts])
+        assert_same(dataset.transitions(), transitions)
         begin = parts[0][0].last.shape[1]
-        table = table_of(found.episodes)
+        table = table_of(dataset.episodes)
         expected = episodes_of(parts[0][0])
         for part in parts[1:]:
             stop = begin + part[0].last.shape[1]
@@ -111,22 +111,22 @@ def test_stock_appends_and_we_adopt(tmp_path, spec, codec, length):
         assert table == sorted(expected)
 
     unknown = theirs[0]._replace(policy_id=np.full_like(theirs[0].policy_id, -1))
-    found = vault.open_vault(path)
-    assert found.unverified == ((length, length + 37),)
-    assert [row[4] for row in table_of(found.episodes) if row[1] >= length] == [-1] * sum(
-        found.episodes.start >= length
+    dataset = vault.open_vault(path)
+    assert dataset.unverified == ((length, length + 37),)
+    assert [row[4] for row in table_of(dataset.episodes) if row[1] >= length] == [-1] * sum(
+        dataset.episodes.start >= length
     )
-    assert found.length == length + 37
+    assert dataset.length == length + 37
 
     with vault.resume(path) as writer:
         assert writer.length == length + 37
         writer.append(*more)
-    found = vault.open_vault(path)
-    assert found.unverified == ((length, length + 37),)
-    check(found, [ours, (unknown, None), more])
+    dataset = vault.open_vault(path)
+    assert dataset.unverified == ((length, length + 37),)
+    check(dataset, [ours, (unknown, None), more])
     state = open_stock(path).read()
     np.testing.assert_array_equal(
-        state.experience["rewards"], np.asarray(found.transitions().reward)
+        state.experience["rewards"], np.asarray(dataset.transitions().reward)
     )
     assert open_stock(path).vault_index == length + 37 + 21
     assert vault.verify(path, deep=True).sound
@@ -182,14 +182,14 @@ def test_stock_under_an_open_writer_is_fenced(tmp_path):
     with pytest.raises(VaultConflictError):
         writer.flush()
     writer.release()
-    found = vault.open_vault(path)
-    assert found.length == 28
-    assert_same(found[:20], ours[0])
-    np.testing.assert_array_equal(found[20:28].reward, theirs[0].reward)
+    dataset = vault.open_vault(path)
+    assert dataset.length == 28
+    assert_same(dataset[:20], ours[0])
+    np.testing.assert_array_equal(dataset[20:28].reward, theirs[0].reward)
 
 
 def test_stock_writing_the_same_length_is_fenced(tmp_path):
-    """The index is then what it should be, and the steps are not."""
+    """The index is then as expected, and the steps are not."""
     path = tmp_path / "ours.vlt" / "a"
     writer = vault.create(path, SPEC, rows=2, chunk_steps=16)
     writer.append(*make(steps=20))
@@ -237,18 +237,18 @@ def write_stock(path, tree, compression=None):
 @pytest.mark.parametrize("compression", [None, {"id": "blosc"}, {"id": "zstd", "level": 3}])
 def test_we_read_stock(tmp_path, compression):
     transition, _ = make(rows=5, steps=60)
-    found = write_stock(tmp_path / "s.vlt" / "Good", to_stock(transition), compression)
-    assert not found.native
-    assert found.provenance == {"scenario": "3m"}
-    assert (found.rows, found.length) == (5, 60)
-    assert_same(found.transitions(), transition)
-    assert_same(found[10:20], steps(transition, 10, 20))
+    dataset = write_stock(tmp_path / "s.vlt" / "Good", to_stock(transition), compression)
+    assert not dataset.native
+    assert dataset.provenance == {"scenario": "3m"}
+    assert (dataset.rows, dataset.length) == (5, 60)
+    assert_same(dataset.transitions(), transition)
+    assert_same(dataset[10:20], steps(transition, 10, 20))
     unknown = [(*e[:4], -1, e[5]) for e in episodes_of(transition)]
-    assert table_of(found.episodes) == unknown
-    assert (found.episodes.final == -1).all()
-    assert found.finals.observation.shape == (0, 2, 3)
-    assert found.spec.action == Discrete(4)
-    assert found.spec.time_limit is None
+    assert table_of(dataset.episodes) == unknown
+    assert (dataset.episodes.final == -1).all()
+    assert dataset.finals.observation.shape == (0, 2, 3)
+    assert dataset.spec.action == Discrete(4)
+    assert dataset.spec.time_limit is None
     ((path, summary),) = vault.list_vaults(tmp_path)
     assert summary == vault.Summary("s", "Good", None, 2, 300)
     with pytest.raises(VaultFormatError, match="not written by offmarl"):
@@ -260,37 +260,37 @@ def test_what_stock_lacks_is_filled_in(tmp_path):
     tree = to_stock(transition)
     del tree["infos"]
     tree["actions"] = tree["actions"][..., None]
-    found = write_stock(tmp_path / "s.vlt" / "Poor", tree)
-    assert found.spec.action == Discrete(int(transition.action.max()) + 1)
-    assert found.spec.state == "concatenated"
-    read = found.transitions()
-    np.testing.assert_array_equal(read.action, transition.action)
-    np.testing.assert_array_equal(read.last, transition.last)
-    np.testing.assert_array_equal(read.view.state, transition.view.observation.reshape(1, 30, -1))
-    assert read.view.legal_actions.all()
-    assert read.view.alive.all()
-    assert np.isnan(read.behaviour_log_prob).all()
-    assert (read.policy_id == -1).all()
+    data = write_stock(tmp_path / "s.vlt" / "Poor", tree)
+    assert data.spec.action == Discrete(int(transition.action.max()) + 1)
+    assert data.spec.state == "concatenated"
+    result = data.transitions()
+    np.testing.assert_array_equal(result.action, transition.action)
+    np.testing.assert_array_equal(result.last, transition.last)
+    np.testing.assert_array_equal(result.view.state, transition.view.observation.reshape(1, 30, -1))
+    assert result.view.legal_actions.all()
+    assert result.view.alive.all()
+    assert np.isnan(result.behaviour_log_prob).all()
+    assert (result.policy_id == -1).all()
 
 
 def test_one_end_of_all_agents(tmp_path):
     transition, _ = make(rows=2, steps=30)
     tree = to_stock(transition)
     ends = {"terminals": transition.terminated.all(-1), "truncations": transition.truncated.all(-1)}
-    found = write_stock(
+    data = write_stock(
         tmp_path / "s.vlt" / "One", tree | {x: jnp.float32(y) for x, y in ends.items()}
     )
-    read = found.transitions()
-    for name, flag in (("terminals", read.terminated), ("truncations", read.truncated)):
+    result = data.transitions()
+    for name, flag in (("terminals", result.terminated), ("truncations", result.truncated)):
         np.testing.assert_array_equal(flag, np.repeat(ends[name][..., None], 2, -1))
-    assert len(found.episodes.row) == len(found.episodes.terminated) > 2
+    assert len(data.episodes.row) == len(data.episodes.terminated) > 2
 
 
 def test_arrays_of_other_data_are_read_one_by_one(tmp_path):
     tree = {"obs": jnp.ones((1, 10, 4)), "reward": jnp.arange(10.0)[None]}
-    found = write_stock(tmp_path / "cartpole.vlt" / "a", tree)
-    assert found.read(3, 5)["reward"].tolist() == [[3.0, 4.0]]
-    for use in (lambda: found.spec, lambda: found[:1], lambda: found.episodes):
+    dataset = write_stock(tmp_path / "cartpole.vlt" / "a", tree)
+    assert dataset.read(3, 5)["reward"].tolist() == [[3.0, 4.0]]
+    for use in (lambda: dataset.spec, lambda: dataset[:1], lambda: dataset.episodes):
         with pytest.raises(VaultFormatError, match="observations, actions, rewards"):
             use()
 
@@ -298,9 +298,9 @@ def test_arrays_of_other_data_are_read_one_by_one(tmp_path):
 def test_the_same_content_has_the_same_digest_whoever_wrote_it(tmp_path):
     transition, _ = make(rows=2, steps=40)
     transition = transition._replace(policy_id=np.full_like(transition.policy_id, -1))
-    found = write_stock(tmp_path / "s.vlt" / "a", to_stock(transition))
+    dataset = write_stock(tmp_path / "s.vlt" / "a", to_stock(transition))
     ours = written(tmp_path / "ours.vlt" / "a", (transition, None))
-    assert found.digest() == ours.digest()
+    assert dataset.digest() == ours.digest()
 
 
 # ---------------------------------------------------------------------------- other layouts
@@ -328,19 +328,19 @@ OBS, REWARD = jnp.arange(80.0).reshape(2, 10, 4), jnp.arange(20.0).reshape(2, 10
     ],
 )
 def test_a_vault_of_another_layout_is_sound_and_read(tmp_path, tree, arrays):
-    found = write_stock(tmp_path / "other.vlt" / "a", tree)
-    read = found.read(2, 7)
-    windows = found.windows(np.array([1]), np.array([3]), 4)
-    assert list(read) == list(arrays)
+    dataset = write_stock(tmp_path / "other.vlt" / "a", tree)
+    leaves = dataset.read(2, 7)
+    windows = dataset.windows(np.array([1]), np.array([3]), 4)
+    assert list(leaves) == list(arrays)
     for name, array in arrays.items():
-        np.testing.assert_array_equal(read[name], np.asarray(array)[:, 2:7])
+        np.testing.assert_array_equal(leaves[name], np.asarray(array)[:, 2:7])
         np.testing.assert_array_equal(windows[name], np.asarray(array)[1:2, 3:7])
-        assert read[name].dtype == array.dtype
-    checked = vault.verify(found.path, deep=True)
+        assert leaves[name].dtype == array.dtype
+    checked = vault.verify(dataset.path, deep=True)
     assert checked.sound
     assert "no multi-agent data in OG-MARL's layout" in checked.other_layout
     with pytest.raises(VaultLayoutError, match="can still be read one by one with read"):
-        found.episodes  # noqa: B018
+        dataset.episodes  # noqa: B018
     ((_, summary),) = vault.list_vaults(tmp_path)
     assert summary.error is None
 
@@ -349,24 +349,24 @@ def test_half_precision_is_kept_in_views(tmp_path):
     transition, _ = make(rows=2, steps=20)
     tree = to_stock(transition)
     narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, tree)
-    found = write_stock(tmp_path / "half.vlt" / "a", narrow)
-    checked = vault.verify(found.path, deep=True)
+    dataset = write_stock(tmp_path / "half.vlt" / "a", narrow)
+    checked = vault.verify(dataset.path, deep=True)
     assert checked.sound and not checked.other_layout
-    steps = found.transitions()
+    steps = dataset.transitions()
     assert steps.reward.dtype == np.float32
     assert steps.view.observation.dtype == jnp.bfloat16
     np.testing.assert_array_equal(steps.view.observation, narrow["observations"])
     np.testing.assert_array_equal(steps.reward, np.asarray(narrow["rewards"], np.float32))
     np.testing.assert_allclose(
-        found.episodes.returns, [row[5] for row in episodes_of(steps)], rtol=1e-6
+        dataset.episodes.returns, [row[5] for row in episodes_of(steps)], rtol=1e-6
     )
-    assert found.spec.action == Discrete(4)
+    assert dataset.spec.action == Discrete(4)
 
 
 def test_a_type_that_nobody_knows_is_a_fault(tmp_path):
-    found = write_stock(tmp_path / "s.vlt" / "a", {"obs": OBS})
-    file = found.path / "metadata.json"
+    data = write_stock(tmp_path / "s.vlt" / "a", {"obs": OBS})
+    file = data.path / "metadata.json"
     file.write_text(file.read_text().replace("float32", "floaf32"))
-    assert "the type 'floaf32', which offmarl does not read" in str(vault.verify(found.path).faults)
+    assert "the type 'floaf32', which offmarl does not read" in str(vault.verify(data.path).faults)
     with pytest.raises(VaultFormatError, match="'floaf32'"):
-        vault.open_vault(found.path)
+        vault.open_vault(data.path)

@@ -20,15 +20,15 @@ SPECS = pytest.mark.parametrize("spec", [TYPED, IMAGE, EXTRA], ids=["tree", "ima
 def test_a_stock_vault_is_read_as_a_dataset(tmp_path, spec):
     transition, _ = make(spec, rows=2, steps=30)
     path = write_stock(tmp_path / "stock.vlt" / "a", transition)
-    found = vault.open_vault(path)
-    assert found.spec.observation == spec.observation
-    assert found.spec.global_state == spec.global_state
-    assert found.spec.extras == spec.extras
-    assert_same(found.transitions(), transition)
+    dataset = vault.open_vault(path)
+    assert dataset.spec.observation == spec.observation
+    assert dataset.spec.global_state == spec.global_state
+    assert dataset.spec.extras == spec.extras
+    assert_same(dataset.transitions(), transition)
     checked = vault.verify(path, deep=True)
     assert checked.sound and not checked.other_layout
-    copied = vault.recode(found, tmp_path / "ours.vlt")
-    assert copied.native and copied.digest() == found.digest()
+    copied = vault.recode(dataset, tmp_path / "ours.vlt")
+    assert copied.native and copied.digest() == dataset.digest()
     assert_same(copied.transitions(), transition)
 
 
@@ -52,15 +52,15 @@ PLAIN = {"actions": np.ones((1, 10, 2), np.int32), "rewards": np.ones((1, 10, 2)
     ],
 )
 def test_the_types_of_a_stock_vault_are_kept(tmp_path, observation, expected):
-    found = stock_of(tmp_path / "s.vlt" / "a", {**PLAIN, "observations": observation})
-    assert found.spec.observation == expected
+    dataset = stock_of(tmp_path / "s.vlt" / "a", {**PLAIN, "observations": observation})
+    assert dataset.spec.observation == expected
     dtype = expected.numpy_dtype if expected else np.float32
-    steps = found.transitions()
+    steps = dataset.transitions()
     assert steps.view.observation.dtype == dtype
     assert steps.view.observation.shape == observation.shape
     size = observation[0, 0].size if expected is None else 0
     assert steps.view.state.shape == (1, 10, size)
-    assert found.spec.action == Discrete(2)
+    assert dataset.spec.action == Discrete(2)
 
 
 @pytest.mark.parametrize(
@@ -79,19 +79,19 @@ def test_the_types_of_a_stock_vault_are_kept(tmp_path, observation, expected):
 )
 def test_leaves_of_another_layout_are_named(tmp_path, name, array, message):
     leaves = {**PLAIN, "observations.a": np.zeros((1, 10, 2, 4), np.float32), name: array}
-    found = stock_of(tmp_path / "s.vlt" / "a", leaves)
+    dataset = stock_of(tmp_path / "s.vlt" / "a", leaves)
     with pytest.raises(VaultLayoutError, match=message):
-        found.spec  # noqa: B018
-    checked = vault.verify(found.path, deep=True)
+        dataset.spec  # noqa: B018
+    checked = vault.verify(dataset.path, deep=True)
     assert checked.sound and "one by one with read" in checked.other_layout
-    np.testing.assert_array_equal(found.read()[name], array)
+    np.testing.assert_array_equal(dataset.read()[name], array)
 
 
 def test_padding_is_read_as_zeros_in_floats_only(tmp_path):
     speed = np.full((1, 10, 2, 3), -np.inf, np.float32)
     image = np.full((1, 10, 2, 4), 255, np.uint8)
     leaves = {**PLAIN, "observations.speed": speed, "observations.image": image}
-    found = stock_of(tmp_path / "s.vlt" / "a", leaves)
-    assert "padded observations" in found.quirks
-    seen = found.transitions().view.observation
-    assert not seen["speed"].any() and (seen["image"] == 255).all()
+    dataset = stock_of(tmp_path / "s.vlt" / "a", leaves)
+    assert "padded observations" in dataset.quirks
+    observation = dataset.transitions().view.observation
+    assert not observation["speed"].any() and (observation["image"] == 255).all()

@@ -29,15 +29,15 @@ from .test_stock import append_with_stock, open_stock, to_stock, write_stock
 
 
 def record(path, seed=0, rows=2, num_steps=40, spec=SPEC, ends=6.0, provenance=None, **options):
-    told = {"tier": "medium", "recipe": {"seed": seed}} | (provenance or {})
+    provenance = {"tier": "medium", "recipe": {"seed": seed}} | (provenance or {})
     options = {"chunk_steps": 16} | options
     steps = make(spec, rows, num_steps, seed, end_every=ends)
-    return written(path, steps, spec=spec, provenance=told, **options)
+    return written(path, steps, spec=spec, provenance=provenance, **options)
 
 
 def contents(*vaults):
-    """What episodes hold, whatever ids their policies go by."""
-    return sorted(one for found in vaults for one in episode_digests(found, policies=False))
+    """Return the content of episodes, whatever the ids of their policies."""
+    return sorted(digest for data in vaults for digest in episode_digests(data, policies=False))
 
 
 # ---------------------------------------------------------------------------------- laws
@@ -67,28 +67,28 @@ def test_laws(tmp_path_factory, rows, num_steps, chunk_steps, codec, spec, seed,
     stream = vault.recode(a, place / "stream.vlt", layout="stream")
     assert stream.rows == 1 and stream.num_steps == a.num_steps
 
-    joined = vault.cat([a, b], place / "joined.vlt")
-    assert joined.num_steps == a.num_steps + b.num_steps
+    union = vault.cat([a, b], place / "joined.vlt")
+    assert union.num_steps == a.num_steps + b.num_steps
     for source, alone in ((a, stream), (b, vault.cat([b], place / "b1.vlt"))):
         name = f"{source.name}.vlt/main"
-        back = vault.filter(joined, f"source == {name!r}", place / f"{source.name}-back.vlt")
+        back = vault.filter(union, f"source == {name!r}", place / f"{source.name}-back.vlt")
         assert back.digest() == alone.digest()
 
     twice = vault.cat([stream, stream], place / "twice.vlt")
     assert len(twice.episodes.row) == 2 * len(stream.episodes.row)
     assert vault.dedup(twice, place / "once.vlt").digest() == stream.digest()
 
-    parts = vault.split(joined, place / "parts.vlt", fractions=(0.5, 0.5), seed=seed)
-    assert contents(*parts.values()) == contents(joined)
+    parts = vault.split(union, place / "parts.vlt", fractions=(0.5, 0.5), seed=seed)
+    assert contents(*parts.values()) == contents(union)
 
-    count = data.draw(st.integers(1, len(joined.episodes.row)))
-    drawn = vault.sample(joined, place / "drawn.vlt", episodes=count, seed=seed)
-    assert len(drawn.episodes.row) == count
-    assert not Counter(contents(drawn)) - Counter(contents(joined))
+    count = data.draw(st.integers(1, len(union.episodes.row)))
+    subset = vault.sample(union, place / "drawn.vlt", episodes=count, seed=seed)
+    assert len(subset.episodes.row) == count
+    assert not Counter(contents(subset)) - Counter(contents(union))
 
-    wanted = data.draw(st.integers(1, joined.num_steps))
-    assert vault.sample(a, place / "n.vlt", steps=min(wanted, a.num_steps)).num_steps == min(
-        wanted, a.num_steps
+    size = data.draw(st.integers(1, union.num_steps))
+    assert vault.sample(a, place / "n.vlt", steps=min(size, a.num_steps)).num_steps == min(
+        size, a.num_steps
     )
 
 
@@ -101,55 +101,55 @@ def a(tmp_path_factory):
 
 
 def test_episodes_come_end_to_end_with_all_they_had(a, tmp_path):
-    made = vault.cat([a], tmp_path / "v.vlt")
-    expected, found = episodes_of(a.transitions()), made.episodes
+    dataset = vault.cat([a], tmp_path / "v.vlt")
+    expected, episodes = episodes_of(a.transitions()), dataset.episodes
     lengths = [length for _, _, length, *_ in expected]
-    assert found.length.tolist() == lengths
-    assert found.start.tolist() == np.cumsum([0, *lengths[:-1]]).tolist()
-    assert found.cause.tolist() == [
+    assert episodes.length.tolist() == lengths
+    assert episodes.start.tolist() == np.cumsum([0, *lengths[:-1]]).tolist()
+    assert episodes.cause.tolist() == [
         "cut" if cause == "open" else cause for _, _, _, cause, *_ in expected
     ]
     for number, (row, start, length, *_) in enumerate(expected):
         theirs = steps(a.transitions(rows=slice(row, row + 1)), start, start + length)
-        begin = int(found.start[number])
-        ours = steps(made.transitions(), begin, begin + length)
-        if found.cause[number] == "cut":  # it ran on at the end of the data
+        begin = int(episodes.start[number])
+        ours = steps(dataset.transitions(), begin, begin + length)
+        if episodes.cause[number] == "cut":  # it ran on at the end of the data
             assert not theirs.last.any() and ours.last[0, -1] and ours.truncated[0, -1].all()
             ours = ours._replace(last=theirs.last, truncated=theirs.truncated)
         assert_same(ours, theirs)
     known = a.episodes.final >= 0
-    assert (made.episodes.final >= 0).tolist() == known.tolist()
+    assert (dataset.episodes.final >= 0).tolist() == known.tolist()
     chex.assert_trees_all_equal(
-        made.final_views(made.episodes.final[known]), a.final_views(a.episodes.final[known])
+        dataset.final_views(dataset.episodes.final[known]), a.final_views(a.episodes.final[known])
     )
 
 
 def test_blocks_of_any_size_give_the_same(a, tmp_path, monkeypatch):
-    whole = vault.slice(a, tmp_path / "a.vlt", start=5, stop=45, by="steps")
-    some = vault.filter(a, "reward > 0", tmp_path / "b.vlt", by="steps")
+    interval = vault.slice(a, tmp_path / "a.vlt", start=5, stop=45, by="steps")
+    subset = vault.filter(a, "reward > 0", tmp_path / "b.vlt", by="steps")
     monkeypatch.setattr(execute, "BLOCK_BYTES", 1)
     monkeypatch.setattr(reader, "_BLOCK_BYTES", 1)
     monkeypatch.setattr(reader.Reader, "_final_bytes", 1)
     blocks = vault.slice(a, tmp_path / "c.vlt", start=5, stop=45, by="steps")
-    assert blocks.digest() == whole.digest()
-    assert vault.filter(a, "reward > 0", tmp_path / "d.vlt", by="steps").digest() == some.digest()
+    assert blocks.digest() == interval.digest()
+    assert vault.filter(a, "reward > 0", tmp_path / "d.vlt", by="steps").digest() == subset.digest()
     assert vault.recode(a, tmp_path / "e.vlt", codec="zstd").digest() == a.digest()
 
 
 def test_a_cut_episode_ends_with_the_next_view(a, tmp_path):
-    made = vault.slice(a, tmp_path / "v.vlt", start=-47, stop=12, by="steps")
-    assert made.num_steps == 3 * (12 - 3)
-    whole, found, at = a.transitions(), made.episodes, 0
+    data = vault.slice(a, tmp_path / "v.vlt", start=-47, stop=12, by="steps")
+    assert data.num_steps == 3 * (12 - 3)
+    source, episodes, at = a.transitions(), data.episodes, 0
     for row in range(3):
         inside = steps(a.transitions(rows=slice(row, row + 1)), 3, 12)
-        ours = steps(made.transitions(), at, at + 9)
+        ours = steps(data.transitions(), at, at + 9)
         chex.assert_trees_all_equal(ours.view, inside.view)
         at += 9
-        ending = np.flatnonzero(found.start + found.length == at)[0]
+        ending = np.flatnonzero(episodes.start + episodes.length == at)[0]
         if not inside.last[0, -1]:
-            assert found.cause[ending] == "cut"
-            final = View(*(field[found.final[ending]] for field in made.finals))
-            chex.assert_trees_all_equal(final, View(*(field[row, 12] for field in whole.view)))
+            assert episodes.cause[ending] == "cut"
+            final = View(*(field[episodes.final[ending]] for field in data.finals))
+            chex.assert_trees_all_equal(final, View(*(field[row, 12] for field in source.view)))
 
 
 def test_runs_that_left_episodes_open_are_recoded_as_they_are(tmp_path):
@@ -157,20 +157,20 @@ def test_runs_that_left_episodes_open_are_recoded_as_they_are(tmp_path):
     with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
         for run in ("a", "b", "c"):
             writer.append(*part, run=run)
-    found = vault.open_vault(tmp_path / "a.vlt")
-    assert (found.episodes.cause == "open").sum() > 2
-    made = vault.recode(found, tmp_path / "b.vlt", chunk_steps=4)
-    assert made.digest() == found.digest()
+    dataset = vault.open_vault(tmp_path / "a.vlt")
+    assert (dataset.episodes.cause == "open").sum() > 2
+    copy = vault.recode(dataset, tmp_path / "b.vlt", chunk_steps=4)
+    assert copy.digest() == dataset.digest()
     assert (
-        vault.cat([made], tmp_path / "c.vlt").episodes.final.tolist().count(-1)
-        == (found.episodes.cause == "open").sum()
+        vault.cat([copy], tmp_path / "c.vlt").episodes.final.tolist().count(-1)
+        == (dataset.episodes.cause == "open").sum()
     )
 
 
 def test_intervals_of_episodes(a, tmp_path):
     count = len(a.episodes.row)
-    made = vault.slice(a, tmp_path / "v.vlt", start=-3, stop=-1)
-    assert made.episodes.length.tolist() == a.episodes.length[count - 3 : count - 1].tolist()
+    dataset = vault.slice(a, tmp_path / "v.vlt", start=-3, stop=-1)
+    assert dataset.episodes.length.tolist() == a.episodes.length[count - 3 : count - 1].tolist()
 
 
 # ---------------------------------------------------------------------------------- filters
@@ -191,10 +191,10 @@ def test_intervals_of_episodes(a, tmp_path):
     ],
 )
 def test_conditions(a, tmp_path, condition, mask):
-    chosen = mask(a.episodes, a.episodes.returns.mean(-1))
-    made = vault.filter(a, condition, tmp_path / "v.vlt")
-    np.testing.assert_array_equal(made.episodes.length, a.episodes.length[chosen])
-    np.testing.assert_array_equal(made.episodes.returns, a.episodes.returns[chosen])
+    matches = mask(a.episodes, a.episodes.returns.mean(-1))
+    dataset = vault.filter(a, condition, tmp_path / "v.vlt")
+    np.testing.assert_array_equal(dataset.episodes.length, a.episodes.length[matches])
+    np.testing.assert_array_equal(dataset.episodes.returns, a.episodes.returns[matches])
 
 
 def even(episodes):
@@ -202,38 +202,38 @@ def even(episodes):
 
 
 def test_steps_that_a_condition_holds_for(a, tmp_path):
-    made = vault.filter(
+    data = vault.filter(
         a, "reward > 0 and step < 4 and policy != 1", tmp_path / "v.vlt", by="steps"
     )
-    read = a.transitions()
-    step = np.zeros(read.last.shape, int)
-    for row, start, length, *_ in episodes_of(read):
+    source = a.transitions()
+    step = np.zeros(source.last.shape, int)
+    for row, start, length, *_ in episodes_of(source):
         step[row, start : start + length] = np.arange(length)
-    wanted = (read.reward.mean(-1) > 0) & (step < 4) & (read.policy_id[..., 0] != 1)
-    np.testing.assert_array_equal(made.transitions().reward[0], read.reward[wanted])
-    np.testing.assert_array_equal(made.transitions().view.state[0], read.view.state[wanted])
+    target = (source.reward.mean(-1) > 0) & (step < 4) & (source.policy_id[..., 0] != 1)
+    np.testing.assert_array_equal(data.transitions().reward[0], source.reward[target])
+    np.testing.assert_array_equal(data.transitions().view.state[0], source.view.state[target])
     # Every next view is known, but for those that the source does not know.
-    assert (made.episodes.final == -1).sum() <= 3
+    assert (data.episodes.final == -1).sum() <= 3
 
 
 # ---------------------------------------------------------------------------------- samples
 
 
 def test_a_sample_of_steps_ends_in_a_cut_episode(a, tmp_path):
-    made = vault.sample(a, tmp_path / "v.vlt", steps=31, seed=5)
-    assert made.num_steps == 31
-    lengths, theirs = made.episodes.length.tolist(), a.episodes.length.tolist()
+    dataset = vault.sample(a, tmp_path / "v.vlt", steps=31, seed=5)
+    assert dataset.num_steps == 31
+    lengths, theirs = dataset.episodes.length.tolist(), a.episodes.length.tolist()
     assert sum(length not in theirs for length in lengths) <= 1
     same = vault.sample(a, tmp_path / "w.vlt", steps=31, seed=5)
-    assert same.digest() == made.digest()
-    assert vault.sample(a, tmp_path / "x.vlt", steps=31, seed=6).digest() != made.digest()
+    assert same.digest() == dataset.digest()
+    assert vault.sample(a, tmp_path / "x.vlt", steps=31, seed=6).digest() != dataset.digest()
 
 
 def test_the_top_are_the_best(a, tmp_path):
-    made = vault.sample(a, tmp_path / "v.vlt", top=0.2)
+    dataset = vault.sample(a, tmp_path / "v.vlt", top=0.2)
     returns = np.sort(a.episodes.complete_returns)[::-1]
     best = returns[: round(0.2 * len(returns))]
-    assert np.sort(made.episodes.returns.mean(-1))[::-1].tolist() == best.tolist()
+    assert np.sort(dataset.episodes.returns.mean(-1))[::-1].tolist() == best.tolist()
 
 
 @given(st.integers(0, 99), st.integers(1, 300), st.floats(0, 1))
@@ -242,10 +242,10 @@ def test_prefixes_of_a_matched_order_keep_the_distribution(seed, count, fraction
     returns = np.round(rng.normal(size=count) * rng.choice([1, 3, 100]), 1)
     order = selection.matched(returns, returns, seed)
     assert sorted(order.tolist()) == list(range(count))
-    drawn = order[: max(1, int(fraction * count))]
+    prefix = order[: max(1, int(fraction * count))]
     for decile in np.quantile(returns, np.linspace(0, 1, 11)):
-        expected = (returns <= decile).mean() * len(drawn)
-        assert abs((returns[drawn] <= decile).sum() - expected) <= 10
+        expected = (returns <= decile).mean() * len(prefix)
+        assert abs((returns[prefix] <= decile).sum() - expected) <= 10
 
 
 def test_returns_are_matched_to_those_of_others():
@@ -264,10 +264,10 @@ def test_returns_are_matched_to_those_of_others():
 
 def test_a_sample_like_another_vault(a, tmp_path):
     low = vault.filter(a, "return < p30", tmp_path / "low.vlt")
-    made = vault.sample(a, tmp_path / "v.vlt", like=low)
-    assert made.episodes.returns.tolist() == low.episodes.returns.tolist()
-    told = made.provenance["lineage"]["arguments"]["match_returns"]
-    assert told == {"vault": "low.vlt/main", "digest": low.digest()}
+    dataset = vault.sample(a, tmp_path / "v.vlt", like=low)
+    assert dataset.episodes.returns.tolist() == low.episodes.returns.tolist()
+    reference = dataset.provenance["lineage"]["arguments"]["match_returns"]
+    assert reference == {"vault": "low.vlt/main", "digest": low.digest()}
 
 
 def test_splits(a, tmp_path):
@@ -289,19 +289,19 @@ def test_splits(a, tmp_path):
 def test_origins_that_cannot_be_are_not_believed(a, tmp_path, forged):
     b = record(tmp_path / "b.vlt" / "poor", seed=1)
     both = vault.cat([a, b], tmp_path / "v.vlt")
-    one, two = both.provenance["origins"]
-    provenance = {**both.provenance, "origins": [one, {**two, **forged}]}
+    first, second = both.provenance["origins"]
+    provenance = {**both.provenance, "origins": [first, {**second, **forged}]}
     key, store = layout.PROVENANCE_KEY, store_of(both.path)
     store.commit({key: layout.dump_json(provenance)}, {}).result()
-    made = vault.cat([both.path, b], tmp_path / "w.vlt")
-    assert [one["vault"] for one in made.provenance["origins"]] == ["v.vlt/main", "b.vlt/poor"]
+    data = vault.cat([both.path, b], tmp_path / "w.vlt")
+    assert [o["vault"] for o in data.provenance["origins"]] == ["v.vlt/main", "b.vlt/poor"]
 
 
 def test_policies_of_different_sources_stay_apart(a, tmp_path):
     b = record(tmp_path / "b.vlt" / "poor", seed=1, provenance={"policies": [{"policy_id": 4}]})
     stock = write_stock(tmp_path / "s.vlt" / "Good", unknown_policies(make(seed=2)[0]))
-    made = vault.cat([b, a, stock, b], tmp_path / "v.vlt")
-    (one, two, three) = made.provenance["origins"]
+    dataset = vault.cat([b, a, stock, b], tmp_path / "v.vlt")
+    (one, two, three) = dataset.provenance["origins"]
     assert [one["vault"], two["vault"], three["vault"]] == [
         "b.vlt/poor",
         "a.vlt/expert",
@@ -312,18 +312,18 @@ def test_policies_of_different_sources_stay_apart(a, tmp_path):
         (5, 3, False),
         (8, 0, True),
     ]
-    ids = made.transitions().policy_id[0]
+    ids = dataset.transitions().policy_id[0]
     first, second = b.num_steps, b.num_steps + a.num_steps
     np.testing.assert_array_equal(ids[:first], ids[-first:])
     np.testing.assert_array_equal(
         ids[first:second, 0], a.transitions().policy_id[..., 0].ravel() + 5
     )
     assert (ids[second:-first] == 8).all()
-    assert made.provenance["policies"] == [{"policy_id": 4, "origin": "b.vlt/poor"}]
+    assert dataset.provenance["policies"] == [{"policy_id": 4, "origin": "b.vlt/poor"}]
 
-    good = vault.filter(made, "tier == 'Good'", tmp_path / "good.vlt")
+    good = vault.filter(dataset, "tier == 'Good'", tmp_path / "good.vlt")
     assert (good.transitions().policy_id == -1).all()
-    late = vault.filter(made, "seed == 1 or tier == 'Good'", tmp_path / "late.vlt")
+    late = vault.filter(dataset, "seed == 1 or tier == 'Good'", tmp_path / "late.vlt")
     assert late.provenance["policies"] == [{"policy_id": 4, "origin": "b.vlt/poor"}]
     assert set(np.unique(late.transitions().policy_id)) == {0, 1, 2, 5}
 
@@ -335,14 +335,14 @@ def unknown_policies(transition):
 
 
 def test_policies_have_names(tmp_path):
-    told = {"program": "mappo", "policies": [{"policy_id": 1, "name": "late"}]}
-    found = record(tmp_path / "a.vlt", provenance=told)
-    made = vault.filter(found, "policy == 'late'", tmp_path / "b.vlt")
-    assert set(made.episodes.policy_id) == {1}
-    others = vault.filter(found, "policy == 'mappo' and program == 'mappo'", tmp_path / "c.vlt")
-    assert set(others.episodes.policy_id) == {0, 2}
-    steps_of = vault.filter(found, "policy == 'late'", tmp_path / "d.vlt", by="steps")
-    assert steps_of.num_steps == (found.transitions().policy_id[..., 0] == 1).sum()
+    provenance = {"program": "mappo", "policies": [{"policy_id": 1, "name": "late"}]}
+    dataset = record(tmp_path / "a.vlt", provenance=provenance)
+    subset = vault.filter(dataset, "policy == 'late'", tmp_path / "b.vlt")
+    assert set(subset.episodes.policy_id) == {1}
+    unnamed = vault.filter(dataset, "policy == 'mappo' and program == 'mappo'", tmp_path / "c.vlt")
+    assert set(unnamed.episodes.policy_id) == {0, 2}
+    steps_of = vault.filter(dataset, "policy == 'late'", tmp_path / "d.vlt", by="steps")
+    assert steps_of.num_steps == (dataset.transitions().policy_id[..., 0] == 1).sum()
 
 
 # ---------------------------------------------------------------------------------- sources
@@ -351,20 +351,20 @@ def test_policies_have_names(tmp_path):
 def test_stock_vaults_are_sources_too(tmp_path):
     transition, _ = make(rows=5, steps=40)
     stock = write_stock(tmp_path / "s.vlt" / "Good", unknown_policies(transition), {"id": "blosc"})
-    made = vault.filter(stock, "length >= 3 and tier == 'Good'", tmp_path / "v.vlt")
-    wanted = [e for e in episodes_of(transition) if e[2] >= 3]
-    assert made.episodes.length.tolist() == [length for _, _, length, *_ in wanted]
-    assert made.provenance["lineage"]["sources"][0]["native"] is False
-    assert made.provenance["lineage"]["sources"][0]["provenance"] == {"scenario": "3m"}
+    dataset = vault.filter(stock, "length >= 3 and tier == 'Good'", tmp_path / "v.vlt")
+    expected = [e for e in episodes_of(transition) if e[2] >= 3]
+    assert dataset.episodes.length.tolist() == [length for _, _, length, *_ in expected]
+    assert dataset.provenance["lineage"]["sources"][0]["native"] is False
+    assert dataset.provenance["lineage"]["sources"][0]["provenance"] == {"scenario": "3m"}
     assert vault.recode(stock, tmp_path / "w.vlt").digest() == stock.digest()
 
 
 def test_what_stock_appended_is_noted(tmp_path):
     ours = record(tmp_path / "a.vlt", rows=2, num_steps=20)
     append_with_stock(open_stock(ours.path), make(steps=7, seed=3)[0])
-    made = vault.cat([tmp_path / "a.vlt"], tmp_path / "b.vlt")
-    assert made.num_steps == 54
-    assert made.provenance["lineage"]["sources"][0]["unverified"] == [[20, 27]]
+    dataset = vault.cat([tmp_path / "a.vlt"], tmp_path / "b.vlt")
+    assert dataset.num_steps == 54
+    assert dataset.provenance["lineage"]["sources"][0]["unverified"] == [[20, 27]]
 
 
 # ---------------------------------------------------------------------------------- datasets
@@ -381,23 +381,23 @@ VERBS = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_opens_each_vault_once_and_returns_a_dataset(a, tmp_path, monkeypatch, verb):
     record(tmp_path / "b.vlt" / "poor", rows=3, num_steps=50)  # with the returns of the other
-    given = [a.path, tmp_path / "b.vlt" / "poor"]
-    opened, original = Counter(), ts.KvStore.open
+    paths = [a.path, tmp_path / "b.vlt" / "poor"]
+    open_counts, original = Counter(), ts.KvStore.open
 
     def counted(spec, *args, **options):
         if isinstance(spec, dict) and spec["driver"] == "ocdbt" and "manifest" not in spec:
-            opened[Path(spec["base"]["path"])] += 1
+            open_counts[Path(spec["base"]["path"])] += 1
         return original(spec, *args, **options)
 
     monkeypatch.setattr(ts.KvStore, "open", counted)
-    made = VERBS[verb](given, tmp_path / "v.vlt")
-    assert type(made) is vault.Dataset
-    used = given if verb in ("cat", "match") else given[:1]
-    assert [opened[path] for path in (*used, made.path)] == [1] * (len(used) + 1)
-    opened.clear()
-    VERBS[verb]([vault.open_vault(path) for path in given], tmp_path / "w.vlt")
-    assert [opened[path] for path in given] == [1, 1]  # by `open_vault`
-    assert made.replay(batch=2, length=2).sample(jax.random.key(0)).reward.shape[:2] == (2, 2)
+    dataset = VERBS[verb](paths, tmp_path / "v.vlt")
+    assert type(dataset) is vault.Dataset
+    used = paths if verb in ("cat", "match") else paths[:1]
+    assert [open_counts[path] for path in (*used, dataset.path)] == [1] * (len(used) + 1)
+    open_counts.clear()
+    VERBS[verb]([vault.open_vault(path) for path in paths], tmp_path / "w.vlt")
+    assert [open_counts[path] for path in paths] == [1, 1]  # by `open_vault`
+    assert dataset.replay(batch=2, length=2).sample(jax.random.key(0)).reward.shape[:2] == (2, 2)
 
 
 # ---------------------------------------------------------------------------------- lineage
@@ -405,15 +405,15 @@ def test_a_verb_opens_each_vault_once_and_returns_a_dataset(a, tmp_path, monkeyp
 
 def test_lineage_tells_what_was_done_to_what(a, tmp_path):
     first = vault.sample(a, tmp_path / "b.vlt" / "x", episodes=9, seed=7)
-    made = vault.filter(first, "length > 1", tmp_path / "c.vlt")
-    told = made.provenance["lineage"]
-    assert (told["operation"], told["arguments"]) == (
+    dataset = vault.filter(first, "length > 1", tmp_path / "c.vlt")
+    entry = dataset.provenance["lineage"]
+    assert (entry["operation"], entry["arguments"]) == (
         "filter",
         {"condition": "length > 1", "by": "episodes"},
     )
-    (source,) = told["sources"]
+    (source,) = entry["sources"]
     assert (source["vault"], source["digest"]) == ("b.vlt/x", first.digest())
-    assert source["taken"] == {"episodes": len(made.episodes.row), "steps": made.num_steps}
+    assert source["taken"] == {"episodes": len(dataset.episodes.row), "steps": dataset.num_steps}
     before = source["provenance"]["lineage"]
     assert before["arguments"] == {"episodes": 9, "seed": 7}
     assert before["sources"][0]["digest"] == a.digest()
@@ -422,14 +422,14 @@ def test_lineage_tells_what_was_done_to_what(a, tmp_path):
 
 def test_lineage_does_not_grow_without_bound(a, tmp_path, monkeypatch):
     monkeypatch.setattr(lineage, "_MOST_BYTES", 3000)
-    made, sizes = a, []
+    dataset, sizes = a, []
     for number in range(6):
-        made = vault.cat([made, made], tmp_path / f"{number}.vlt")
-        made = vault.dedup(made, tmp_path / f"{number}-once.vlt")
-        sizes.append(len(json.dumps(made.provenance)))
+        dataset = vault.cat([dataset, dataset], tmp_path / f"{number}.vlt")
+        dataset = vault.dedup(dataset, tmp_path / f"{number}-once.vlt")
+        sizes.append(len(json.dumps(dataset.provenance)))
     assert max(sizes) < 6000
-    assert made.provenance["lineage"]["sources"][0]["vault"] == "5.vlt/main"
-    assert made.digest() == vault.cat([a], tmp_path / "a.vlt").digest()
+    assert dataset.provenance["lineage"]["sources"][0]["vault"] == "5.vlt/main"
+    assert dataset.digest() == vault.cat([a], tmp_path / "a.vlt").digest()
 
 
 # ---------------------------------------------------------------------------------- refusals

@@ -148,7 +148,7 @@ COLUMNS = {
 
 
 def holds(text):
-    """The lengths of the episodes of which it holds."""
+    """Return the lengths of the episodes that meet a condition."""
     return NUMBERS[parse(text, OF_EPISODES).holds(COLUMNS, 5)].astype(int).tolist()
 
 
@@ -251,10 +251,10 @@ condition = st.recursive(
 def test_conditions_mean_what_they_do_in_python(text):
     """Python evaluates them for each episode."""
     columns = {"length": np.arange(8) % 5, "row": np.arange(8) // 4, "index": np.arange(8)}
-    found = parse(text, OF_EPISODES).holds(columns, 8)
+    mask = parse(text, OF_EPISODES).holds(columns, 8)
     names = [{name: int(column[i]) for name, column in columns.items()} for i in range(8)]
     truths = {"true": True, "false": False}
-    assert found.tolist() == [bool(eval(text, truths, one)) for one in names]
+    assert mask.tolist() == [bool(eval(text, truths, variables)) for variables in names]
 
 
 def test_what_a_vault_does_not_tell_is_said(tmp_path):

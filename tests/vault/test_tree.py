@@ -15,10 +15,10 @@ def store(tmp_path):
     config = {"max_decoded_node_bytes": 2000, "max_inline_value_bytes": 10}
     base = {"driver": "file", "path": f"{tmp_path}/"}
     spec = {"driver": "ocdbt", "base": base, "config": config}
-    opened = ts.KvStore.open(spec).result()
+    kvstore = ts.KvStore.open(spec).result()
     with ts.Transaction(atomic=True) as transaction:
         for key, value in KEYS.items():
-            opened.with_transaction(transaction)[key] = value
+            kvstore.with_transaction(transaction)[key] = value
     return tmp_path
 
 
@@ -27,18 +27,18 @@ def read(path, value):
 
 
 def test_every_key_is_found_on_every_level(store):
-    found = commit.current_tree(store_of(store))
-    assert found.lost == ()
-    assert {key: read(store, value) for key, value in found.values.items()} == KEYS
+    tree = commit.current_tree(store_of(store))
+    assert tree.lost == ()
+    assert {key: read(store, value) for key, value in tree.values.items()} == KEYS
 
 
 def test_every_commit_is_found_in_a_long_history(tmp_path):
     """The manifest lists the newest commits only, and refers to nodes that list the others."""
     config = {"max_inline_value_bytes": 10, "version_tree_arity_log2": 1}
     base = {"driver": "file", "path": f"{tmp_path}/"}
-    opened = ts.KvStore.open({"driver": "ocdbt", "base": base, "config": config}).result()
+    kvstore = ts.KvStore.open({"driver": "ocdbt", "base": base, "config": config}).result()
     for number in range(20):
-        opened.write("key", bytes([number]) * 40).result()
+        kvstore.write("key", bytes([number]) * 40).result()
     driver = store_of(tmp_path)
     assert commit.live_files(driver) == {
         f"{DATA}/{file.name}" for file in (tmp_path / DATA).iterdir()

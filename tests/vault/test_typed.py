@@ -71,30 +71,30 @@ def test_any_tree_of_leaves_is_read_back(
     write(path, spec, parts[:1], codec=codec, chunk_steps=chunk_steps)
     with vault.resume(path) as writer:
         writer.append(*parts[1])
-    found = vault.open_vault(path)
-    whole = concatenate([part for part, _ in parts])
-    assert found.spec == spec
-    assert_same(found.transitions(), whole)
-    assert_same(found.transitions(3, 11), steps(whole, 3, 11))
-    first = map_tree(lambda x: x[0, : found.episodes.length[0]], whole)
-    assert_same(found.episode(0).transition, first)
-    windows = found.window_transitions(np.array([1, 0]), np.array([2, 6]), 4)
-    expected = map_tree(lambda x: np.stack([x[1, 2:6], x[0, 6:10]]), whole)
+    dataset = vault.open_vault(path)
+    transitions = concatenate([part for part, _ in parts])
+    assert dataset.spec == spec
+    assert_same(dataset.transitions(), transitions)
+    assert_same(dataset.transitions(3, 11), steps(transitions, 3, 11))
+    first = map_tree(lambda x: x[0, : dataset.episodes.length[0]], transitions)
+    assert_same(dataset.episode(0).transition, first)
+    windows = dataset.window_transitions(np.array([1, 0]), np.array([2, 6]), 4)
+    expected = map_tree(lambda x: np.stack([x[1, 2:6], x[0, 6:10]]), transitions)
     assert_same(windows, expected)
-    check_finals(found, parts)
+    check_finals(dataset, parts)
     assert vault.verify(path, deep=True).sound
 
 
-def check_finals(found, parts):
-    """Each episode's final view is the one that was appended with it, in its own types."""
-    table = found.episodes
+def check_finals(dataset, parts):
+    """Check that each episode has the final view that was appended, in its own types."""
+    table = dataset.episodes
     ends = zip(table.row, table.start + table.length, strict=True)
     number = dict(zip(ends, table.final, strict=True))
     begin = 0
     for transition, finals in parts:
         for index, (row, time) in enumerate(zip(finals.row, finals.time, strict=True)):
             final = number[int(row), begin + int(time) + 1]
-            stored = map_tree(lambda leaf, at=final: leaf[at], found.finals)
+            stored = map_tree(lambda leaf, at=final: leaf[at], dataset.finals)
             appended = map_tree(lambda leaf, at=index: leaf[at], finals.view)
             chex.assert_trees_all_equal(stored, appended)
             chex.assert_trees_all_equal_dtypes(stored, appended)
@@ -105,15 +105,15 @@ def check_finals(found, parts):
 
 
 def test_leaves_have_names_and_types_on_disk(tmp_path):
-    found = write(tmp_path / "v.vlt", TYPED, parts_of(TYPED, 4))
-    named = {name: (leaf.dtype.name, leaf.shape) for name, leaf in found.leaves.items()}
-    assert named["observations.camera.left"] == ("uint8", (2, 2, 3, 1))
-    assert named["observations.camera.depth"] == ("float16", (2, 2, 3))
-    assert named["observations.gear"] == ("int8", (2,))
-    assert named["infos.state.map"] == ("bool", (3, 4))
-    assert named["infos.state.wind"] == ("bfloat16", (2,))
-    assert named["extras.cost"] == ("float32", ())
-    assert named["extras.message"] == ("int16", (2, 5))
+    dataset = write(tmp_path / "v.vlt", TYPED, parts_of(TYPED, 4))
+    types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in dataset.leaves.items()}
+    assert types["observations.camera.left"] == ("uint8", (2, 2, 3, 1))
+    assert types["observations.camera.depth"] == ("float16", (2, 2, 3))
+    assert types["observations.gear"] == ("int8", (2,))
+    assert types["infos.state.map"] == ("bool", (3, 4))
+    assert types["infos.state.wind"] == ("bfloat16", (2,))
+    assert types["extras.cost"] == ("float32", ())
+    assert types["extras.message"] == ("int16", (2, 5))
     image = write(tmp_path / "i.vlt", IMAGE, parts_of(IMAGE, 4))
     assert image.leaves["observations"] == (np.dtype("uint8"), (2, 8, 8, 3))
     assert "infos.state" not in image.leaves
@@ -148,17 +148,17 @@ def test_leaves_of_some_agents_are_declared_not_stock_readable(tmp_path):
     tree = {"image": ArraySpec((2, 2), "uint8"), "l": ArraySpec((5,), agents=(0, 1, 3))}
     spec = dataclasses.replace(IMAGE, num_agents=4, observation=tree)
     parts = parts_of(spec, 20)
-    found = write(tmp_path / "v.vlt", spec, parts)
-    assert_same(found.transitions(), parts[0][0])
-    assert found.leaves["observations.l"].shape == (3, 5)
-    assert not found.manifest.schema.stock_readable
-    metadata = json.loads((found.path / "metadata.json").read_text())
+    dataset = write(tmp_path / "v.vlt", spec, parts)
+    assert_same(dataset.transitions(), parts[0][0])
+    assert dataset.leaves["observations.l"].shape == (3, 5)
+    assert not dataset.manifest.schema.stock_readable
+    metadata = json.loads((dataset.path / "metadata.json").read_text())
     assert metadata["offmarl"]["stock_readable"] is False
-    whole = found.read()["observations.l"]
+    leaf = dataset.read()["observations.l"]
     for agents, places in ((slice(1, 4), [1, 2]), (slice(0, 4, 3), [0, 2]), (slice(2, 3), [])):
         for stop in (5, 20):  # in one chunk, and in several
-            part = found.read(0, stop, agents=agents)["observations.l"]
-            np.testing.assert_array_equal(part, whole[:, :stop, places])
+            part = dataset.read(0, stop, agents=agents)["observations.l"]
+            np.testing.assert_array_equal(part, leaf[:, :stop, places])
 
 
 FORGED = {
@@ -191,10 +191,10 @@ def test_images_take_the_bytes_of_the_data(tmp_path):
     """At most 1.05 times the raw bytes, with one final observation an episode."""
     spec = image_spec(shape=(32, 32, 3))
     parts = [whole_episodes(spec, 1, 64, seed=seed, end_every=16.0) for seed in range(4)]
-    found = write(tmp_path / "v.vlt", spec, parts, chunk_steps=None)
-    step_bytes = sum(leaf.step_bytes for leaf in found.leaves.values())
-    raw = 256 * step_bytes + len(found.episodes.row) * spec.num_agents * 32 * 32 * 3
-    files = [file for file in found.path.rglob("*") if file.is_file()]
+    dataset = write(tmp_path / "v.vlt", spec, parts, chunk_steps=None)
+    step_bytes = sum(leaf.step_bytes for leaf in dataset.leaves.values())
+    raw = 256 * step_bytes + len(dataset.episodes.row) * spec.num_agents * 32 * 32 * 3
+    files = [file for file in dataset.path.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= 1.05 * raw
 
 
@@ -264,8 +264,8 @@ def test_extras_may_be_unknown(tmp_path):
     """Only their shapes and types are checked: their values are the user's."""
     ((transition, finals),) = parts_of(TYPED, 6)
     unknown = with_extra(transition, "cost", np.full((2, 6), np.nan, np.float32))
-    found = write(tmp_path / "v.vlt", TYPED, [(unknown, finals)])
-    assert np.isnan(found.transitions().extras["cost"]).all()
+    dataset = write(tmp_path / "v.vlt", TYPED, [(unknown, finals)])
+    assert np.isnan(dataset.transitions().extras["cost"]).all()
 
 
 # ------------------------------------------------------------------------------------- damage
@@ -273,12 +273,12 @@ def test_extras_may_be_unknown(tmp_path):
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_every_flip_is_detected_or_harmless(tmp_path, codec):
-    """In the chunks of new leaves as in all others."""
+    """Also in the chunks of leaves that extras and trees add."""
     path = record(tmp_path / "v.vlt" / "a", codec, TYPED)
-    whole, detected = content(path), 0
-    for what in damages(path, 24):
+    before, detected = content(path), 0
+    for change in damages(path, 24):
         if vault.verify(path, deep=True).sound:
-            assert content(path) == whole, what
+            assert content(path) == before, change
         else:
             detected += 1
     assert detected > 12
@@ -290,18 +290,18 @@ def test_every_flip_is_detected_or_harmless(tmp_path, codec):
 @SPECS
 def test_transforms_keep_leaves_and_extras(tmp_path, spec):
     ((transition, finals),) = [whole_episodes(spec, 2, 30)]
-    found = write(tmp_path / "v.vlt", spec, [(transition, finals)])
-    doubled = vault.cat([found, found], tmp_path / "two.vlt")
+    dataset = write(tmp_path / "v.vlt", spec, [(transition, finals)])
+    doubled = vault.cat([dataset, dataset], tmp_path / "two.vlt")
     assert doubled.spec == spec
     assert_same(doubled.transitions(0, 30), map_tree(lambda x: x[:1], transition))
-    zipped = vault.recode(found, tmp_path / "z.vlt", codec="zstd")
-    assert zipped.digest() == found.digest()
-    part = vault.filter(found, "length >= p50", tmp_path / "part.vlt")
-    kept = np.flatnonzero(found.episodes.length >= np.median(found.episodes.length))
-    lengths = found.episodes.length[kept]
+    zipped = vault.recode(dataset, tmp_path / "z.vlt", codec="zstd")
+    assert zipped.digest() == dataset.digest()
+    part = vault.filter(dataset, "length >= p50", tmp_path / "part.vlt")
+    numbers = np.flatnonzero(dataset.episodes.length >= np.median(dataset.episodes.length))
+    lengths = dataset.episodes.length[numbers]
     assert part.num_steps == lengths.sum()
-    assert_same(part.episode(0).transition, found.episode(int(kept[0])).transition)
-    chex.assert_trees_all_equal(part.episode(0).final, found.episode(int(kept[0])).final)
+    assert_same(part.episode(0).transition, dataset.episode(int(numbers[0])).transition)
+    chex.assert_trees_all_equal(part.episode(0).final, dataset.episode(int(numbers[0])).final)
 
 
 def test_vaults_of_unlike_leaves_are_not_joined(tmp_path):

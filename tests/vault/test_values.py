@@ -16,7 +16,7 @@ NAMED = replace(SPEC, agents=("knight", "squire"))
 
 
 def with_value(transition, name, index, value):
-    """Put a value into an array of a record, wherever it is."""
+    """Put a value into the array of a record with this name."""
     of_view = name in transition.view._fields
     owner = transition.view if of_view else transition
     array = np.array(getattr(owner, name))
@@ -61,12 +61,12 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """An empty vault for each spec, which nothing that is refused changes."""
-    found = {}
+    """An empty vault for each spec, which stays empty when records are refused."""
+    by_spec = {}
     for number, spec in enumerate((SPEC, NAMED, CONTINUOUS)):
-        found[spec] = tmp_path_factory.mktemp("values") / f"{number}.vlt"
-        vault.create(found[spec], spec, rows=2).close()
-    return found
+        by_spec[spec] = tmp_path_factory.mktemp("values") / f"{number}.vlt"
+        vault.create(by_spec[spec], spec, rows=2).close()
+    return by_spec
 
 
 @pytest.mark.parametrize(("spec", "name", "index", "value", "message"), CASES)
@@ -125,10 +125,10 @@ def test_those_who_write_together_are_told_before_anything_waits(tmp_path):
 )
 def test_what_can_be_is_taken(tmp_path, spec, name, index, value):
     transition, finals = make(spec)
-    given = with_value(transition, name, index, value)
-    written(tmp_path / "a.vlt", (given, finals), spec=spec)
-    found = getattr(vault.open_vault(tmp_path / "a.vlt")[:], name)
-    np.testing.assert_array_equal(found, getattr(given, name).astype(found.dtype))
+    changed = with_value(transition, name, index, value)
+    written(tmp_path / "a.vlt", (changed, finals), spec=spec)
+    array = getattr(vault.open_vault(tmp_path / "a.vlt")[:], name)
+    np.testing.assert_array_equal(array, getattr(changed, name).astype(array.dtype))
 
 
 def test_illegal_actions_are_taken_but_not_those_of_others(tmp_path):
@@ -144,8 +144,8 @@ def test_illegal_actions_are_taken_but_not_those_of_others(tmp_path):
     )
     lives = alive.copy()
     lives[1, 4, 1] = True
-    every = np.ones_like(transition.view.legal_actions)
-    wrong = illegal._replace(view=illegal.view._replace(alive=lives, legal_actions=every))
+    all_legal = np.ones_like(transition.view.legal_actions)
+    wrong = illegal._replace(view=illegal.view._replace(alive=lives, legal_actions=all_legal))
     with vault.create(tmp_path / "a.vlt", spec, rows=2) as writer:
         with pytest.raises(InvalidValueError, match=r"agent 1 in row 1, step 4 .* is 3"):
             writer.append(wrong, finals)
@@ -169,9 +169,9 @@ def test_wider_numbers_are_cast(tmp_path):
             InvalidValueError, match=r"2147483648 .*, which does not fit into the vault's int32"
         ):
             writer.append(wide._replace(policy_id=too_many), finals)
-    found = vault.open_vault(tmp_path / "a.vlt")
-    assert_same(found[:], transition)
-    np.testing.assert_array_equal(found.finals.observation[0].dtype, np.float32)
+    dataset = vault.open_vault(tmp_path / "a.vlt")
+    assert_same(dataset[:], transition)
+    np.testing.assert_array_equal(dataset.finals.observation[0].dtype, np.float32)
     assert vault.verify(tmp_path / "a.vlt", deep=True).sound
 
 
@@ -180,20 +180,20 @@ def test_wider_numbers_are_cast(tmp_path):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A vault with a NaN reward in its second complete episode, and actions that there are not."""
+    """A vault with a NaN reward in its second complete episode, and actions out of range."""
     path = tmp_path_factory.mktemp("kept") / "kept.vlt"
     transition, finals = whole_episodes(rows=1, steps=60)
     (_, second, *_) = np.flatnonzero(transition.last[0])
     transition = with_value(transition, "reward", (0, second, 1), np.nan)
     transition = with_value(transition, "action", (0, 0, 0), 9)
     with (
-        pytest.warns(UserWarning) as told,
+        pytest.warns(UserWarning) as records,
         vault.create(path, SPEC, rows=1, on_invalid="keep") as writer,
     ):
         writer.append(transition, finals)
         writer.append(transition, finals)
-    assert len(told) == 2  # each once
-    assert "the new vault records the quirk: some observations," in str(told[0].message)
+    assert len(records) == 2  # each once
+    assert "the new vault records the quirk: some observations," in str(records[0].message)
     return vault.open_vault(path)
 
 
@@ -224,22 +224,22 @@ def test_a_record_that_is_refused_leaves_no_quirk(tmp_path):
 
 
 def test_copies_keep_it_with_a_warning(kept, tmp_path):
-    with pytest.warns(UserWarning) as told:
-        made = vault.cat([kept], tmp_path / "b.vlt")
-    assert any("reward of agent 1" in str(one.message) for one in told)
-    assert made.quirks == kept.quirks
-    assert made.digest() == kept.digest()
+    with pytest.warns(UserWarning) as records:
+        dataset = vault.cat([kept], tmp_path / "b.vlt")
+    assert any("reward of agent 1" in str(record.message) for record in records)
+    assert dataset.quirks == kept.quirks
+    assert dataset.digest() == kept.digest()
 
 
 def test_percentiles_are_of_returns_that_there_are(kept, tmp_path):
     returns = kept.episodes.complete_returns
     middle = np.percentile(returns, 50)
     count = len(kept.episodes.row)
-    with pytest.warns(UserWarning) as told:
-        made = vault.filter(kept, "return >= p50 and index > 0", tmp_path / "b.vlt")
-    assert any(f"2 of the {count} episodes of" in str(one.message) for one in told)
+    with pytest.warns(UserWarning) as records:
+        dataset = vault.filter(kept, "return >= p50 and index > 0", tmp_path / "b.vlt")
+    assert any(f"2 of the {count} episodes of" in str(record.message) for record in records)
     later = kept.episodes.episode_returns[1:]
-    np.testing.assert_array_equal(made.episodes.episode_returns, later[later >= middle])
+    np.testing.assert_array_equal(dataset.episodes.episode_returns, later[later >= middle])
 
 
 def test_samples_by_return_leave_out_episodes_without_one(kept, tmp_path):
@@ -255,10 +255,10 @@ def test_samples_by_return_leave_out_episodes_without_one(kept, tmp_path):
 
 def test_columns_are_imported_as_they_are(kept, tmp_path):
     file = vault.export_dataset(kept, tmp_path / "a.npz", "numpy")
-    with pytest.warns(UserWarning) as told:
-        made = vault.import_dataset(file, tmp_path / "b.vlt", "numpy")
-    assert any("action of agent 0 in row 0, step 0" in str(one.message) for one in told)
-    assert (made.digest(), made.quirks) == (kept.digest(), kept.quirks)
+    with pytest.warns(UserWarning) as records:
+        dataset = vault.import_dataset(file, tmp_path / "b.vlt", "numpy")
+    assert any("action of agent 0 in row 0, step 0" in str(record.message) for record in records)
+    assert (dataset.digest(), dataset.quirks) == (kept.digest(), kept.quirks)
 
 
 def test_steps_of_other_programs_are_imported_as_they_are_on_request(tmp_path):
@@ -270,10 +270,10 @@ def test_steps_of_other_programs_are_imported_as_they_are_on_request(tmp_path):
     with pytest.raises(InvalidValueError, match=r"action of agent 0, entry 0, .* is 1\.5"):
         vault.import_dataset(tmp_path / "a.h5", tmp_path / "a.vlt", "omiga")
     with pytest.warns(UserWarning, match="action of agent 0, entry 0, .* is 1.5"):
-        made = vault.import_dataset(
+        dataset = vault.import_dataset(
             tmp_path / "a.h5", tmp_path / "a.vlt", "omiga", on_invalid="keep"
         )
-    assert made.quirks == ("impossible actions",)
+    assert dataset.quirks == ("impossible actions",)
 
 
 def test_what_stock_appended_is_adopted_as_it_is(tmp_path):
@@ -290,18 +290,18 @@ def test_what_stock_appended_is_adopted_as_it_is(tmp_path):
         with pytest.raises(InvalidValueError):
             writer.append(theirs)
         writer.append(*make(seed=2))
-    found = vault.open_vault(path)
-    assert (found.quirks, found.length) == (("not finite",), 30)
-    assert np.isnan(found[13:14].reward[0, 0, 0])
+    dataset = vault.open_vault(path)
+    assert (dataset.quirks, dataset.length) == (("not finite",), 30)
+    assert np.isnan(dataset[13:14].reward[0, 0, 0])
 
 
 def test_a_foreign_vault_tells_that_returns_are_missing(tmp_path):
     from .test_stock import to_stock, write_stock
 
     transition = with_value(make(steps=40)[0], "reward", (0, 3, 0), np.nan)
-    found = write_stock(tmp_path / "s.vlt" / "a", to_stock(transition))
-    assert "not finite" in found.quirks
-    assert isinstance(found.spec, EnvSpec)
+    dataset = write_stock(tmp_path / "s.vlt" / "a", to_stock(transition))
+    assert "not finite" in dataset.quirks
+    assert isinstance(dataset.spec, EnvSpec)
 
 
 def test_finite_extras_do_not_become_infinite(tmp_path):
@@ -318,15 +318,15 @@ def test_finite_extras_do_not_become_infinite(tmp_path):
 
 
 def test_impossible_values_are_no_damage(tmp_path, monkeypatch):
-    """``verify --deep`` names values of before they were checked; they are no damage."""
+    """``verify --deep`` reports values written before they were checked; they are no damage."""
     transition, finals = make()
     transition.view.legal_actions[0, 1, 0] = False
     transition.view.alive[0, 1, 0] = True
     with monkeypatch.context() as before:
         before.setattr("offmarl.vault.format.values.find", lambda *_: iter(()))
         written(tmp_path / "a.vlt", (transition, finals))
-    found = vault.verify(tmp_path / "a.vlt", deep=True)
-    assert found.sound and "mask of legal actions of agent 0 in row 0, step 1" in found.notes[0]
+    dataset = vault.verify(tmp_path / "a.vlt", deep=True)
+    assert dataset.sound and "mask of legal actions of agent 0 in row 0, step 1" in dataset.notes[0]
 
 
 def test_data_elsewhere_that_is_not_finite_is_pulled_first(tmp_path, monkeypatch):

@@ -114,9 +114,9 @@ def test_a_crowd_keeps_its_momentum_and_gains_no_energy(dims, restitution, dense
     mass = jax.random.uniform(keys[2], (num_drones,), minval=0.5, maxval=2.0)
     drones, collided = bump(position, velocity, mass, restitution, side=side, fastest=0.4)
     momentum, energy = momentum_and_energy(velocity, mass)
-    kept, left = momentum_and_energy(drones.velocity, mass)
-    np.testing.assert_allclose(kept, momentum, atol=2e-5 * num_drones)
-    assert left < 0.999 * energy
+    momentum_after, energy_after = momentum_and_energy(drones.velocity, mass)
+    np.testing.assert_allclose(momentum_after, momentum, atol=2e-5 * num_drones)
+    assert energy_after < 0.999 * energy
     assert collided.mean() > 0.9
     centre = mass @ (position + velocity)
     np.testing.assert_allclose(mass @ drones.position, centre, rtol=1e-5, atol=1e-3)

@@ -70,11 +70,11 @@ def test_staleness_comes_back_in_the_recovery_time():
     state = drone_at(env, 1.0, 1.0)
     state, _ = take_step(env, state, jnp.array([STAY]))
     away = state._replace(drones=drone_at(env, 5.0, 5.0).drones)
-    seen = []
+    staleness = []
     for _ in range(6):
         away, _ = take_step(env, away, jnp.array([STAY]))
-        seen.append(float(away.task.staleness[0, 0]))
-    assert seen == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+        staleness.append(float(away.task.staleness[0, 0]))
+    assert staleness == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 def test_commands_that_lead_out_are_illegal():

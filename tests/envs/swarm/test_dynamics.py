@@ -106,10 +106,10 @@ def test_the_way_around_an_obstacle_by_hand():
     """Against the velocity into it, and by 0.1 over the gap, which counts as at least 0.1."""
     radius = motion.OBSTACLE_RADIUS
     offset = jnp.asarray([[radius + 0.5, 0.0], [0.0, radius], [radius + 1.5, 0.0], [1.0, 0.0]])
-    known = jnp.asarray([1.0, 1.0, 1.0, 0.0])[:, None, None]
+    mask = jnp.asarray([1.0, 1.0, 1.0, 0.0])[:, None, None]
     desired = jnp.asarray([[2.0, 1.0], [1.0, -3.0], [2.0, 0.0], [2.0, 0.0]])
-    found = motion.around(offset[:, None], known, desired)
-    np.testing.assert_allclose(found, [[-2.2, 0], [0, -1], [0, 0], [0, 0]], atol=1e-6)
+    velocity = motion.around(offset[:, None], mask, desired)
+    np.testing.assert_allclose(velocity, [[-2.2, 0], [0, -1], [0, 0], [0, 0]], atol=1e-6)
 
 
 @pytest.mark.slow

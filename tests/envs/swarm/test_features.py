@@ -47,26 +47,26 @@ def test_a_continuous_action_is_the_command():
         envs.make("swarm/coverage-2", action=kind) for kind in ("discrete", "continuous")
     )
     state, _ = reset(discrete)
-    one, _ = take_step(discrete, state, jnp.asarray([2, 3]))
-    other, _ = take_step(continuous, state, jnp.asarray([[1.0, 0.0], [0.0, -1.0]]))
-    chex.assert_trees_all_equal(one.drones, other.drones)
+    expected, _ = take_step(discrete, state, jnp.asarray([2, 3]))
+    result, _ = take_step(continuous, state, jnp.asarray([[1.0, 0.0], [0.0, -1.0]]))
+    chex.assert_trees_all_equal(expected.drones, result.drones)
 
 
 @pytest.mark.parametrize(
     "task", [TASKS[0], *(pytest.param(task, marks=pytest.mark.nightly) for task in TASKS[1:])]
 )
 def test_partial_observability(task):
-    """What is far away can change and not be seen."""
+    """Changes far away are not seen."""
     env = envs.make(f"swarm/{task}", comm="none", randomise="none", obstacles=0.0)
     state, _ = reset(env)
     high = env.side - 1.0
     near = jnp.asarray([[1.0, 1.0], [high, high], [high, 1.0], [1.0, high]])
     near = jnp.concatenate([near, state.drones.position[4:]])
-    one = state._replace(drones=at_rest(near))
-    other = state._replace(drones=at_rest(near.at[1].add(-0.5)))
-    seen, changed = look(env, one), look(env, other)
-    np.testing.assert_array_equal(seen.observation[0], changed.observation[0])
-    assert (seen.state != changed.state).any()
+    before = state._replace(drones=at_rest(near))
+    after = state._replace(drones=at_rest(near.at[1].add(-0.5)))
+    view, changed = look(env, before), look(env, after)
+    np.testing.assert_array_equal(view.observation[0], changed.observation[0])
+    assert (view.state != changed.state).any()
 
 
 @pytest.mark.slow
@@ -125,35 +125,35 @@ def test_unicycles_observe_the_same_in_a_world_that_is_turned(name):
     env = envs.make(f"swarm/{name}:dynamics=unicycle,comm=none,randomise=none,sensing_range=3")
     state = among_things(env)
     points = {"position", "sites", "beacon"} & {*state.task._fields}
-    moved = {field: quarter(env, getattr(state.task, field)) for field in points}
+    fields = {field: quarter(env, getattr(state.task, field)) for field in points}
     if "velocity" in state.task._fields:
-        moved["velocity"] = turned(state.task.velocity)
+        fields["velocity"] = turned(state.task.velocity)
     around = state._replace(
         drones=state.drones._replace(
             position=quarter(env, state.drones.position),
             velocity=turned(state.drones.velocity),
             heading=state.drones.heading + jnp.pi / 2,
         ),
-        task=state.task._replace(**moved),
+        task=state.task._replace(**fields),
         obstacles=None if state.obstacles is None else quarter(env, state.obstacles),
     )
-    one, other = (env.read(look(env, each).observation) for each in (state, around))
-    own, theirs = one.pop("own"), other.pop("own")
+    straight, rotated = (env.read(look(env, s).observation) for s in (state, around))
+    own, theirs = straight.pop("own"), rotated.pop("own")
     np.testing.assert_allclose(own[:, 2:4], theirs[:, 2:4], atol=1e-5)  # its velocity
-    for part in one:
-        assert one[part].any() or part == "time", part
-        np.testing.assert_allclose(one[part], other[part], atol=1e-5, err_msg=part)
+    for part in straight:
+        assert straight[part].any() or part == "time", part
+        np.testing.assert_allclose(straight[part], rotated[part], atol=1e-5, err_msg=part)
 
 
 @pytest.mark.parametrize("name", ["search-4", "pursuit-4-2"])
 def test_what_unicycles_tell_does_not_depend_on_their_heading(name):
-    """The others do not know it."""
+    """The other drones do not know the heading."""
     env = envs.make(f"swarm/{name}:dynamics=unicycle,comm=status,sensing_range=3")
     state = among_things(env)
     drones = state.drones._replace(heading=state.drones.heading + jnp.pi / 2)
-    told, later = (status(env, state._replace(drones=x)) for x in (state.drones, drones))
-    assert told.any()
-    np.testing.assert_allclose(told, later, atol=1e-5)
+    messages, later = (status(env, state._replace(drones=x)) for x in (state.drones, drones))
+    assert messages.any()
+    np.testing.assert_allclose(messages, later, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -219,8 +219,8 @@ def test_vectorised_and_stateless():
     _, many = quickly(lambda env, *args: jax.vmap(env.step)(*args))(env, KEYS, states, action)
     state = jax.tree.map(lambda x: x[3], states)
     for _ in range(2):
-        _, one = take_step(env, state, action[3], KEYS[3])
-        np.testing.assert_allclose(one.view.observation, many.view.observation[3], atol=1e-5)
+        _, single = take_step(env, state, action[3], KEYS[3])
+        np.testing.assert_allclose(single.view.observation, many.view.observation[3], atol=1e-5)
 
 
 @pytest.mark.parametrize("task", TASKS)

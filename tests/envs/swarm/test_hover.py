@@ -39,12 +39,12 @@ def place(state, positions, velocity=0.0, collided=(False, False)):
 def test_the_team_is_paid_for_hovering_and_progress(hover, after, velocity, collided, reward):
     env, state = hover
     before = place(state, [[2, 2, 3], [4, 4, 4]])
-    moved = place(state, after, velocity, collided)
-    after, got, done = quickly(lambda env, *s: env._advance(KEY, *s))(env, before, moved)
-    assert got.tolist() == pytest.approx([reward] * 2, abs=1e-5)
+    later = place(state, after, velocity, collided)
+    after, rewards, done = quickly(lambda env, *s: env._advance(KEY, *s))(env, before, later)
+    assert rewards.tolist() == pytest.approx([reward] * 2, abs=1e-5)
     assert not done
-    found = env.metrics(after)
-    assert float(found["collided"]) == np.mean(collided)
+    metrics = env.metrics(after)
+    assert float(metrics["collided"]) == np.mean(collided)
 
 
 @pytest.mark.slow

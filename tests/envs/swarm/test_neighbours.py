@@ -41,19 +41,19 @@ def points_with_both(position, points, mask):
 
 def brute_force(position, points, mask, itself=False):
     """Sort all points by distance, lower index first where equal."""
-    found = []
-    for i, own in enumerate(position):
-        squared = ((points - own) ** 2).sum(-1, dtype=np.float32)
-        others = sorted(
+    nearest = []
+    for i, place in enumerate(position):
+        squared = ((points - place) ** 2).sum(-1, dtype=np.float32)
+        distances = sorted(
             (d, j) for j, d in enumerate(squared) if mask[j] and not (itself and i == j)
         )
-        found.append([j for distance, j in others if distance <= REACH**2][:COUNT])
-    return found
+        nearest.append([j for distance, j in distances if distance <= REACH**2][:COUNT])
+    return nearest
 
 
 def listed(near):
     mask = np.isfinite(near.distance)
-    return [row[known].tolist() for row, known in zip(np.asarray(near.which), mask, strict=True)]
+    return [row[valid].tolist() for row, valid in zip(np.asarray(near.which), mask, strict=True)]
 
 
 def drawn_places(data, shape, least=0, most=SIDE):
@@ -99,9 +99,9 @@ def test_the_nearest_is_found_however_far_it_is(num_points, spread):
     """A crowd in a corner is far from most."""
     points = jax.random.uniform(jax.random.key(0), (num_points, 2), maxval=spread)
     position = jax.random.uniform(jax.random.key(1), (100, 2), maxval=98.0)
-    found = jax.jit(neighbours.find_distance, static_argnums=2)(position, points, 98.0)
+    distances = jax.jit(neighbours.find_distance, static_argnums=2)(position, points, 98.0)
     expected = np.linalg.norm(np.asarray(position)[:, None] - np.asarray(points), axis=-1).min(-1)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(distances, expected, rtol=1e-5)
 
 
 def test_the_cell_list_serves_large_swarms_and_all_pairs_small_or_crowded_ones():
@@ -151,13 +151,13 @@ def test_no_task_can_tell_which_search_there_is(name, monkeypatch):
         (state, view), rewards = jax.lax.scan(step, (state, timestep.view), jnp.stack(keys))
         return state.task, state.alive, view, rewards
 
-    seen = []
+    results = []
     for limit in (10**9, -(10**9)):
         monkeypatch.setattr(neighbours, "DENSE_LIMIT", limit)
         with mock.patch.object(
             neighbours, "reduce_cells", wraps=neighbours.reduce_cells
         ) as reduce_cells:
             program = jax.jit(jax.vmap(play), compiler_options=QUICKLY)
-            seen.append(program(jax.random.split(jax.random.key(0), 4)))
+            results.append(program(jax.random.split(jax.random.key(0), 4)))
         assert reduce_cells.called == (limit < 0)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), *seen)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), *results)

@@ -13,7 +13,7 @@ sense_map = jax.jit(observations.sense_map, static_argnums=2)
 
 
 def look(cells, position, size):
-    """See `observations.sense_map`, a cell at a time."""
+    """Compute `observations.sense_map` a cell at a time."""
     side, half, dims = len(cells), size // 2, cells.ndim
 
     def at(cell):
@@ -23,10 +23,10 @@ def look(cells, position, size):
         ranges = [range(x - half, x + half + 1) for x in middle]
         return [at(cell) for cell in itertools.product(*ranges)]
 
-    own = np.minimum(position.astype(int), side - 1)
+    centre = np.minimum(position.astype(int), side - 1)
     around = itertools.product((-1, 0, 1), repeat=dims)
-    far = [np.mean(block(own + size * np.array(offset))) for offset in around]
-    return np.concatenate([block(own), far])
+    far = [np.mean(block(centre + size * np.array(offset))) for offset in around]
+    return np.concatenate([block(centre), far])
 
 
 @pytest.mark.parametrize("size", [3, 5])
@@ -36,8 +36,8 @@ def look(cells, position, size):
 def test_the_map_is_sharp_nearby_and_blurred_further_out(size, position):
     cells = np.random.default_rng(0).random((SIDE,) * len(position), np.float32)
     position = np.asarray(position, np.float32)
-    seen = sense_map(jnp.asarray(cells), jnp.asarray(position)[None], size)[0]
-    np.testing.assert_allclose(seen, look(cells, position, size), rtol=1e-5, atol=1e-6)
+    result = sense_map(jnp.asarray(cells), jnp.asarray(position)[None], size)[0]
+    np.testing.assert_allclose(result, look(cells, position, size), rtol=1e-5, atol=1e-6)
 
 
 def test_a_camera_watches_the_nearest_cells_in_any_dimension():
@@ -49,7 +49,7 @@ def test_a_camera_watches_the_nearest_cells_in_any_dimension():
 
 
 def test_what_is_not_known_is_zero():
-    seen = observations.describe(
+    result = observations.describe(
         jnp.asarray([[True, False]]), jnp.ones((1, 2, 2)), jnp.full((1, 2, 1), 3.0)
     )
-    assert seen.tolist() == [[[1, 1, 3, 1], [0, 0, 0, 0]]]
+    assert result.tolist() == [[[1, 1, 3, 1], [0, 0, 0, 0]]]

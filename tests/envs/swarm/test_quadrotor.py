@@ -26,9 +26,9 @@ def body(position=(5.0, 5.0, 5.0), attitude=None, spin=None, kind=dynamics.STAND
         drones = drones._replace(attitude=jnp.asarray([attitude]))
     if spin is not None:
         drones = drones._replace(spin=jnp.asarray([spin]))
-    known = dynamics.params_of([kind], 5.0)
-    known = known._replace(thrust=known.mass, drag=known.mass)
-    return drones, known._replace(**{name: jnp.asarray([x]) for name, x in params.items()})
+    physics = dynamics.params_of([kind], 5.0)
+    physics = physics._replace(thrust=physics.mass, drag=physics.mass)
+    return drones, physics._replace(**{name: jnp.asarray([x]) for name, x in params.items()})
 
 
 def fly(drones, params, command, steps=1, wind=STILL, control="rates"):
@@ -67,8 +67,8 @@ def test_a_fall_is_that_of_linear_drag(top_speed, steps):
 )
 def test_mass_thrust_and_drag_change_the_acceleration(params, climbs):
     """With no command: lift - 1 in units of gravity, over the drag that slows it."""
-    drones, known = body(**params)
-    after = fly(drones, known, [0.0] * 4)
+    drones, physics = body(**params)
+    after = fly(drones, physics, [0.0] * 4)
     drag = GRAVITY * params.get("drag", 1.0) / params.get("mass", 1.0)
     expected = climbs * GRAVITY * -math.expm1(-drag) / drag
     assert float(after.velocity[0, 2]) == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -96,12 +96,12 @@ def test_rates_are_followed(axis):
     command = np.zeros(4)
     command[1 + axis] = 0.5
     after = fly(drones, params, command, 2)
-    wanted = np.zeros(3)
-    wanted[axis] = 0.5 * quadrotor.MOST_RATES[axis]
-    np.testing.assert_allclose(after.spin[0], wanted, atol=0.01)
+    expected = np.zeros(3)
+    expected[axis] = 0.5 * quadrotor.MOST_RATES[axis]
+    np.testing.assert_allclose(after.spin[0], expected, atol=0.01)
     later = fly(after, params, command, 3)
     turned = 2 * math.acos(abs(float(later.attitude[0] @ after.attitude[0])))
-    assert turned == pytest.approx(3 * wanted[axis], rel=0.02)
+    assert turned == pytest.approx(3 * expected[axis], rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,6 @@ def test_recorded_states_hold_everything_that_was_drawn(name):
     state, _ = take_step(env, state, action)
     data = np.asarray(jax.jit(to_bytes)(state))[None]
     again = jax.tree.map(lambda x: x[0], from_bytes(data, jax.eval_shape(lambda: state)))
-    pair = [take_step(env, one, action, KEYS[5]) for one in (state, again)]
+    pair = [take_step(env, start, action, KEYS[5]) for start in (state, again)]
     chex.assert_trees_all_equal(*pair)
     assert first.view.state.shape == (spec.state_size,)

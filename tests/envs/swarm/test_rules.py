@@ -30,7 +30,7 @@ def nothing_seen(env):
 
 
 def thing(offset, *rest):
-    """What a thing at an offset in units of the sight looks like; it is there."""
+    """Return the features of a visible thing at an offset in units of the sight."""
     return [*offset, *rest, 1.0]
 
 
@@ -103,10 +103,10 @@ def test_what_a_searcher_sees_of_a_target(search):
 def test_what_a_searcher_tells(search):
     """Where the nearest target is in tens of cells, and whether it needs more strength."""
     env, state = search
-    told = status(env, place(state, [[4, 3], [9, 0], [10, 6]]))
-    np.testing.assert_allclose(told[0], [0, 0.1, 1, 1], atol=1e-6)
-    assert not told[1].any()
-    np.testing.assert_allclose(told[2], [0, 0.4, 0, 1], atol=1e-6)
+    messages = status(env, place(state, [[4, 3], [9, 0], [10, 6]]))
+    np.testing.assert_allclose(messages[0], [0, 0.1, 1, 1], atol=1e-6)
+    assert not messages[1].any()
+    np.testing.assert_allclose(messages[2], [0, 0.4, 0, 1], atol=1e-6)
 
 
 def test_the_state_and_the_marks_of_search(search):
@@ -122,13 +122,13 @@ def test_the_state_and_the_marks_of_search(search):
 
 def test_metrics_and_rewards_of_search(search):
     env, state = search
-    found = env.metrics(state)
-    assert (found["found"], found["held"]) == (0.5, 0.5)
+    metrics = env.metrics(state)
+    assert (metrics["found"], metrics["held"]) == (0.5, 0.5)
     # One found now, and one held of two: by strength 2, at 1.5 cells, but not beyond.
     task = state.task._replace(velocity=jnp.zeros((2, 2)))
     state = state._replace(task=task)
-    moved = place(state, [[1, 1], [10, 11.4], [1, 1]])
-    _, reward, done = env._advance(KEY, state, moved)
+    later = place(state, [[1, 1], [10, 11.4], [1, 1]])
+    _, reward, done = env._advance(KEY, state, later)
     near = jnp.linalg.norm(_wandered(env, state).position[1] - jnp.asarray([10, 11.4])) <= 1.5
     assert reward.tolist() == pytest.approx([5 / 2 + 20 / 20 * float(near) / 2] * 3)
     assert not done
@@ -215,9 +215,9 @@ def test_a_heavy_load_moves_as_its_drones_on_average_and_pays_twice(delivery):
     assert state.task.carrying.tolist() == [1, 1, -1]
     assert state.task.carried.tolist() == [False, True, False]
     after, step = take_step(env, state, jnp.asarray([DOWN, DOWN, 0]))
-    moved = (0.5 / 0.8 * 1.2 + 0.5 / 1.25 * 0.8) / 2
-    np.testing.assert_allclose(after.task.position[1], [2, 8 - moved], rtol=1e-6)
-    gained = np.hypot(1, 7) - np.hypot(1, 7 - moved)
+    distance = (0.5 / 0.8 * 1.2 + 0.5 / 1.25 * 0.8) / 2
+    np.testing.assert_allclose(after.task.position[1], [2, 8 - distance], rtol=1e-6)
+    gained = np.hypot(1, 7) - np.hypot(1, 7 - distance)
     assert step.reward.tolist() == pytest.approx([2 * 0.5 * gained / 3] * 3, rel=1e-4)
     assert env.metrics(after)["carried"] == pytest.approx(1 / 3)
 
@@ -226,9 +226,9 @@ def test_a_light_load_goes_with_one_drone(delivery):
     env, state = delivery
     state = put(env, state, [[2, 2], [5, 5], [5, 5]])
     after, step = take_step(env, state, jnp.asarray([RIGHT, STAY, STAY]))
-    moved = 0.5 / 0.8 * 1.2  # the lag of a scout, its mass and its speed
-    np.testing.assert_allclose(after.task.position[0], [2 + moved, 1], rtol=1e-6)
-    assert step.reward.tolist() == pytest.approx([0.5 * moved / 3] * 3)
+    distance = 0.5 / 0.8 * 1.2  # the lag of a scout, its mass and its speed
+    np.testing.assert_allclose(after.task.position[0], [2 + distance, 1], rtol=1e-6)
+    assert step.reward.tolist() == pytest.approx([0.5 * distance / 3] * 3)
 
 
 @pytest.mark.parametrize(("helper", "moves"), [([5.0, 5.0], False), ([2.0, 9.0], True)])
@@ -299,11 +299,11 @@ def test_the_state_the_calls_and_the_marks_of_delivery(delivery):
     state = put(env, state, [[2, 2], [2, 7], [5, 5]])
     assert status(env, state).tolist() == [[1, 0], [1, 1], [0, 0]]
     side = env.side
-    found = np.asarray(summary(env, state)).reshape(3, 6)
+    numbers = np.asarray(summary(env, state)).reshape(3, 6)
     position, sites = np.asarray(state.task.position), np.asarray(state.task.sites)
-    np.testing.assert_allclose(found[:, :2], 2 * position / side - 1, rtol=1e-5)
-    np.testing.assert_allclose(found[:, 2:4], 2 * sites[[1, 0, 2]] / side - 1, rtol=1e-5)
-    assert found[:, 4:].tolist() == [[0, 1], [1, 0], [0, 0]]
+    np.testing.assert_allclose(numbers[:, :2], 2 * position / side - 1, rtol=1e-5)
+    np.testing.assert_allclose(numbers[:, 2:4], 2 * sites[[1, 0, 2]] / side - 1, rtol=1e-5)
+    assert numbers[:, 4:].tolist() == [[0, 1], [1, 0], [0, 0]]
     points, marks = env._marks(state)
     np.testing.assert_array_equal(points, np.concatenate([position, sites]))
     names = ["load", "heavy load", "load", "site", "site", "site"]
@@ -381,10 +381,10 @@ def test_togetherness_and_collisions(flock, positions, together, collided):
     assert after.task.together == pytest.approx(together)
     assert after.task.collided == pytest.approx(collided)
     np.testing.assert_allclose(reward, -12.5 / 50 * collided, atol=1e-6)
-    found = env.metrics(after)
-    assert (found["together"], found["collided"]) == (after.task.together, after.task.collided)
+    metrics = env.metrics(after)
+    assert (metrics["together"], metrics["collided"]) == (after.task.together, after.task.collided)
     mean = np.hypot(*(np.array([40, 10]) - np.array(positions)).T).mean() / 40
-    assert found["distance"] == pytest.approx(mean, rel=1e-5)
+    assert metrics["distance"] == pytest.approx(mean, rel=1e-5)
 
 
 @pytest.mark.parametrize(

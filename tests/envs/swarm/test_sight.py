@@ -19,9 +19,9 @@ NIGHTLY = pytest.mark.nightly
 blocks = quickly(lambda env, state: env._blocks(KEY, state))
 
 
-def slow_can_see(own, target, obstacles, radius):
-    """Whether many points on the line are all outside of the obstacles."""
-    line = own + np.linspace(0, 1, 2001)[:, None] * (target - own)
+def slow_can_see(origin, target, obstacles, radius):
+    """Return whether many points on the line are all outside of the obstacles."""
+    line = origin + np.linspace(0, 1, 2001)[:, None] * (target - origin)
     for centre in obstacles:
         inside = np.linalg.norm(line - centre, axis=-1) < radius
         if inside.any() and np.linalg.norm(target - centre) >= radius:
@@ -45,7 +45,7 @@ def test_lines_of_sight_are_those_of_geometry(dims, dense, monkeypatch):
     course *= rng.uniform(0.5, reach, (len(own), 5, 1)) / np.linalg.norm(course, axis=-1)[..., None]
     targets = own[:, None] + course
     see = functools.partial(neighbours.can_see, radius=1.0, reach=reach, side=side)
-    seen = jax.jit(see, compiler_options=QUICKLY)(*map(jnp.asarray, (own, targets, obstacles)))
+    visible = jax.jit(see, compiler_options=QUICKLY)(*map(jnp.asarray, (own, targets, obstacles)))
     sure = [  # not those at the edge of an obstacle
         [
             slow_can_see(a, b, obstacles, 0.97) == slow_can_see(a, b, obstacles, 1.01)
@@ -58,22 +58,22 @@ def test_lines_of_sight_are_those_of_geometry(dims, dense, monkeypatch):
     ]
     assert 0.2 < np.mean(expected) < 0.95
     assert np.mean(sure) > 0.8
-    np.testing.assert_array_equal(np.asarray(seen)[sure], np.asarray(expected)[sure])
+    np.testing.assert_array_equal(np.asarray(visible)[sure], np.asarray(expected)[sure])
 
 
 def test_a_drone_at_an_obstacle_sees_along_it_but_not_through_it():
-    own = jnp.asarray([[4.0, 5.0], [4.05, 5.0]])  # at the surface, and measured to be inside
+    eyes = jnp.asarray([[4.0, 5.0], [4.05, 5.0]])  # at the surface, and measured to be inside
     targets = jnp.asarray([[[4.0, 8.0], [3.0, 5.0], [7.0, 5.0], [5.5, 5.0]]] * 2)
     see = functools.partial(neighbours.can_see, radius=1.0, reach=6.0, side=10.0)
-    seen = jax.jit(see, compiler_options=QUICKLY)(own, targets, jnp.asarray([[5.0, 5.0]]))
-    assert seen.tolist() == [[True, True, False, True]] * 2
+    visible = jax.jit(see, compiler_options=QUICKLY)(eyes, targets, jnp.asarray([[5.0, 5.0]]))
+    assert visible.tolist() == [[True, True, False, True]] * 2
 
 
-def around_a_stone(name, others, **options):
+def around_a_stone(name, positions, **options):
     """Place drones around an obstacle at (5, 5)."""
     env = envs.make(name, obstacles=0.05, **options)
     state, _ = reset(env)
-    drones = at_rest(jnp.asarray(others, jnp.float32))
+    drones = at_rest(jnp.asarray(positions, jnp.float32))
     return env, state._replace(drones=drones, obstacles=jnp.asarray([[5.0, 5.0]]))
 
 
@@ -84,11 +84,11 @@ THREE = [[3.0, 5.0], [7.0, 5.0], [3.0, 8.0]]
 @pytest.mark.slow
 def test_neighbours_behind_an_obstacle_are_not_observed(opaque, known):
     env, state = around_a_stone("swarm/coverage-3", THREE, opaque=opaque)
-    seen = np.asarray(blocks(env, state)["neighbours"][0])
-    assert seen[:, -1].tolist() == [1.0] * known + [0.0] * (4 - known)
-    np.testing.assert_allclose(seen[0, :2], [0, 0.6], atol=1e-6)  # visible ones come first
+    block = np.asarray(blocks(env, state)["neighbours"][0])
+    assert block[:, -1].tolist() == [1.0] * known + [0.0] * (4 - known)
+    np.testing.assert_allclose(block[0, :2], [0, 0.6], atol=1e-6)  # visible ones come first
     if opaque:
-        assert not seen[1:].any()
+        assert not block[1:].any()
 
 
 @NIGHTLY
@@ -96,9 +96,9 @@ def test_messages_pass_obstacles():
     options = {"comm": "learned", "comm_range": 6.0}
     env, state = around_a_stone("swarm/coverage-3", THREE, opaque=True, **options)
     state = state._replace(message=jnp.eye(4)[jnp.asarray([0, 1, 2])])
-    seen = np.asarray(blocks(env, state)["neighbours"][0])
-    assert seen[:2, -1].tolist() == [1, 1]  # a message includes the sender's position
-    np.testing.assert_array_equal(seen[:2, -5:-1], np.eye(4)[[2, 1]])
+    block = np.asarray(blocks(env, state)["neighbours"][0])
+    assert block[:2, -1].tolist() == [1, 1]  # a message includes the sender's position
+    np.testing.assert_array_equal(block[:2, -5:-1], np.eye(4)[[2, 1]])
 
 
 @NIGHTLY

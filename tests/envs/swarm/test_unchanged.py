@@ -43,15 +43,15 @@ def summary(name):
     """Return sizes of observation, global state and recorded state, and sums over an episode."""
     env = envs.make(name)
     reset, step = (jax.jit(f, compiler_options=QUICKLY) for f in (env.reset, env.step))
-    state, seen = reset(jax.random.key(3))
+    state, timestep = reset(jax.random.key(3))
     size = jax.eval_shape(to_bytes, state).size
     weights = np.linspace(0, 1, env.spec.observation_size)
     sums = np.zeros(3)
     for time in range(STEPS):
         action = jnp.arange(time, time + env.spec.num_agents) % env.spec.num_actions
-        state, seen = step(jax.random.key(time), state, action)
-        view = jax.device_get(seen.view)
-        parts = seen.reward.sum(), (view.observation @ weights).sum(), view.state.sum()
+        state, timestep = step(jax.random.key(time), state, action)
+        view = jax.device_get(timestep.view)
+        parts = timestep.reward.sum(), (view.observation @ weights).sum(), view.state.sum()
         sums += np.array(parts, float)
     return env.spec.observation_size, env.spec.state_size, size, *sums
 
