@@ -180,15 +180,16 @@ class Prioritised:
         """
         tree, unit = priorities.tree, priorities.largest
         slots = tree.draw(key, self.batch_size, unit)
-        drawn = tree.values(slots, unit) / tree.total(unit)
-        return slots, self._base(slots) / self.num_slots / drawn
+        probabilities = tree.values(slots, unit) / tree.total(unit)
+        return slots, self._base(slots) / self.num_slots / probabilities
 
     def weigh(
         self, ratios: Float[Array, "B"], mask: Bool[Array, "B T"], update: Int[Array, ""] | int
     ) -> Float[Array, "B"]:
         """Return the importance weights of a batch."""
-        grown = self.importance + (1 - self.importance) * update / jnp.maximum(self.updates - 1, 1)
-        return importance(ratios, mask.any(-1), grown)
+        progress = update / jnp.maximum(self.updates - 1, 1)
+        exponent = self.importance + (1 - self.importance) * progress
+        return importance(ratios, mask.any(-1), exponent)
 
     def learned(
         self,
@@ -197,12 +198,12 @@ class Prioritised:
         errors: Float[Array, "B T"],
         counted: Bool[Array, "B T"],
     ) -> Priorities:
-        """Return the priorities after an update on some windows, with the errors of its steps."""
-        found = window_priorities(errors, counted, self.exponent)
+        """Return the priorities after an update on some windows, with the errors of their steps."""
+        values = window_priorities(errors, counted, self.exponent)
         base = self._base(slots)
         return priorities._replace(
-            tree=priorities.tree.put(slots, base * found, jnp.zeros_like(base)),
-            largest=jnp.maximum(priorities.largest, found.max()),
+            tree=priorities.tree.put(slots, base * values, jnp.zeros_like(base)),
+            largest=jnp.maximum(priorities.largest, values.max()),
         )
 
     def _base(self, slots: Int[Array, "n"]) -> Float[Array, "n"]:

@@ -114,7 +114,7 @@ class Stream:
         return self._order.num_left(self.step)
 
     def state(self) -> dict[str, int]:
-        """Return what `EpisodeSet.stream` must be given to go on from here; JSON."""
+        """Return the arguments of `EpisodeSet.stream` that continue from here; JSON."""
         return {"seed": self.seed, "start": self.step}
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ def open_stream(
     """
     if to not in get_args(To):
         raise OptionError(f"batches are made of {' or '.join(get_args(To))}: {to!r} is none.")
-    kind, blocked_kind, each = _readers(to)
+    kind, blocked_kind, gather = _readers(to)
     reader: Any
     order: Order
     if shuffle_buffer is not None or getattr(source, "is_remote", False):
@@ -165,12 +165,12 @@ def open_stream(
     else:
         reader = kind(source, windows, episodes, weights)
         order = make_order(reader.starts, windows.batch_size, seed, epochs, drop_last)
-    read = partial(each, reader)
+    read = partial(gather, reader)
     return Stream(read, order, reader, windows, seed=seed, start=start, memory=memory)
 
 
 def _readers(to: str) -> tuple[Any, Any, Callable[..., list[Sequence]]]:
-    """Return what gathers windows, from anywhere and by blocks, and how it makes batches."""
+    """Return the readers of windows, from anywhere and by blocks, and their function of batches."""
     if to == "jax":
         from offmarl.replay.batches import BlockWindowSource, WindowSource
 

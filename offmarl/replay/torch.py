@@ -69,7 +69,7 @@ class _Sent(Sequence):
 
         layout = map_tree(place, Sequence(*self))
         block = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
-        map_tree(lambda tensor, there: tensor.copy_(there), _received(block, layout), self)
+        map_tree(lambda target, tensor: target.copy_(tensor), _received(block, layout), self)
         return _received, (block, layout)
 
 
@@ -80,8 +80,8 @@ def _received(block: Any, layout: Any) -> Sequence:
         dtype, shape, start, stop = place
         return block[start:stop].view(dtype).view(shape)
 
-    found: Sequence = map_tree(tensor, layout)
-    return found
+    sequence: Sequence = map_tree(tensor, layout)
+    return sequence
 
 
 def _to_send(sequence: Sequence) -> Sequence:
@@ -125,8 +125,8 @@ class TorchWindows(WindowItems, data.Dataset):
         return [_Gathered((self.gather(numbers),))]
 
     def _converted(self, sequence: Sequence) -> Sequence:
-        found: Sequence = to_tensors(sequence)
-        return found
+        tensors: Sequence = to_tensors(sequence)
+        return tensors
 
 
 class TorchBatches(data.IterableDataset):
@@ -180,8 +180,8 @@ class TorchBatches(data.IterableDataset):
         worker = data.get_worker_info()
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
         steps = _steps(self._order.num_batches, self.start + first, stride)
-        while some := [*islice(steps, self._together)]:
-            for starts in stacked(map(self._order.slots, some)):
+        while numbers := [*islice(steps, self._together)]:
+            for starts in stacked(map(self._order.slots, numbers)):
                 yield from map(_to_send, each_tensor(self._source, starts))
 
     def __len__(self) -> int:
@@ -189,7 +189,7 @@ class TorchBatches(data.IterableDataset):
         return self._order.num_left(self.start)
 
     def state(self, taken: int) -> dict[str, int]:
-        """Return what `EpisodeSet.torch_batches` must be given to go on; JSON.
+        """Return the arguments of `EpisodeSet.torch_batches` that continue from here; JSON.
 
         Parameters
         ----------
