@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from offmarl._arrays import largest_divisor
 from offmarl._compiling import unguarded
 from offmarl.replay import device
-from offmarl.replay.blocks import BlockGatherer, check_unweighted, plan_blocks
+from offmarl.replay.blocks import BLOCK_SEED, BlockGatherer, check_unweighted, plan_blocks
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load_circles
 from offmarl.replay.fields import Fields, finished, to_sequence
@@ -251,7 +251,7 @@ def _open_blocks(
     blocked, table = plan_blocks(source, windows, episodes, None)
     words = np.asarray(jax.random.key_data(keys), np.uint32)
     seeds = words.reshape(len(keys), -1)[:, -1].tolist()
-    order_of = partial(BlockOrder, block_seed=0, per_buffer=table.per_buffer)
+    order_of = partial(BlockOrder, block_seed=BLOCK_SEED, per_buffer=table.per_buffer)
     orders = [order_of(table.sizes, windows.batch_size, seed) for seed in seeds]
     reader = BlockWindowSource(blocked, windows, orders[0], table)
 

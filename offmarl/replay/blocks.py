@@ -35,6 +35,8 @@ from offmarl.types import ArraySpec, EnvSpec, Transition, View, map_tree, sum_by
 
 BUFFER_BYTES = 2**26
 """Default size of the shuffle buffer."""
+BLOCK_SEED = 0
+"""Seed of the order of blocks in training, the same for all of its seeds."""
 
 
 @runtime_checkable

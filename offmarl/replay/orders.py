@@ -228,6 +228,13 @@ def make_order(
     return Epochs(starts.num_slots, batch_size, seed, epochs, drop_last)
 
 
+def check_start(start: int) -> int:
+    """Return the number of a stream's first batch; `OptionError` if it is negative."""
+    if start < 0:
+        raise OptionError(f"batches are numbered from 0: a stream cannot start at {start}.")
+    return start
+
+
 def shuffle(
     places: Int[np.ndarray, "n"], count: int, seed: int, epoch: int
 ) -> Int[np.ndarray, "n"]:

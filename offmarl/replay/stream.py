@@ -26,7 +26,7 @@ from offmarl.replay.host import (
     parts_ahead,
     stacked,
 )
-from offmarl.replay.orders import BlockOrder, Order, make_order
+from offmarl.replay.orders import BlockOrder, Order, check_start, make_order
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.types import Sequence
 
@@ -68,14 +68,12 @@ class Stream:
         start: int,
         memory: int,
     ):
-        if start < 0:
-            raise OptionError(f"batches are numbered from 0: a stream cannot start at {start}.")
         self._read, self._order, self._reader = read, order, reader
         room = memory // (reader.batch_bytes * (2 + IN_HAND))
         together = max(1, min(GATHERED_WINDOWS // windows.batch_size, room))
         most = max(1, _MOST_AHEAD // together)
         most = parts_ahead(memory, together * reader.batch_bytes, "a batch", most)
-        self.seed, self.step = check_seed(seed), start
+        self.seed, self.step = check_seed(seed), check_start(start)
         self._together, self._most = together, most
         self._begin()
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from offmarl._imports import import_optional
 from offmarl.replay.circles import Mixed, Weighting
 from offmarl.replay.host import GATHERED_WINDOWS, WindowItems, WindowReader, stacked
-from offmarl.replay.orders import make_order
+from offmarl.replay.orders import check_start, make_order
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.types import Sequence, map_tree
 
@@ -167,7 +167,7 @@ class TorchBatches(data.IterableDataset):
         weights: Weighting = None,
     ):
         self._arguments = source, windows, seed, start, epochs, drop_last, episodes, weights
-        self.seed, self.start = seed, start
+        self.seed, self.start = seed, check_start(start)
         self._source = WindowReader(source, windows, episodes, weights)
         self._order = make_order(self._source.starts, windows.batch_size, seed, epochs, drop_last)
         self._together = max(1, GATHERED_WINDOWS // windows.batch_size)
