@@ -187,13 +187,13 @@ def open_batches(
     Parameters
     ----------
     source
-        What to learn from.
+        A vault or a mixture.
     kind
         Where batches come from. "auto": the device where the data fits into half of what is free,
         and has few enough steps for it. "blocks": a stream that is shuffled by blocks, see
         `offmarl.replay.blocks`; the blocks are the same for all seeds.
     windows
-        What to draw.
+        The windows to draw.
     keys
         One for each seed.
     steps
@@ -204,7 +204,7 @@ def open_batches(
     episodes
         Numbers of the episodes to draw windows from; all of them by default.
     weights
-        What steps weigh; all the same by default.
+        Weights of steps; all the same by default.
     draws
         How to draw by priorities, from the device; by default without priorities.
 

@@ -1,4 +1,4 @@
-"""What batches are drawn from: the circles of slots of one vault or several, and their weights.
+"""The circles of slots of one vault or several, and their weights, from which batches are drawn.
 
 Each vault of a mixture is a circle of its own (see `offmarl.replay.sampling`), and each window lies
 in one of them. The slots of all circles are numbered through. T numbers are left out after each
@@ -48,7 +48,7 @@ class Mixed(Protocol):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What is mixed."""
+        """The sources of the mixture."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -100,7 +100,7 @@ class Circles:
         Numbers of the episodes to draw from; all of them by default. Vaults of a mixture that have
         none of these are left out, and the shares of the others keep their ratio.
     weights
-        What steps weigh; all the same by default.
+        Weights of steps; all the same by default.
 
     Attributes
     ----------
@@ -183,7 +183,7 @@ class Circles:
 
     @cached_property
     def factors(self) -> NDArray[np.float32] | None:
-        """What each row's step is multiplied by in losses, ``(num_rows,)``; None for 1.
+        """The factor of each row's step in losses, ``(num_rows,)``; None for 1.
 
         The mean over the steps in batches is 1.
         """
@@ -227,7 +227,7 @@ class Circles:
         return _sums(begins[::-1], windows.burn_in, windows.steps)[::-1] / windows.length
 
     def _factors(self, part: Part) -> NDArray[np.float64]:
-        """Return what the loss of each slot is multiplied by, in proportion."""
+        """Return the factor of each slot's loss, up to a constant."""
         if part.weights is None:
             return np.ones(part.table.num_slots)
         share, usage = part.weights / part.weights.sum(), self._usage(part)

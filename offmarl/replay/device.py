@@ -63,7 +63,7 @@ class Replay:
     starts
         How likely a window is to start at each slot.
     factors
-        What each row's step is multiplied by in losses; None for 1.
+        The factor of each row's step in losses; None for 1.
     """
 
     rows: Rows

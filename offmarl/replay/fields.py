@@ -1,4 +1,4 @@
-"""What a slot holds: its fields by name, from records of a source to sequences.
+"""The fields of a slot by name, from records of a source to sequences.
 
 The names are those of `Sequence` and `View`. A leaf of a tree has its path behind that, as in
 "observation.image" and "extras.cost". Nothing here needs JAX.

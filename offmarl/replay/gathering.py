@@ -40,7 +40,7 @@ class _Field(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """What windows hold: the fields with memory of their own, and those that share memory."""
+    """The fields of windows: those with memory of their own, and those that share memory."""
 
     large: tuple[_Field, ...]
     shared: tuple[tuple[str, tuple[_Field, ...]], ...]
@@ -49,7 +49,7 @@ class BatchLayout:
 
     @classmethod
     def of(cls, leaves: Mapping[str, ArraySpec], windows: Windows) -> "BatchLayout":
-        """Return the layout of windows whose slots have some fields."""
+        """Return the layout of windows, from the fields of their slots."""
         large: list[_Field] = []
         shared: dict[str, list[_Field]] = {}
         for name, shape in shapes_in(leaves, windows).items():
@@ -62,7 +62,7 @@ class BatchLayout:
     @cached_property
     def window_bytes(self) -> int:
         """Bytes of a window."""
-        fields = [*self.large, *(field for _, some in self.shared for field in some)]
+        fields = [*self.large, *(field for _, group in self.shared for field in group)]
         return sum(field.size * field.dtype.itemsize for field in fields)
 
 

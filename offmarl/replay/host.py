@@ -1,6 +1,6 @@
 """Windows without JAX: gathered from disk as NumPy arrays.
 
-What a window holds follows from where it starts. `offmarl.replay.batches` puts windows on the
+The content of a window follows from its start. `offmarl.replay.batches` puts windows on the
 device, and `offmarl.replay.torch` makes tensors of them.
 """
 
@@ -41,13 +41,13 @@ class WindowReader:
     Parameters
     ----------
     source
-        What to read: a vault or a mixture.
+        A vault or a mixture.
     windows
-        What to read of it.
+        The windows to read.
     episodes
         Numbers of the episodes; all of them by default.
     weights
-        What steps weigh; all the same by default.
+        Weights of steps; all the same by default.
 
     Raises
     ------
@@ -142,7 +142,7 @@ class WindowItems:
     Parameters
     ----------
     source
-        What to read: a vault.
+        A vault.
     windows
         The windows; the batch size has no meaning.
     episodes

@@ -1,4 +1,4 @@
-"""Which windows make which batch: draws without an end, or passes over all windows.
+"""The windows of each batch: draws without an end, or passes over all windows.
 
 The windows of batch number i follow from the seed and i alone. So a stream can begin at any batch,
 and processes can share the batches of one stream. Nothing here needs JAX.

@@ -1,4 +1,4 @@
-"""What replay reads, how episodes are laid end to end, and which windows make a batch.
+"""Sources of replay, the order of their episodes, and the windows of a batch.
 
 Each episode of L steps takes L+1 slots: one for each step, and one for the view that the episode
 ended with. The slots of all episodes form a circle. A window of T steps is T+1 slots on end, the
@@ -65,7 +65,7 @@ class EpisodeTable(Protocol):
 
 @runtime_checkable
 class Source(Protocol):
-    """What windows are drawn from; `offmarl.vault.Dataset` is one.
+    """A source of windows; `offmarl.vault.Dataset` is one.
 
     Steps are in ``rows`` rows of ``length`` steps; in each row the episodes follow one another
     without gaps.
@@ -113,7 +113,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """The shape of batches, and what their windows carry.
+    """The shape of batches, and the fields of their windows.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 Which windows a batch is made of follows from the seed and its number. So a stream gives the very
 batches that the same data on the device would, can begin at any step, and has no state but the
-step's number. A thread gathers what comes next from the vault's memory map while the learner
+step's number. A thread gathers the next batches from the vault's memory map while the learner
 computes.
 """
 
@@ -31,7 +31,7 @@ from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.types import Sequence
 
 To = Literal["jax", "numpy", "torch"]
-"""What batches are made of."""
+"""The library whose arrays batches are made of."""
 
 _MOST_AHEAD = 16
 """Batches ready before they are asked for; more would only take memory."""
@@ -52,7 +52,7 @@ class Stream:
     Attributes
     ----------
     seed
-        What the batches follow from.
+        The seed of the batches.
     step
         The number of the batch that comes next.
     """

@@ -139,11 +139,11 @@ class TorchBatches(data.IterableDataset):
     Parameters
     ----------
     source
-        What to draw from: a vault or a mixture.
+        A vault or a mixture.
     windows
-        What to draw.
+        The windows to draw.
     seed, start
-        What the batches follow from, and the number of the first.
+        The seed of the batches, and the number of the first.
     epochs, drop_last
         As for `EpisodeSet.stream`.
     episodes, weights

@@ -135,7 +135,7 @@ def _admit(
     if treatment != "cut":
         bad, bad_next = np.zeros_like(bad), False
     jumps, resets = _compare(record, begins, spec)
-    if treatment == "cut":  # what comes before a step that is left out leads to nothing known
+    if treatment == "cut":  # the step before one that is left out has no known next view
         jumps &= ~np.append(bad[1:], bad_next)
     if treatment == "raise" and jumps.any():
         raise InvalidValueError(

@@ -121,7 +121,7 @@ def from_arrays(
     codec
         As for `offmarl.vault.create`.
     on_invalid
-        What becomes of observations, states and rewards that are NaN or infinite: "cut" ends the
+        The treatment of observations, states and rewards that are NaN or infinite: "cut" ends the
         episode before the step, leaves out the rest of it, and counts both; "raise" refuses the
         data; "keep" stores them, and batches leave them out.
     progress

@@ -39,7 +39,7 @@ class Imported(NamedTuple):
     digest: str | None = None
     """The digest that the vault must have, if the dataset records it."""
     policies: Sequence[Mapping[str, Any]] = ()
-    """What is known of the policies, by their ``policy_id``, for the provenance."""
+    """Facts about the policies, by their ``policy_id``, for the provenance."""
 
 
 def check_spec(spec: EnvSpec, expected: EnvSpec | None) -> EnvSpec:

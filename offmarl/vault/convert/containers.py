@@ -71,7 +71,7 @@ def readable(file: object, *more: type[Exception]) -> Iterator[None]:
 
 
 def _reason(file: object, error: Exception) -> str:
-    """Return why reading failed, and what a file is, without NumPy's advice on pickles."""
+    """Return why reading failed, and a file's kind, without NumPy's advice on pickles."""
     kind = _kind_of(file) if isinstance(file, Path) and file.is_file() else ""
     reason = "Python objects in it are not read" if "pickle" in str(error) else str(error)
     return f"it is {kind} ({reason})" if kind else reason
@@ -311,7 +311,7 @@ def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 class SteadyFile(io.FileIO):
     """A file for the HDF5 library, which crashes if a write fails: here it seems to succeed.
 
-    What follows the failure is dropped. `check`, and the end of a block, raise the error.
+    Later writes are dropped. `check`, and the end of a block, raise the error.
     """
 
     _error: OSError | None = None

@@ -35,7 +35,7 @@ from offmarl.vault.format import encoding
 from offmarl.vault.format.layout import Leaf, NumpyArray
 
 _NEXT = {"observations": "next_obs", "infos.state": "next_states"}
-"""Names of what follows each step, by the names on disk of what is before it."""
+"""Names of the arrays after each step, by the names on disk of those before it."""
 
 _Arrays = dict[str, NumpyArray]
 
@@ -53,7 +53,7 @@ def _end_to_end(
     """Open arrays ``(T, ...)`` whose steps are end to end; see `open_arrays`.
 
     ``check`` refuses arrays of other shapes. ``convert`` names steps as they are on disk, with an
-    axis of agents, and what follows them as in `_NEXT`.
+    axis of agents, and the arrays after each step as in `_NEXT`.
     """
     source = local(source)
     with open_arrays(source, f"{layout}'s", select) as arrays:
@@ -207,7 +207,7 @@ def _convert_omiga(arrays: _Arrays) -> _Arrays:
 
 _D4RL = ("observations", "actions", "rewards", "terminals")
 _OPTIONAL = {"timeouts": "truncations", "next_observations": "next_obs"}
-"""Further arrays, and what `_end_to_end` calls them."""
+"""Optional arrays, and their names in `_end_to_end`."""
 _NUMBERS = ("rewards", "terminals", "timeouts")
 
 

@@ -176,7 +176,7 @@ def _choose(
 
 
 def _parse(texts: Iterable[str]) -> Any:
-    """Parse what Python printed of states or actions."""
+    """Parse states or actions from their printed form."""
     text = ",".join(texts).replace("'", '"').replace("False", "false").replace("True", "true")
     return json.loads(f"[{text}]")
 
@@ -196,7 +196,7 @@ def _begin(env: Any, start: Any) -> Any:
 
 
 def _check(game: Game, record: Record, states: list[Any], rewards: NumpyArray) -> None:
-    """Compare what agent_0 observes, and the rewards, with what was recorded."""
+    """Compare agent_0's observations, and the rewards, with the recorded states and rewards."""
     after: Any = record.after
     views = np.concatenate([record.steps.view.observation[0, :1], after.observation[0]])[:, 0]
     recorded = views.copy()

@@ -56,7 +56,7 @@ from offmarl.vault.format.layout import Leaf, NumpyArray
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
 _OPTIONAL = ("state", "avail_actions")
 _EXTRAS = "extras."
-"""What comes before the names of extra arrays ``(E, T+1, ...)``."""
+"""Prefix of the names of extra arrays ``(E, T+1, ...)``."""
 
 
 @contextmanager

@@ -211,7 +211,7 @@ class Chunks(NamedTuple):
 
 
 def map_arrays(mapped: Contents, vault: Description) -> dict[str, MappedArray]:
-    """Return the arrays that can be mapped, by name: plain ones of which no chunk is missing."""
+    """Return the arrays that can be mapped, by name: plain arrays without missing chunks."""
     arrays, region, values = {}, mapped.region, mapped.tree.values
     for name, grid in vault.grids.items():
         rows, steps, *_ = grid.chunks

@@ -221,7 +221,7 @@ class Parts(NamedTuple):
         return table if is_whole else None
 
     def description(self, store: Store) -> "Description":
-        """Describe the vault by what could be read; `VaultFormatError` without a head."""
+        """Describe the vault by its readable parts; `VaultFormatError` without a head."""
         schema, head, running = self.schema, self.head, self.running
         if head is None:
             raise VaultFormatError(f"the head of {store.path} is damaged.")

@@ -172,7 +172,7 @@ class Reader:
 
     @cached_property
     def illegal_steps(self) -> NumpyArray | None:
-        """In how many steps of each episode a living agent does what is forbidden; None if never.
+        """Number of steps of each episode with an illegal action of a living agent; None if zero.
 
         Batches leave out these steps.
         """
@@ -456,7 +456,7 @@ class Reader:
     @property
     def _arrays(self) -> Arrays:
         if self._read_through is None:
-            with self._opening:  # threads share it, and what it maps
+            with self._opening:  # threads share it and its maps
                 if self._read_through is None:
                     self._read_through = Arrays(
                         self._described, lambda: self.episodes, self._checked, self._mapped
@@ -473,7 +473,7 @@ class FinalViews:
         self._in_memory = self.count * self._dtype.itemsize <= vault._final_bytes
 
     def prepare_fork(self) -> None:
-        """Read what forked processes need besides the blocks of views."""
+        """Read the data that forked processes need besides the blocks of views."""
         _ = self.all if self._in_memory else self._firsts
 
     @cached_property

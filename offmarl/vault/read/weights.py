@@ -23,7 +23,7 @@ _EXTRAS = "extras."
 
 @dataclass(frozen=True)
 class Weights:
-    """What the steps of a dataset weigh when batches are drawn.
+    """Weights of the steps of a dataset, by which batches are drawn.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Weights:
 
     @property
     def name(self) -> str:
-        """What weights are taken from, for messages."""
+        """The source of the weights, for messages."""
         if isinstance(self.of, str):
             return repr(self.of)
         return getattr(self.of, "__name__", "the given numbers")

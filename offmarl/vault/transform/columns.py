@@ -162,7 +162,7 @@ def new_extras(returned: Any, steps: Steps) -> dict[str, ArraySpec]:
 
 
 def check(returned: Any, steps: Steps, part: Part, leaves: Mapping[str, Leaf]) -> Result:
-    """Check what a function returned, and convert it to the vault's types."""
+    """Check the result of a function, and convert it to the vault's types."""
     if not isinstance(returned, Mapping):
         raise OptionError(
             f"the function returned {type(returned).__name__}: return a dictionary of columns, "

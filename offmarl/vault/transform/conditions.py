@@ -42,14 +42,14 @@ OF_EPISODES: dict[str, Kind] = {
     "row": "number",
     "index": "number",  # in `Dataset.episodes`
 }
-"""What a condition on episodes can use."""
+"""The columns of conditions on episodes."""
 OF_STEPS: dict[str, Kind] = {
     **OF_EPISODES,
     "reward": "number",  # mean over agents
     "step": "number",  # from the start of the episode
     ANY_EXTRA: "number",  # mean over agents
 }
-"""What a condition on steps can use."""
+"""The columns of conditions on steps."""
 
 
 def parse_condition(condition: str, by: Unit) -> Expression:
@@ -135,10 +135,10 @@ def _nothing_meets(
 def columns_of(
     source: Source, named: Sequence[Named] | None = None, names: Iterable[str] = ()
 ) -> Columns:
-    """Return one value for each episode, by name; without what the vault does not know.
+    """Return one value for each episode, by name, without columns that the vault does not have.
 
-    Of the columns of policies, only those that are among the names. Policies have the ids that they
-    have among the origins ``named``, by default the source's.
+    Columns of policies are returned only if they are among the names. Ids of policies are those of
+    the origins ``named``, by default the source's.
     """
     table = source.vault.episodes
     number = lineage.origin_of(table.policy_id, source.origins)

@@ -2,7 +2,7 @@
 
 A condition is a Python expression of a few kinds: ``and``, ``or``, ``not``, comparisons, ``in``
 with values in parentheses, arithmetic, names, numbers, text in quotes, and percentiles. ``p90`` is
-the 90th percentile, over complete episodes, of what it is compared with.
+the 90th percentile, over complete episodes, of the values that it is compared with.
 
 Python's parser finds the structure, and only the nodes listed here have a meaning: every other one
 is refused, and nothing is executed as Python. Python's keywords can be names, such as ``return``.
@@ -148,7 +148,7 @@ class _Policy(NamedTuple):
 
 
 class _Percentile(float):
-    """A percentile of what it will be compared with."""
+    """A percentile of the values that it is compared with."""
 
 
 def _kind(value: Any) -> Kind:
@@ -257,7 +257,7 @@ class _Evaluation:
         return reduce(np.logical_and, parts)
 
     def pair(self, left: Any, sign: type[ast.AST], right: Any, node: ast.expr) -> Any:
-        """Compare two values, the second of which is a node's."""
+        """Compare two values; the right one is that of the node."""
         a, b = self.beside(left, right), self.beside(right, left)
         if _kind(a) != _kind(b) or _kind(a) == "percentile" or sign not in _OPERATORS:
             raise self.error(node, f"a {_kind(left)} and a {_kind(right)} cannot be compared")
@@ -282,6 +282,6 @@ class _Evaluation:
             )
         return np.percentile(values, value)
 
-    def error(self, node: ast.expr, what: str) -> ExpressionError:
+    def error(self, node: ast.expr, fault: str) -> ExpressionError:
         segment = ast.get_source_segment(self.text, node)
-        return ExpressionError(f"{what}: {segment!r:.60} in {self.text!r:.200}.")
+        return ExpressionError(f"{fault}: {segment!r:.60} in {self.text!r:.200}.")

@@ -79,7 +79,7 @@ class Source(NamedTuple):
         return [named.origin for named in self.named]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads back without reading the vault."""
+        """Return the source as JSON; `from_json` restores it without reading the vault."""
         return {"digest": self.digest, "named": [[*named] for named in self.named]}
 
     @classmethod

@@ -24,12 +24,12 @@ AnyVault = StrPath | Reader
 """A vault, open or by its path."""
 
 Select = Callable[[Sequence[Source], Sequence[Pieces] | None], Sequence[Pieces]]
-"""Chooses what to take of each source. If it has to read steps, it reads those of the given whole
+"""Selects pieces of each source. If it has to read steps, it reads those of the given whole
 episodes of each source; None stands for all."""
 
 
 class Plan(NamedTuple):
-    """A transform: what it takes of which vaults, and how it is stored.
+    """A transform: the selection from its vaults, and the layout of the result.
 
     The new vault has the pieces one after the other in one row, unless it keeps the rows.
     """
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
     like: Sequence[Reader] = ()
     """Vaults that the selection depends on, which the lineage names with their digests."""
     keeps_rows: bool = False
-    """Whether the new vault has the rows of its only source, of which all is taken."""
+    """Whether the new vault has the rows of its only source, and all episodes."""
     reads_steps: bool = False
     """Whether the selection reads steps, and so cannot be made from the episode tables."""
     provenance: Mapping[str, Any] = {}
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the result depends on besides the sources; a JSON object."""
+        """The settings that determine the result, besides the sources; a JSON object."""
         return {
             **self.arguments,
             "codec": self.codec,
