@@ -223,7 +223,7 @@ def room_on(devices: int | None = None) -> int:
 
 
 def require_room(
-    needed: int, what: str, devices: int | None = None, hint: str = "give smaller numbers"
+    needed: int, name: str, devices: int | None = None, hint: str = "give smaller numbers"
 ) -> None:
     """Raise `OptionError` if the devices have less memory than something needs at least.
 
@@ -232,7 +232,7 @@ def require_room(
     room = room_on(devices)
     if needed > room:
         raise OptionError(
-            f"{what} need at least {needed / 1e9:,.1f} GB of memory, and there are "
+            f"{name} need at least {needed / 1e9:,.1f} GB of memory, and there are "
             f"{room / 1e9:,.1f} GB: {hint}."
         )
 

@@ -114,18 +114,18 @@ def end_fields(place: Place, source: Source, first_episode: int = 0) -> Fields:
     every agent has a legal one.
     """
     final = source.episodes.final[place.episode]
-    known = final >= 0
-    fields = flatten_view(source.final_views(final[known]))
-    if not known.all():
-        fields = {name: _spread(values, known) for name, values in fields.items()}
-        fields["legal_actions"][~known] = fields["alive"][~known] = True
+    has_final = final >= 0
+    fields = flatten_view(source.final_views(final[has_final]))
+    if not has_final.all():
+        fields = {name: _spread(values, has_final) for name, values in fields.items()}
+        fields["legal_actions"][~has_final] = fields["alive"][~has_final] = True
     return fields | {"time": place.time, "episode": place.episode + first_episode}
 
 
-def _spread(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
+def _spread(values: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
     """Put values where the mask is true, and zeros elsewhere."""
-    array = np.zeros((len(known), *values.shape[1:]), values.dtype)
-    array[known] = values
+    array = np.zeros((len(mask), *values.shape[1:]), values.dtype)
+    array[mask] = values
     return array
 
 

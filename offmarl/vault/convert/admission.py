@@ -190,9 +190,9 @@ def _kept(
         if treatment != "cut":  # the writer refuses or keeps them
             sound[:] = True
         tally["final_views_left_out"] += int((record.steps.last[0, finals.time] & ~sound).sum())
-        known = keep[finals.time] & sound
-        time = (np.cumsum(keep) - 1)[finals.time[known]]
-        view = map_tree(lambda x: x[known], finals.view)
+        mask = keep[finals.time] & sound
+        time = (np.cumsum(keep) - 1)[finals.time[mask]]
+        view = map_tree(lambda x: x[mask], finals.view)
         finals = FinalObservations(np.zeros_like(time), time, view)
     cut = (cut | np.broadcast_to(record.cut, (1, len(cut)))[0])[None]
     if not keep.all():

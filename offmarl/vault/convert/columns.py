@@ -198,12 +198,12 @@ def _tables(vault: Dataset) -> dict[str, NumpyArray]:
     order, table = _order(vault), vault.episodes
     cause = (table.cause[order][:, None] == CAUSES).argmax(1)
     cause[:-1][cause[:-1] == OPEN] = CUT
-    known = table.final[order] >= 0
-    views = vault.final_views(table.final[order][known])
+    has_final = table.final[order] >= 0
+    views = vault.final_views(table.final[order][has_final])
     return {
         "episodes.length": table.length[order],
         "episodes.cause": cause.astype(np.int8),
-        "episodes.final": np.where(known, np.cumsum(known) - 1, -1),
+        "episodes.final": np.where(has_final, np.cumsum(has_final) - 1, -1),
         **{
             _FINALS + name: np.asarray(leaf, plain_dtype(leaf.dtype))
             for name, leaf in flatten_view(views).items()
@@ -291,10 +291,10 @@ def _records(
         # An open episode was cut off when it was written, without a flag.
         truncated = steps.truncated | (cut[..., None] & ~steps.terminated)
         steps = steps._replace(truncated=truncated, last=(steps.terminated | truncated).all(-1))
-        known = final[episodes] >= 0
+        has_final = final[episodes] >= 0
         with readable(source):
-            views = _finals(arrays, final[episodes][known], spec)
-        time: NumpyArray = last[known]
+            views = _finals(arrays, final[episodes][has_final], spec)
+        time: NumpyArray = last[has_final]
         row: NumpyArray = np.zeros_like(time)
         yield Record(steps, FinalObservations(row, time, views), cut)
 

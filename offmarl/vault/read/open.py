@@ -53,14 +53,14 @@ def open_reader(
     return Reader(locate(path), checked, time_limit)
 
 
-def place_of(path: str | os.PathLike[str], one: bool = False) -> Store:
-    """Resolve a path or the name of a dataset; ``one`` refuses several vaults of a name."""
-    return store_of(named(os.fspath(path), one) or path)
+def place_of(path: str | os.PathLike[str], single: bool = False) -> Store:
+    """Resolve a path or the name of a dataset; ``single`` refuses several vaults of a name."""
+    return store_of(named(os.fspath(path), single) or path)
 
 
 def locate(path: str | os.PathLike[str]) -> Store:
     """Return the place of the vault at a path; see `open_vault`."""
-    place = place_of(path, one=True)
+    place = place_of(path, single=True)
     root = place.path
     with errors_of(root):
         if place.is_vault():

@@ -180,11 +180,11 @@ def copy_rows(
         time: NumpyArray = ends[episodes] - 1 - begin
         cut: NumpyArray = np.zeros(steps.last.shape, bool)
         cut[row, time] = table.cause[episodes] == CAUSES[CUT]
-        known = table.final[episodes] >= 0
-        views = vault.final_views(table.final[episodes][known])
+        has_final = table.final[episodes] >= 0
+        views = vault.final_views(table.final[episodes][has_final])
         if replace is not None:
-            steps, views = replace(begin, stop, steps, episodes[known], views)
-        finals = FinalObservations(row[known], time[known], views)
+            steps, views = replace(begin, stop, steps, episodes[has_final], views)
+        finals = FinalObservations(row[has_final], time[has_final], views)
         number = np.searchsorted(breaks, begin, side="right") % 2
         writer.append(steps, finals, run=f"copy {number}", cut=cut)
         advance(steps.last.size)
@@ -237,11 +237,11 @@ def _gather(vault: Reader, window: _Window) -> tuple[Transition, FinalObservatio
     cut: NumpyArray = np.zeros(is_last.shape, bool)
     cut[0, last] = unended | (table.cause[episode] == CAUSES[CUT])
 
-    known = ~goes_on & (table.final[episode] >= 0)
-    stored_views = vault.final_views(table.final[episode[known]])
+    has_final = ~goes_on & (table.final[episode] >= 0)
+    stored_views = vault.final_views(table.final[episode[has_final]])
     after = (first + pieces.length)[ends][goes_on]
     next_views = map_tree(lambda field: _flat(field)[after], block.view)
-    time: NumpyArray = np.concatenate([last[known], last[goes_on]])
+    time: NumpyArray = np.concatenate([last[has_final], last[goes_on]])
     row: NumpyArray = np.zeros_like(time)
     views = map_tree(lambda *pair: np.concatenate(pair), stored_views, next_views)
     finals = FinalObservations(row, time, views)

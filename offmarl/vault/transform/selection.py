@@ -187,11 +187,11 @@ def _first_steps(pool: Pool, order: Order, steps: int) -> list[Pieces]:
     """Take episodes in the given order up to a number of steps; the last one is cut short."""
     total = np.cumsum(pool.length[order])
     last = int(np.searchsorted(total, steps))
-    whole = pool.whole(order[: last + 1])
+    selections = pool.whole(order[: last + 1])
     shortened = pool.divide(order[last : last + 1])
     return [
         pieces._replace(
             stop=pieces.stop - np.where(np.isin(pieces.episode, cut), total[last] - steps, 0)
         )
-        for pieces, cut in zip(whole, shortened, strict=True)
+        for pieces, cut in zip(selections, shortened, strict=True)
     ]
