@@ -275,11 +275,11 @@ def _records(
         length, cause, final = (np.asarray(arrays[name][:]) for name in _TABLES)
         ends, total = np.cumsum(length), arrays["rewards"].shape[0]
         most = min(arrays[name].shape[0] for name in arrays if name.startswith(_FINALS))
-    fits = all(x.dtype.kind in "iu" and x.shape == length.shape for x in (cause, final))
-    if not fits or length.dtype.kind not in "iu" or final.max(initial=-1) >= most:
+    fits = all(x.dtype.kind in "iu" and x.shape == ends.shape for x in (length, cause, final))
+    if not fits or length.min(initial=1) < 1 or final.max(initial=-1) >= most:
         raise VaultError(f"{source} has a table of episodes that does not fit its arrays.")
-    if len(ends) and ends[-1] != total:
-        raise VaultError(f"{source}: its episodes have {ends[-1]} steps, and its arrays {total}.")
+    if length.sum() != total:
+        raise VaultError(f"{source}: its episodes have {length.sum()} steps, not {total}.")
     of_steps = {name: arrays[name] for name in layout.leaves(spec) if name in arrays}
     for start, block in common.read_blocks(source, of_steps, spans):
         stop = start + len(block["rewards"])
