@@ -122,16 +122,16 @@ class CircleReader:
 
     def _across(self, index: NDArray[np.int64], time: NDArray[np.int64]) -> Place:
         """Return the places of the slots of windows that cross into the circle's next episodes."""
-        table, which = self._table, np.repeat(index[:, None], time.shape[1], 1)
+        table, indices = self._table, np.repeat(index[:, None], time.shape[1], 1)
         longer = np.arange(len(time))
         while len(longer):
-            times, number = time[longer], which[longer]
+            times, number = time[longer], indices[longer]
             past = times > table.lengths[number]
             times -= np.where(past, table.lengths[number] + 1, 0)
             number = (number + past) % len(table.lengths)
-            time[longer], which[longer] = times, number
+            time[longer], indices[longer] = times, number
             longer = longer[times[:, -1] > table.lengths[number[:, -1]]]
-        return Place(time, table.episodes[which])
+        return Place(time, table.episodes[indices])
 
     def _write(
         self,

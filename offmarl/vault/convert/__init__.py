@@ -113,9 +113,9 @@ def import_dataset(
     read = _named(READERS, layout)
     options = _accepted(read, layout, env_spec=env_spec, time_limit=time_limit)
     with read(source, **options) as dataset:
-        about: dict[str, Any] = {"source": dataset.origin | dict(terms or {})}
-        about |= {"policies": [*dataset.policies]} if dataset.policies else {}
-        write_vault(path, dataset, about, codec, on_invalid, progress, source)
+        provenance: dict[str, Any] = {"source": dataset.origin | dict(terms or {})}
+        provenance |= {"policies": [*dataset.policies]} if dataset.policies else {}
+        write_vault(path, dataset, provenance, codec, on_invalid, progress, source)
     return open_vault(path)
 
 

@@ -167,12 +167,12 @@ def from_arrays(
         )
     spec = common.check_spec(columns.spec(num_actions), env_spec)
     bounds = None if action_bounds is None else [np.ravel(x).tolist() for x in action_bounds]
-    about = {"source": {"format": "arrays"}, **({"action_bounds": bounds} if bounds else {})}
+    facts = {"source": {"format": "arrays"}, **({"action_bounds": bounds} if bounds else {})}
     blocks = common.blocks(columns.steps, columns.step_bytes)
     records = (columns.read(start, stop, spec) for start, stop in blocks)
     dataset = common.Imported(spec, {}, records, len(blocks))
-    about |= provenance or {}
-    common.write_vault(path, dataset, about, codec, on_invalid, progress)
+    facts |= provenance or {}
+    common.write_vault(path, dataset, facts, codec, on_invalid, progress)
     return open_vault(path)
 
 

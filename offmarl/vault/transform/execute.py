@@ -70,8 +70,8 @@ def execute(
                 remap: Remap = partial(lineage.remap, source=source.named, target=named)
                 remap = unchanged if plan.keeps_rows else remap
                 (copy or copy_pieces)(source.vault, pieces, writer, remap, advance)
-        about = lineage.provenance_of(plan.operation, plan.described(), selections, named)
-        writer.annotate({**about, **plan.provenance})
+        provenance = lineage.provenance_of(plan.operation, plan.described(), selections, named)
+        writer.annotate({**provenance, **plan.provenance})
 
 
 def examine_all(vaults: Sequence[Reader], progress: Progress) -> list[Source]:

@@ -166,7 +166,7 @@ class _Samples(dict[str, NumpyArray]):
     def __missing__(self, name: str) -> NumpyArray:
         if name == COMPLETE or name.endswith(POLICY_NAME):  # not used by their names
             return np.array([True] if name == COMPLETE else ["a"])
-        family = next((any_ for start, any_ in _FAMILIES.items() if name.startswith(start)), name)
+        family = next((kind for start, kind in _FAMILIES.items() if name.startswith(start)), name)
         if family not in self.names:
             near = difflib.get_close_matches(name, self.names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""

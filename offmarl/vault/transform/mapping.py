@@ -157,12 +157,12 @@ class _Replaced:
         while self._filled.min() < stop:
             part, result = next(self._results)
             if result.arrays.keys() != self._changed:
-                now, before = (
+                returned, before = (
                     ", ".join(sorted(map(column_of, names))) or "nothing"
                     for names in (result.arrays, self._changed)
                 )
                 raise OptionError(
-                    f"the function returned {now} for steps {part.start} to {part.stop - 1}, and "
+                    f"the function returned {returned} for steps {part.start} to {part.stop - 1}, and "
                     f"{before} before: return the same columns in every call."
                 )
             self._filled[part.rows] = part.stop
