@@ -162,8 +162,8 @@ class _Replaced:
                     for names in (result.arrays, self._changed)
                 )
                 raise OptionError(
-                    f"the function returned {returned} for steps {part.start} to {part.stop - 1}, and "
-                    f"{before} before: return the same columns in every call."
+                    f"the function returned {returned} for steps {part.start} to {part.stop - 1}, "
+                    f"and {before} before: return the same columns in every call."
                 )
             self._filled[part.rows] = part.stop
             self._waiting.append((part, result))
