@@ -55,9 +55,7 @@ class Layout:
     @property
     def bytes_of(self) -> dict[str, int]:
         """Bytes of a slot in each array."""
-        return {name: spec.num_bytes for name, spec in self.arrays.items()} | {
-            WORDS: 4 * self.width
-        }
+        return {x: spec.num_bytes for x, spec in self.arrays.items()} | {WORDS: 4 * self.width}
 
     @property
     def slot_bytes(self) -> int:
