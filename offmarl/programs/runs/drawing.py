@@ -101,8 +101,8 @@ def drawing_of(
     if kind == "blocks" or (kind == "auto" and isinstance(dataset, Dataset) and dataset.is_remote):
         check_unweighted(bool(args.weight or args.prioritise), dataset)
         _require_room_for(args, dataset, windows)
-        record = {"shuffle_buffer": BUFFER_BYTES, "block_seed": BLOCK_SEED}
-        return Drawing("blocks", windows, None, None, record)
+        shuffling = {"shuffle_buffer": BUFFER_BYTES, "block_seed": BLOCK_SEED}
+        return Drawing("blocks", windows, None, None, shuffling)
     weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
     circles = Circles(dataset, windows, episodes, weights)
     if args.length > max(circles.num_slots, _SHORT):
