@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from offmarl._arrays import largest_divisor
 from offmarl._compiling import unguarded
 from offmarl.replay import device
-from offmarl.replay.blocks import BlockGatherer, check_unweighted, plan_blocks
+from offmarl.replay.blocks import BLOCK_SEED, BlockGatherer, check_unweighted, plan_blocks
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load_circles
 from offmarl.replay.fields import Fields, finished, to_sequence
@@ -49,7 +49,7 @@ class Batches:
     data: Sequence
 
     def __getitem__(self, index: Int[Array, ""] | int) -> "Batches":
-        """Return those at an index of the first axis."""
+        """Return the batches at an index of the first axis."""
         return jax.tree.map(lambda leaf: leaf[index], self)
 
     def sequence(self) -> Sequence:
@@ -67,8 +67,8 @@ class WindowSource(WindowReader):
 
     def at(self, starts: Int[np.ndarray, "*b"]) -> Batches:
         """Return the windows that start at given slots, on the device."""
-        (found,) = self.each_at(starts[None])
-        return Batches(found)
+        (sequence,) = self.each_at(starts[None])
+        return Batches(sequence)
 
     def each_at(self, starts: Int[np.ndarray, "k *b"]) -> list[Sequence]:
         """Return windows on the device, one sequence for each index of the first axis.
@@ -88,8 +88,8 @@ class WindowSource(WindowReader):
         for reader, number in zip(self._readers, counts, strict=True):
             reader.read_beginnings(batch, first + np.arange(number))
             first += number
-        (found,) = _on_device(batch, self._layout, (1, first))
-        return found
+        (sequence,) = _on_device(batch, self._layout, (1, first))
+        return sequence
 
 
 class BlockWindowSource(BlockGatherer, WindowSource):
@@ -113,18 +113,18 @@ def _on_device(batch: Batch, layout: BatchLayout, shape: tuple[int, ...]) -> lis
 @partial(jax.jit, static_argnums=(1, 2))
 def _split(shared: dict[str, Array], layout: BatchLayout, shape: tuple[int, ...]) -> list[Fields]:
     """Cut the small fields of windows out of the memory that they share."""
-    found: list[Fields] = [{} for _ in range(shape[0])]
+    batches: list[Fields] = [{} for _ in range(shape[0])]
     for word, fields in layout.shared:
         start = 0
         for field in fields:
-            for batch in found:
+            for batch in batches:
                 stop = start + math.prod((*shape[1:], field.size))
                 words = shared[word][start:stop]
                 is_mask = field.dtype.kind == "b"
                 values = words != 0 if is_mask else bitcast_convert_type(words, field.dtype)
                 batch[field.name] = values.reshape(*shape[1:], *field.shape)
                 start = stop
-    return [finished(batch, layout.windows) for batch in found]
+    return [finished(batch, layout.windows) for batch in batches]
 
 
 def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Sequence:
@@ -135,7 +135,7 @@ def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Seque
 
 @unguarded()
 def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
-    """Put keys where drawing waits for nothing; nowhere else where JAX knows no processor."""
+    """Put keys on the CPU, where draws do not wait for others; leave them if JAX has no CPU."""
     try:
         processor = jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -156,7 +156,7 @@ class BatchSource(NamedTuple):
     data
         The same replay again and again, or batches ``(seeds, updates, ...)``.
     draws
-        How batches are drawn by priorities, of a replay; None if they are not.
+        How batches are drawn by priorities from a replay; None without priorities.
     """
 
     updates: int
@@ -165,7 +165,7 @@ class BatchSource(NamedTuple):
 
 
 def split_key(key: PRNGKeyArray, step: Int[Array, ""] | int) -> tuple[PRNGKeyArray, PRNGKeyArray]:
-    """Return the keys that one update's batch is drawn with, and that the update itself uses."""
+    """Return the key that draws an update's batch, and the key of the update itself."""
     sample_key, update_key = jax.random.split(jax.random.fold_in(key, step))
     return sample_key, update_key
 
@@ -187,13 +187,13 @@ def open_batches(
     Parameters
     ----------
     source
-        What to learn from.
+        A vault or a mixture.
     kind
         Where batches come from. "auto": the device where the data fits into half of what is free,
         and has few enough steps for it. "blocks": a stream that is shuffled by blocks, see
         `offmarl.replay.blocks`; the blocks are the same for all seeds.
     windows
-        What to draw.
+        The windows to draw.
     keys
         One for each seed.
     steps
@@ -204,9 +204,9 @@ def open_batches(
     episodes
         Numbers of the episodes to draw windows from; all of them by default.
     weights
-        What steps weigh; all the same by default.
+        Weights of steps; all the same by default.
     draws
-        How to draw by priorities, from the device; by default no batch is.
+        How to draw by priorities, from the device; by default without priorities.
 
     Raises
     ------
@@ -225,12 +225,12 @@ def open_batches(
     if kind == "device" or (kind == "auto" and device.fits(circles)):
         yield BatchSource(steps.step, repeat(load_circles(circles)), draws)
         return
-    drawn, host_keys = WindowSource.of(circles), on_host(keys)
+    reader, host_keys = WindowSource.of(circles), on_host(keys)
 
     def gather(numbers: range) -> Batches:
-        return drawn.batches(_sample_keys(host_keys, numbers.start + jnp.arange(len(numbers))))
+        return reader.batches(_sample_keys(host_keys, numbers.start + jnp.arange(len(numbers))))
 
-    with _gathered(gather, len(keys) * drawn.batch_bytes, steps, memory) as batches:
+    with _gathered(gather, len(keys) * reader.batch_bytes, steps, memory) as batches:
         yield batches
 
 
@@ -245,22 +245,22 @@ def _open_blocks(
 ) -> Iterator[BatchSource]:
     """Open batches that are shuffled by blocks; each seed has its own order in the buffer.
 
-    The order of blocks is the same whatever the seeds are: those that run side by side read the
-    same blocks, and each of them has the batches that it has alone.
+    The order of blocks does not depend on the seeds: seeds that run side by side read the same
+    blocks, and each has the same batches as when it runs alone.
     """
     blocked, table = plan_blocks(source, windows, episodes, None)
     words = np.asarray(jax.random.key_data(keys), np.uint32)
     seeds = words.reshape(len(keys), -1)[:, -1].tolist()
-    order_of = partial(BlockOrder, block_seed=0, per_buffer=table.per_buffer)
+    order_of = partial(BlockOrder, block_seed=BLOCK_SEED, per_buffer=table.per_buffer)
     orders = [order_of(table.sizes, windows.batch_size, seed) for seed in seeds]
-    drawn = BlockWindowSource(blocked, windows, orders[0], table)
+    reader = BlockWindowSource(blocked, windows, orders[0], table)
 
     def gather(numbers: range) -> Batches:
-        return drawn.at(np.stack([[order.slots(one) for one in numbers] for order in orders]))
+        return reader.at(np.stack([[*map(order.slots, numbers)] for order in orders]))
 
     with (
-        closing(drawn),
-        _gathered(gather, len(keys) * drawn.batch_bytes, steps, memory) as batches,
+        closing(reader),
+        _gathered(gather, len(keys) * reader.batch_bytes, steps, memory) as batches,
     ):
         yield batches
 

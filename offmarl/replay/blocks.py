@@ -35,6 +35,8 @@ from offmarl.types import ArraySpec, EnvSpec, Transition, View, map_tree, sum_by
 
 BUFFER_BYTES = 2**26
 """Default size of the shuffle buffer."""
+BLOCK_SEED = 0
+"""Seed of the order of blocks in training, the same for all of its seeds."""
 
 
 @runtime_checkable
@@ -84,11 +86,11 @@ class BlockTable:
 
     def of(self, blocks: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Return the numbers of the episodes of each of some blocks."""
-        return [self.numbers[self.bounds[one] : self.bounds[one + 1]] for one in blocks.tolist()]
+        return [self.numbers[self.bounds[i] : self.bounds[i + 1]] for i in blocks.tolist()]
 
 
 def _recorded(spec: EnvSpec, windows: Windows) -> dict[str, ArraySpec]:
-    """Return the fields that the source has."""
+    """Return the fields of windows that come from the source."""
     fields = fields_of(spec, windows).items()
     return {name: leaf for name, leaf in fields if name not in COMPUTED}
 
@@ -118,17 +120,17 @@ class ShuffleBuffer:
         length = table.length[self.numbers]
         final = table.final[self.numbers]
         self._finals: View = source.final_views(final[final >= 0])
-        own = np.where(final >= 0, np.cumsum(final >= 0) - 1, -1)
+        final_index = np.where(final >= 0, np.cumsum(final >= 0) - 1, -1)
         start = np.cumsum(length) - length
-        self.episodes = _Episodes(np.zeros_like(start), start, length, own)
+        self.episodes = _Episodes(np.zeros_like(start), start, length, final_index)
         self.length = int(length.sum())
         self._fields = {
             name: np.empty((1, self.length, *leaf.shape), leaf.numpy_dtype)
             for name, leaf in _recorded(source.spec, windows).items()
         }
         at = 0
-        for some in blocks:
-            at = self._read(source, some, at)
+        for numbers in blocks:
+            at = self._read(source, numbers, at)
 
     def _read(self, source: BlockedSource, numbers: NDArray[np.int64], at: int) -> int:
         """Read the episodes of a block, and return where the next block begins."""
@@ -136,11 +138,11 @@ class ShuffleBuffer:
         row, start, length = (x[numbers] for x in (table.row, table.start, table.length))
         block = int(row[0]) // chunk_rows * chunk_rows
         first, stop = int(start.min()), int((start + length).max())
-        found = source.transitions(first, stop, slice(block, block + chunk_rows))
+        transitions = source.transitions(first, stop, slice(block, block + chunk_rows))
         offset = np.cumsum(length) - length
         step = np.repeat((row - block) * (stop - first) + start - first - offset, length)
         step += np.arange(len(step))
-        for name, values in recorded_fields(found).items():
+        for name, values in recorded_fields(transitions).items():
             if name in self._fields:
                 array = np.asarray(values)
                 flat = array.reshape(math.prod(array.shape[:2]), *array.shape[2:])
@@ -157,8 +159,8 @@ class ShuffleBuffer:
 
     def rewards(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return the rewards of an interval, ``(1, T, N)``."""
-        found: NDArray[np.float32] = self._fields["reward"][:, start:stop]
-        return found
+        rewards: NDArray[np.float32] = self._fields["reward"][:, start:stop]
+        return rewards
 
     def window_fields(
         self, rows: Any, starts: Any, length: int, index: Any, out: Mapping[str, Any], at: Any
@@ -166,22 +168,22 @@ class ShuffleBuffer:
         """Write some steps of windows to arrays; see `Source.window_fields`."""
         del rows
         window, step = np.divmod(index, length)
-        where = starts[window] + step
+        steps = starts[window] + step
         for name, array in out.items():
             if not array.size:
                 continue
             items = as_items(self._fields[name])
-            some = where[:, : array.shape[1]]
+            places = steps[:, : array.shape[1]]
             if at is None:
-                items.take(some, out=as_items(array).reshape(some.shape), mode="clip")
+                items.take(places, out=as_items(array).reshape(places.shape), mode="clip")
             else:
-                found = items.take(some, mode="clip").view(array.dtype)
-                array[at] = found.reshape(*some.shape, *array.shape[2:])
+                values = items.take(places, mode="clip").view(array.dtype)
+                array[at] = values.reshape(*places.shape, *array.shape[2:])
 
     def final_views(self, numbers: Any) -> View:
         """Return final views, ``(len(numbers), ...)``."""
-        found: View = map_tree(lambda leaf: leaf[numbers], self._finals)
-        return found
+        views: View = map_tree(lambda leaf: leaf[numbers], self._finals)
+        return views
 
     def prepare_fork(self) -> None:
         """Do nothing: everything is in memory."""
@@ -200,7 +202,7 @@ class BlockGatherer:
         check_extras(source.spec, windows, source.path)
         self._source, self._windows, self._order, self._table = source, windows, order, table
         self._layout = BatchLayout.of(fields_of(source.spec, windows), windows)
-        self._buffers: dict[int, Future[_Loaded]] = {}
+        self._buffers: dict[int, Future[_LoadedBuffer]] = {}
         self._lock, self._reading = Lock(), Lock()
         self._is_closed = False
 
@@ -222,16 +224,16 @@ class BlockGatherer:
         buffers, slots = starts >> SLOT_BITS, starts & (2**SLOT_BITS - 1)
         numbers = np.unique(buffers)
         for number in numbers.tolist():
-            loaded = self._buffer(number)
-            own = None if len(numbers) == 1 else np.flatnonzero(buffers == number)
-            loaded.reader.read(slots if own is None else slots[own], batch, own)
-            where = slice(None) if own is None else own
+            buffer = self._buffer(number)
+            index = None if len(numbers) == 1 else np.flatnonzero(buffers == number)
+            buffer.reader.read(slots if index is None else slots[index], batch, index)
+            to = slice(None) if index is None else index
             episode = batch.fields["episode"]
-            episode[where] = loaded.numbers[episode[where]]
+            episode[to] = buffer.numbers[episode[to]]
         self._move_on(int(numbers[0]), int(numbers[-1]))
         return batch
 
-    def _buffer(self, number: int) -> "_Loaded":
+    def _buffer(self, number: int) -> "_LoadedBuffer":
         with self._lock:
             future = self._start(number)
         try:
@@ -241,31 +243,31 @@ class BlockGatherer:
                 self._buffers.pop(number, None)  # the next attempt reads it again
             raise
 
-    def _start(self, number: int) -> "Future[_Loaded]":
+    def _start(self, number: int) -> "Future[_LoadedBuffer]":
         if self._is_closed:
             raise CancelledError
         if number not in self._buffers:
             self._buffers[number] = in_thread(partial(self._load, number), "offmarl-blocks")
         return self._buffers[number]
 
-    def _load(self, number: int) -> "_Loaded":
+    def _load(self, number: int) -> "_LoadedBuffer":
         blocks = self._table.of(self._order.blocks(number))
         with self._reading:  # one at a time, for the sake of memory
             buffer = ShuffleBuffer(self._source, blocks, self._windows)
             return_free()
         part = Part(buffer, 1.0, SlotTable(buffer), 0, 0, None, np.ones(1))
-        return _Loaded(CircleReader(part, self._windows), buffer.numbers)
+        return _LoadedBuffer(CircleReader(part, self._windows), buffer.numbers)
 
     def _move_on(self, first: int, last: int) -> None:
         """Release the buffers before the first in use, and read the one after the last."""
         with self._lock:
-            for number in [one for one in self._buffers if one < first or one > last + 1]:
+            for number in [x for x in self._buffers if not first <= x <= last + 1]:
                 self._buffers.pop(number).cancel()
             if self._order.has_buffer(last + 1):
                 self._start(last + 1)
 
 
-class _Loaded(NamedTuple):
+class _LoadedBuffer(NamedTuple):
     """A buffer in memory."""
 
     reader: CircleReader
@@ -287,7 +289,7 @@ def plan_blocks(
 
 
 def check_unweighted(weighted: bool, source: Any) -> None:
-    """Raise `OptionError` if windows shall be drawn by weights, which blocks cannot be."""
+    """Raise `OptionError` if windows shall be drawn by weights, which blocks do not support."""
     if weighted:
         raise OptionError(
             f"{source.path} is shuffled by blocks, in which all steps are equally likely: pull it "

@@ -1,4 +1,4 @@
-"""What batches are drawn from: the circles of slots of one vault or several, and their weights.
+"""The circles of slots of one vault or several, and their weights, from which batches are drawn.
 
 Each vault of a mixture is a circle of its own (see `offmarl.replay.sampling`), and each window lies
 in one of them. The slots of all circles are numbered through. T numbers are left out after each
@@ -48,7 +48,7 @@ class Mixed(Protocol):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What is mixed."""
+        """The sources of the mixture."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -100,7 +100,7 @@ class Circles:
         Numbers of the episodes to draw from; all of them by default. Vaults of a mixture that have
         none of these are left out, and the shares of the others keep their ratio.
     weights
-        What steps weigh; all the same by default.
+        Weights of steps; all the same by default.
 
     Attributes
     ----------
@@ -130,20 +130,20 @@ class Circles:
         if isinstance(source, Mixed):
             sources, shares = source.sources, source.shares
         slot = episode = 0
-        for number, (one, share) in enumerate(zip(map(sound, sources), shares, strict=True)):
-            chosen = episodes
+        for number, (vault, share) in enumerate(zip(map(sound, sources), shares, strict=True)):
+            numbers = episodes
             if episodes is not None and len(sources) > 1:  # the numbers within this source
-                chosen = np.asarray(episodes, np.int64) - episode
-                chosen = chosen[(chosen >= 0) & (chosen < len(one.episodes.length))]
-            if chosen is None or len(chosen) or len(sources) == 1:
-                own = None if weights is None else weights[number]
-                table, slot_weights = _weighted_table(one, chosen, own)
+                numbers = np.asarray(episodes, np.int64) - episode
+                numbers = numbers[(numbers >= 0) & (numbers < len(vault.episodes.length))]
+            if numbers is None or len(numbers) or len(sources) == 1:
+                vault_weights = None if weights is None else weights[number]
+                table, slot_weights = _weighted_table(vault, numbers, vault_weights)
                 begins = np.ones(1)
                 if slot_weights is not None:  # the sums over the steps that count in windows
                     begins = _sums(slot_weights, windows.burn_in, windows.steps)
-                parts.append(Part(one, share, table, slot, episode, slot_weights, begins))
+                parts.append(Part(vault, share, table, slot, episode, slot_weights, begins))
                 slot += table.num_slots + windows.steps
-            episode += len(one.episodes.length)
+            episode += len(vault.episodes.length)
         if not parts:
             raise OptionError(
                 f"{source.path} has episodes 0 to {episode - 1}: choose some of these to draw from."
@@ -164,8 +164,8 @@ class Circles:
     @property
     def chances(self) -> NDArray[np.float64]:
         """How likely a window is to lie in each circle, so that the shares are exact."""
-        found = np.array([part.share / _rate(part) for part in self.parts])
-        return found / found.sum()
+        chances = np.array([part.share / _rate(part) for part in self.parts])
+        return chances / chances.sum()
 
     @cached_property
     def starts(self) -> Starts:
@@ -178,28 +178,26 @@ class Circles:
             first.append(part.first_slot + np.arange(count))
             size.append(np.full(count, part.table.num_slots // count))
             share.append(chance * part.begins / part.begins.sum())
-        joined = np.concatenate(first), np.concatenate(size), np.concatenate(share)
-        return segments(*joined, self.num_slots)
+        columns = np.concatenate(first), np.concatenate(size), np.concatenate(share)
+        return segments(*columns, self.num_slots)
 
     @cached_property
     def factors(self) -> NDArray[np.float32] | None:
-        """What each row's step is multiplied by in losses, ``(num_rows,)``; None for 1.
+        """The factor of each row's step in losses, ``(num_rows,)``; None for 1.
 
         The mean over the steps in batches is 1.
         """
         if all(part.weights is None for part in self.parts):
             return None
-        found, drawn, counted = np.ones(self.num_rows), 0.0, 0.0
+        row_factors, draws, counts = np.ones(self.num_rows), 0.0, 0.0
         for part, chance in zip(self.parts, self.chances, strict=True):
             usage, factors = chance * self._usage(part), self._factors(part)
             is_step = part.table.is_step
-            drawn, counted = (
-                drawn + usage[is_step].sum(),
-                counted + (usage * factors)[is_step].sum(),
-            )
+            draws += usage[is_step].sum()
+            counts += (usage * factors)[is_step].sum()
             at = part.first_slot + np.arange(part.table.num_slots + self.windows.steps)
-            found[at] = np.resize(factors, len(at))
-        return (found * (drawn / counted)).astype(np.float32)
+            row_factors[at] = np.resize(factors, len(at))
+        return (row_factors * (draws / counts)).astype(np.float32)
 
     def step_probabilities(self) -> StepProbabilities:
         """Return how often each step is in batches, and how much it counts.
@@ -207,29 +205,29 @@ class Circles:
         Steps whose actions the mask forbids are drawn like others, and then their mask is false:
         the shares are those of before.
         """
-        episode, time, drawn, counted = [], [], [], []
+        episode, time, share, weighted = [], [], [], []
         for part, chance in zip(self.parts, self.chances, strict=True):
             index, before = part.table.locate(np.arange(part.table.num_slots))
             is_step = part.table.is_step
             episode.append(part.table.episodes[index[is_step]] + part.first_episode)
             time.append(before[is_step])
             usage = chance * self._usage(part)
-            drawn.append(usage[is_step])
-            counted.append((usage * self._factors(part))[is_step])
-        found = [np.concatenate(x) for x in (episode, time, drawn, counted)]
-        order = np.lexsort((found[1], found[0]))
-        numbers, times, draws, counts = (x[order] for x in found)
+            share.append(usage[is_step])
+            weighted.append((usage * self._factors(part))[is_step])
+        columns = [np.concatenate(x) for x in (episode, time, share, weighted)]
+        order = np.lexsort((columns[1], columns[0]))
+        numbers, times, draws, counts = (x[order] for x in columns)
         return StepProbabilities(numbers, times, draws / draws.sum(), counts / counts.sum())
 
     def _usage(self, part: Part) -> NDArray[np.float64]:
-        """Return the share of each slot of a circle in the slots that count, of its windows."""
+        """Return each slot's share of the slots that count, over all windows of a circle."""
         begins, windows = part.begins / part.begins.sum(), self.windows
         if len(begins) == 1:
             return np.full(part.table.num_slots, 1 / part.table.num_slots)
         return _sums(begins[::-1], windows.burn_in, windows.steps)[::-1] / windows.length
 
     def _factors(self, part: Part) -> NDArray[np.float64]:
-        """Return what the loss of each slot is multiplied by, in proportion."""
+        """Return the factor of each slot's loss, up to a constant."""
         if part.weights is None:
             return np.ones(part.table.num_slots)
         share, usage = part.weights / part.weights.sum(), self._usage(part)
@@ -237,38 +235,38 @@ class Circles:
 
 
 def _weighted_table(
-    source: Source, chosen: Chosen, weights: NDArray[np.float64] | None
+    source: Source, episodes: Chosen, weights: NDArray[np.float64] | None
 ) -> tuple[SlotTable, NDArray[np.float64] | None]:
     """Return a source's circle of the episodes that weigh something, and its slots' weights.
 
     The slot that ends an episode weighs as much as the last step.
     """
-    table = SlotTable(source, chosen)
+    table = SlotTable(source, episodes)
     if weights is None:
         return table, None
     if weights.ndim == 1:
         table = SlotTable(source, _heavy(source, table, weights[table.episodes], sort=True))
-        found = np.repeat(weights[table.episodes], table.lengths + 1)
+        slot_weights = np.repeat(weights[table.episodes], table.lengths + 1)
     else:
-        found = _of_slots(source, table, weights)
-        sums = np.add.reduceat(found, table.offsets)
+        slot_weights = _of_slots(source, table, weights)
+        sums = np.add.reduceat(slot_weights, table.offsets)
         table = SlotTable(source, _heavy(source, table, sums, sort=False))
-        found = _of_slots(source, table, weights)
-    return table, found / found.mean()
+        slot_weights = _of_slots(source, table, weights)
+    return table, slot_weights / slot_weights.mean()
 
 
 def _heavy(
     source: Source, table: SlotTable, weights: NDArray[np.float64], sort: bool
 ) -> NDArray[np.int64]:
-    """Return the episodes of a table that weigh something, if asked in order of weight."""
+    """Return the episodes of a table that weigh something, with ``sort`` in order of weight."""
     order = np.argsort(weights, kind="stable") if sort else np.arange(len(weights))
-    kept = order[weights[order] > 0]
-    if not len(kept):
+    heavy = order[weights[order] > 0]
+    if not len(heavy):
         raise OptionError(
             f"all {len(weights)} episodes of {source.path} to draw from weigh 0: give at least one "
             "of them a weight above 0."
         )
-    return table.episodes[kept]
+    return table.episodes[heavy]
 
 
 def _of_slots(
@@ -278,17 +276,16 @@ def _of_slots(
     index, time = table.locate(np.arange(table.num_slots))
     number = table.episodes[index]
     time = np.minimum(time, table.lengths[index] - 1)
-    found: NDArray[np.float64] = weights[
-        source.episodes.row[number], source.episodes.start[number] + time
-    ]
-    return found
+    row, start = source.episodes.row[number], source.episodes.start[number]
+    slot_weights: NDArray[np.float64] = weights[row, start + time]
+    return slot_weights
 
 
 def _sums(x: NDArray[np.float64], first: int, stop: int) -> NDArray[np.float64]:
     """Return the sums over ``x[i + first : i + stop]`` for each i, on a circle."""
     sums = np.append(0.0, np.cumsum(np.resize(x, len(x) + stop)))
-    where = np.arange(len(x))
-    return np.maximum(sums[where + stop] - sums[where + first], 0.0)
+    index = np.arange(len(x))
+    return np.maximum(sums[index + stop] - sums[index + first], 0.0)
 
 
 def _rate(part: Part) -> float:

@@ -63,7 +63,7 @@ class Replay:
     starts
         How likely a window is to start at each slot.
     factors
-        What each row's step is multiplied by in losses; None for 1.
+        The factor of each row's step in losses; None for 1.
     """
 
     rows: Rows
@@ -86,15 +86,14 @@ class Replay:
     def at(self, slots: Int[Array, "B"]) -> Sequence:
         """Unpack the windows that start at the given slots."""
         layout = packing.layout_of(self.spec, self.windows)
-        fields = packing.unpack(self.rows, layout, slots, self.windows.slots)
-        found = without_last_slot(fields)
+        fields = without_last_slot(packing.unpack(self.rows, layout, slots, self.windows.slots))
         if self.factors is not None:
             rows = slots[:, None] + jnp.arange(self.windows.steps)
-            found["weight"] = self.factors[rows]
-        return to_sequence(finished(found, self.windows))
+            fields["weight"] = self.factors[rows]
+        return to_sequence(finished(fields, self.windows))
 
     def __repr__(self) -> str:
-        """Say what is drawn, and not what from."""
+        """Describe the batches."""
         name, shape = self.spec.name or "a dataset", self.windows
         return f"<Replay of {name}: batches of {shape.batch_size} windows of {shape.length} steps>"
 
@@ -109,7 +108,7 @@ def draw(starts: Starts, key: PRNGKeyArray, count: int) -> Int[Array, "count"]:
     pair = jax.random.key_data(key)[:2]  # the first half of an rbg key is that of a threefry key
     if isinstance(starts, Uniform):
         first, second = jnp.stack(_hash(pair, 2), -1)
-        high, low = (jnp.bitwise_xor(*_hash(one, count)) for one in (first, second))
+        high, low = (jnp.bitwise_xor(*_hash(half, count)) for half in (first, second))
         return below(high, low, jnp.uint32(starts.num_slots)).astype(jnp.int32)
     words = jnp.bitwise_xor(*_hash(pair, WORDS_OF_A_DRAW * count)).reshape(-1, count)
     number = below(words[0], words[1], jnp.uint32(len(starts.share)))
@@ -167,8 +166,8 @@ def load_circles(circles: Circles) -> Replay:
     rows = _blank(source.spec, windows, circles.num_rows)
     for part in circles.parts:
         steps = _steps(part, layout, windows, past=circles.num_rows)
-        for where, block in chain(_ends(part, layout), steps):
-            rows = _put(rows, where, block)
+        for index, block in chain(_ends(part, layout), steps):
+            rows = _put(rows, index, block)
         rows = _close(rows, part.first_slot, part.table.num_slots, windows.steps)
     starts, factors = jax.device_put((circles.starts, circles.factors))
     return Replay(rows, source.spec, windows, starts, factors)
@@ -185,8 +184,8 @@ def _check_room(circles: Circles, layout: packing.Layout) -> None:
     sizes = {name: count * size for name, size in layout.bytes_of.items()}
     if sum(sizes.values()) > free:
         largest = max(sizes, key=sizes.__getitem__)
-        own = layout.own.get(largest)
-        leaf = f"its {largest} {own} takes" if own else "its small leaves take"
+        spec = layout.arrays.get(largest)
+        leaf = f"its {largest} {spec} takes" if spec else "its small leaves take"
         raise OptionError(
             f"{path} is too large for the device: {leaf} {sizes[largest]:,} of the "
             f"{sum(sizes.values()):,} bytes that its {count:,} slots need, and {free:,} are free. "
@@ -197,8 +196,8 @@ def _check_room(circles: Circles, layout: packing.Layout) -> None:
 def fits(circles: Circles) -> bool:
     """Whether `load_circles` takes at most half of what is free on the device."""
     layout = packing.layout_of(circles.source.spec, circles.windows)
-    needed = circles.num_rows * layout.slot_bytes
-    return circles.num_rows <= _MOST_ROWS and 2 * needed <= free_bytes()
+    size = circles.num_rows * layout.slot_bytes
+    return circles.num_rows <= _MOST_ROWS and 2 * size <= free_bytes()
 
 
 def free_bytes() -> int:
@@ -224,7 +223,7 @@ def room_on(devices: int | None = None) -> int:
 
 
 def require_room(
-    needed: int, what: str, devices: int | None = None, hint: str = "give smaller numbers"
+    needed: int, name: str, devices: int | None = None, hint: str = "give smaller numbers"
 ) -> None:
     """Raise `OptionError` if the devices have less memory than something needs at least.
 
@@ -233,7 +232,7 @@ def require_room(
     room = room_on(devices)
     if needed > room:
         raise OptionError(
-            f"{what} need at least {needed / 1e9:,.1f} GB of memory, and there are "
+            f"{name} need at least {needed / 1e9:,.1f} GB of memory, and there are "
             f"{room / 1e9:,.1f} GB: {hint}."
         )
 
@@ -244,8 +243,8 @@ def _blank(spec: EnvSpec, windows: Windows, count: int) -> Rows:
 
 
 @partial(jax.jit, donate_argnums=0)
-def _put(rows: Rows, where: Int[Array, "n"], block: Rows) -> Rows:
-    return jax.tree.map(lambda old, new: old.at[where].set(new, mode="drop"), rows, block)
+def _put(rows: Rows, index: Int[Array, "n"], block: Rows) -> Rows:
+    return jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), rows, block)
 
 
 @partial(jax.jit, static_argnums=3, donate_argnums=0)
@@ -280,8 +279,8 @@ def _steps(part: Part, layout: packing.Layout, windows: Windows, past: int) -> I
         place = Place(time - episodes.start[episode], episode)
         follows = None if to_go is None else to_go[row, time]
         fields = step_fields(flat, place, episodes, follows, part.first_episode)
-        where = np.where(place.time < episodes.length[episode], offsets[episode] + place.time, past)
-        yield where, packing.pack(fields, layout, len(time))
+        index = np.where(place.time < episodes.length[episode], offsets[episode] + place.time, past)
+        yield index, packing.pack(fields, layout, len(time))
 
 
 def _flat(leaf: NDArray[Any]) -> NDArray[Any]:
@@ -290,11 +289,11 @@ def _flat(leaf: NDArray[Any]) -> NDArray[Any]:
 
 
 def _ends(part: Part, layout: packing.Layout) -> Iterator[_Block]:
-    """Yield the slots that end episodes, packed, and where they belong."""
+    """Yield the slots that end episodes, packed, and the rows they belong to."""
     table, count = part.table, 2**12
     for first in range(0, len(table.episodes), count):
-        some = slice(first, first + count)
-        place = Place(table.lengths[some], table.episodes[some])
+        span = slice(first, first + count)
+        place = Place(table.lengths[span], table.episodes[span])
         fields = end_fields(place, part.source, part.first_episode)
         rows = packing.pack(fields, layout, len(place.time))
-        yield part.first_slot + table.offsets[some] + place.time, rows
+        yield part.first_slot + table.offsets[span] + place.time, rows

@@ -1,4 +1,4 @@
-"""What a slot holds: its fields by name, from records of a source to sequences.
+"""The fields of a slot by name, from records of a source to sequences.
 
 The names are those of `Sequence` and `View`. A leaf of a tree has its path behind that, as in
 "observation.image" and "extras.cost". Nothing here needs JAX.
@@ -92,10 +92,10 @@ def step_fields(
 ) -> Fields:
     """Return the fields of the slots of steps."""
     is_last = place.time == episodes.length[place.episode] - 1
-    known = ~is_last | (episodes.final[place.episode] >= 0) | transition.terminated.all(-1)
+    next_known = ~is_last | (episodes.final[place.episode] >= 0) | transition.terminated.all(-1)
     fields = recorded_fields(transition)
     fields |= {"time": place.time, "episode": place.episode + first_episode}
-    fields |= {"mask": np.ones(known.shape, bool), "next_known": known}
+    fields |= {"mask": np.ones(next_known.shape, bool), "next_known": next_known}
     if return_to_go is not None:
         fields["return_to_go"] = return_to_go
     return fields
@@ -108,52 +108,52 @@ def recorded_fields(transition: Transition) -> Fields:
 
 
 def end_fields(place: Place, source: Source, first_episode: int = 0) -> Fields:
-    """Return the fields of ``n`` slots that end episodes: what their last steps led to.
+    """Return the fields of ``n`` slots that end episodes: the episodes' final views.
 
-    All other fields are zero there. A view that is not known is zero, too, but allows every action,
-    so that no program meets an agent without one.
+    All other fields are zero there. An unknown view is zero, too, but allows every action, so that
+    every agent has a legal one.
     """
     final = source.episodes.final[place.episode]
-    known = final >= 0
-    found = flatten_view(source.final_views(final[known]))
-    if not known.all():
-        found = {name: _spread(values, known) for name, values in found.items()}
-        found["legal_actions"][~known] = found["alive"][~known] = True
-    return found | {"time": place.time, "episode": place.episode + first_episode}
+    has_final = final >= 0
+    fields = flatten_view(source.final_views(final[has_final]))
+    if not has_final.all():
+        fields = {name: _spread(values, has_final) for name, values in fields.items()}
+        fields["legal_actions"][~has_final] = fields["alive"][~has_final] = True
+    return fields | {"time": place.time, "episode": place.episode + first_episode}
 
 
-def _spread(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
-    """Put values where they are known; the others are zero."""
-    found = np.zeros((len(known), *values.shape[1:]), values.dtype)
-    found[known] = values
-    return found
+def _spread(values: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
+    """Put values where the mask is true, and zeros elsewhere."""
+    array = np.zeros((len(mask), *values.shape[1:]), values.dtype)
+    array[mask] = values
+    return array
 
 
 def finished(fields: Fields, windows: Windows) -> Fields:
-    """Return fields with those that follow from them: what begins an episode, and what counts.
+    """Return fields with those derived from them: ``first``, ``mask`` and corrected ones.
 
     Burn-in does not count, nor does a step in which an agent that is alive does what its mask
     forbids; the first legal action takes that action's place. An agent with both flags terminated.
     The arrays are NumPy's or JAX's.
     """
     mask = fields["mask"] & (np.arange(windows.steps) >= windows.burn_in)
-    made = {"first": fields["time"] == 0}
-    made["truncated"] = fields["truncated"] & ~fields["terminated"]
+    derived = {"first": fields["time"] == 0}
+    derived["truncated"] = fields["truncated"] & ~fields["terminated"]
     action = fields["action"]
     if action.ndim == mask.ndim + 1:  # discrete
         legal, alive = fields["legal_actions"][..., :-1, :, :], fields["alive"][..., :-1, :]
         arrays = np if isinstance(action, np.ndarray) else action.__array_namespace__()
         inside = (action >= 0) & (action < legal.shape[-1])
-        taken = arrays.where(inside, action, 0)[..., None]
-        illegal = alive & ~(inside & arrays.take_along_axis(legal, taken, -1)[..., 0])
+        index = arrays.where(inside, action, 0)[..., None]
+        illegal = alive & ~(inside & arrays.take_along_axis(legal, index, -1)[..., 0])
         mask = mask & ~illegal.any(-1)
         if arrays is not np or illegal.any():
-            made["action"] = arrays.where(illegal, legal.argmax(-1).astype(action.dtype), action)
-    return fields | made | {"mask": mask}
+            derived["action"] = arrays.where(illegal, legal.argmax(-1).astype(action.dtype), action)
+    return fields | derived | {"mask": mask}
 
 
 def to_sequence(fields: Fields) -> Sequence:
-    """Build a sequence of finished fields, which have the slots it wants; see `OF_SLOTS`."""
+    """Build a sequence from finished fields; those of `OF_SLOTS` have T+1 slots."""
     tree = unflatten_tree(fields)
     view = View(**{name: tree.pop(name) for name in View._fields})
     return Sequence(view=view, **tree)

@@ -40,7 +40,7 @@ class _Field(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """What windows hold: the fields with memory of their own, and those that share memory."""
+    """The fields of windows: those with memory of their own, and those that share memory."""
 
     large: tuple[_Field, ...]
     shared: tuple[tuple[str, tuple[_Field, ...]], ...]
@@ -49,20 +49,20 @@ class BatchLayout:
 
     @classmethod
     def of(cls, leaves: Mapping[str, ArraySpec], windows: Windows) -> "BatchLayout":
-        """Return the layout of windows whose slots have some fields."""
+        """Return the layout of windows, from the fields of their slots."""
         large: list[_Field] = []
         shared: dict[str, list[_Field]] = {}
         for name, shape in shapes_in(leaves, windows).items():
             leaf = leaves[name]
-            own = _Field(name, leaf.numpy_dtype, shape)
-            word = f"uint{8 * own.dtype.itemsize}"
-            (large if leaf.num_bytes >= _LARGE_BYTES else shared.setdefault(word, [])).append(own)
+            field = _Field(name, leaf.numpy_dtype, shape)
+            word = f"uint{8 * field.dtype.itemsize}"
+            (large if leaf.num_bytes >= _LARGE_BYTES else shared.setdefault(word, [])).append(field)
         return cls(tuple(large), tuple((x, tuple(y)) for x, y in shared.items()), windows)
 
     @cached_property
     def window_bytes(self) -> int:
         """Bytes of a window."""
-        fields = [*self.large, *(field for _, some in self.shared for field in some)]
+        fields = [*self.large, *(field for _, group in self.shared for field in group)]
         return sum(field.size * field.dtype.itemsize for field in fields)
 
 
@@ -80,8 +80,8 @@ class Batch:
             size = count * sum(field.size for field in fields)
             memory = self.shared[word] = aligned((size,), np.dtype(word))
             for field in fields:
-                own, memory = memory[: count * field.size], memory[count * field.size :]
-                self.fields[field.name] = own.view(field.dtype).reshape(count, *field.shape)
+                values, memory = memory[: count * field.size], memory[count * field.size :]
+                self.fields[field.name] = values.view(field.dtype).reshape(count, *field.shape)
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -121,17 +121,17 @@ class CircleReader:
         self._write(Place(time, episode), np.arange(len(time)), batch, at)
 
     def _across(self, index: NDArray[np.int64], time: NDArray[np.int64]) -> Place:
-        """Return where the slots are of windows that go on in the next episodes of the circle."""
-        table, which = self._table, np.repeat(index[:, None], time.shape[1], 1)
+        """Return the places of the slots of windows that cross into the circle's next episodes."""
+        table, indices = self._table, np.repeat(index[:, None], time.shape[1], 1)
         longer = np.arange(len(time))
         while len(longer):
-            own, number = time[longer], which[longer]
-            past = own > table.lengths[number]
-            own -= np.where(past, table.lengths[number] + 1, 0)
+            times, number = time[longer], indices[longer]
+            past = times > table.lengths[number]
+            times -= np.where(past, table.lengths[number] + 1, 0)
             number = (number + past) % len(table.lengths)
-            time[longer], which[longer] = own, number
-            longer = longer[own[:, -1] > table.lengths[number[:, -1]]]
-        return Place(time, table.episodes[which])
+            time[longer], indices[longer] = times, number
+            longer = longer[times[:, -1] > table.lengths[number[:, -1]]]
+        return Place(time, table.episodes[indices])
 
     def _write(
         self,
@@ -144,59 +144,59 @@ class CircleReader:
 
         The windows that are not ``across`` hold steps of one episode only.
         """
-        fields, where = batch.fields, slice(None) if at is None else at
+        fields, target = batch.fields, slice(None) if at is None else at
         size, rows, starts, index = self._pieces(place, across)
         out = {name: array for name, array in fields.items() if name not in COMPUTED}
         self._source.window_fields(rows, starts, size, index, out, at)
-        fields["time"][where] = place.time
-        fields["episode"][where] = place.episode + self._first_episode
-        fields["mask"][where] = fields["next_known"][where] = True
+        fields["time"][target] = place.time
+        fields["episode"][target] = place.episode + self._first_episode
+        fields["mask"][target] = fields["next_known"][target] = True
         if self._to_go is not None:
-            fields["return_to_go"][where] = self._follows(place)
+            fields["return_to_go"][target] = self._follows(place)
         to = across if at is None else at[across]
         self._write_ends(place.at(across), fields, to)
 
     def _pieces(
         self, place: Place, across: NDArray[np.int64]
     ) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return what to read: the size, rows and starts of pieces.
+        """Return the size, rows and starts of the pieces to read, and the index of the slots.
 
-        And which of their steps, counted through all of them, are the slots'. There is one piece
-        for each window, and more behind for those whose steps do not lie on end on disk.
+        The index counts the steps of all pieces. Each window has one piece, and a window whose
+        steps are not contiguous on disk has more, after those of all windows.
         """
         source, episodes = self._source, self._source.episodes
         count, slots = place.time.shape
         size = min(slots, source.length)
         in_own = place.time[:, 0] < episodes.length[place.episode[:, 0]]
-        first = place.at((np.arange(count), np.where(in_own, 0, 1)))  # each one's first step
-        rows, wanted = episodes.row[first.episode], episodes.start[first.episode] + first.time
-        starts = np.minimum(wanted, source.length - size)
+        first = place.at((np.arange(count), np.where(in_own, 0, 1)))  # each window's first step
+        rows, begins = episodes.row[first.episode], episodes.start[first.episode] + first.time
+        starts = np.minimum(begins, source.length - size)
         index = np.arange(count)[:, None] * size + np.arange(slots)
         if len(across):
-            own = place.at(across)
-            last = episodes.length[own.episode] - 1
-            step = episodes.start[own.episode] + np.minimum(own.time, last) - starts[across, None]
-            there = (episodes.row[own.episode] == rows[across, None]) & (step >= 0) & (step < size)
+            time, episode = place.at(across)
+            last = episodes.length[episode] - 1
+            step = episodes.start[episode] + np.minimum(time, last) - starts[across, None]
+            is_read = (episodes.row[episode] == rows[across, None]) & (step >= 0) & (step < size)
             index[across] = across[:, None] * size + np.clip(step, 0, size - 1)
-            broken = np.flatnonzero(~(there | (own.time > last)).all(-1))
+            broken = across[~(is_read | (time > last)).all(-1)]
             if len(broken):
-                more_rows, more_starts, part = self._broken_pieces(own.at(broken), size)
+                more_rows, more_starts, steps = self._broken_pieces(place.at(broken), size)
                 rows, starts = np.append(rows, more_rows), np.append(starts, more_starts)
-                index[across[broken]] = count * size + part
+                index[broken] = count * size + steps
         return size, rows, starts, index
 
     def _broken_pieces(
         self, place: Place, size: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows and starts of pieces, and which of their steps are the slots'.
+        """Return the rows and starts of pieces, and the index of the slots in their steps.
 
         The slots that end episodes have any step.
         """
         source, episodes = self._source, self._source.episodes
         flat = Place(place.time.ravel(), place.episode.ravel())
         steps = np.flatnonzero(flat.time < episodes.length[flat.episode])
-        some = flat.at(steps)
-        row, time = episodes.row[some.episode], episodes.start[some.episode] + some.time
+        time, episode = flat.at(steps)
+        row, time = episodes.row[episode], episodes.start[episode] + time
         window = steps // place.time.shape[1]
         breaks = (np.diff(window) != 0) | (np.diff(row) != 0) | (np.diff(time) != 1)
         begins = np.append(0, np.flatnonzero(breaks) + 1)
@@ -209,23 +209,22 @@ class CircleReader:
     def _follows(self, place: Place) -> NDArray[np.float32]:
         """Return the returns-to-go of the steps of windows, ``(n, T, N)``."""
         assert self._to_go is not None
-        episodes, some = self._source.episodes, place.at((slice(None), slice(-1)))
-        time = np.minimum(some.time, episodes.length[some.episode] - 1)
-        row = episodes.row[some.episode]
-        found: NDArray[np.float32] = self._to_go[row, episodes.start[some.episode] + time]
-        return found
+        episodes, (time, episode) = self._source.episodes, place.at((slice(None), slice(-1)))
+        time = episodes.start[episode] + np.minimum(time, episodes.length[episode] - 1)
+        returns: NDArray[np.float32] = self._to_go[episodes.row[episode], time]
+        return returns
 
     def _write_ends(self, place: Place, fields: Fields, to: NDArray[np.int64]) -> None:
-        """Write the slots that end episodes, in windows ``to`` of a batch, and what is known."""
+        """Write the slots that end episodes, in windows ``to`` of a batch, and ``next_known``."""
         episodes = self._source.episodes
         window, slot = np.nonzero(place.time == episodes.length[place.episode])
-        found = end_fields(place.at((window, slot)), self._source, self._first_episode)
+        ends = end_fields(place.at((window, slot)), self._source, self._first_episode)
         slots, steps = self._windows.slots, self._windows.steps
         of_slots = to[window] * slots + slot
         of_steps = (to[window] * steps + slot)[slot < steps]
         for name, array in fields.items():
-            if array.size and name in found:
-                values = np.ascontiguousarray(found[name], array.dtype)
+            if array.size and name in ends:
+                values = np.ascontiguousarray(ends[name], array.dtype)
                 as_items(array)[of_slots] = as_items(values[:, None])
             elif array.size:
                 items = as_items(array)
@@ -234,5 +233,5 @@ class CircleReader:
         unknown = is_last & (episodes.final[place.episode] < 0)
         if unknown.any():
             window, slot = np.nonzero(unknown[:, :steps])
-            over = fields["terminated"][to[window], slot].all(-1)
-            fields["next_known"][to[window], slot] = over
+            terminated = fields["terminated"][to[window], slot].all(-1)
+            fields["next_known"][to[window], slot] = terminated

@@ -1,6 +1,6 @@
 """Windows without JAX: gathered from disk as NumPy arrays.
 
-What a window holds follows from where it starts. `offmarl.replay.batches` puts windows on the
+The content of a window follows from its start. `offmarl.replay.batches` puts windows on the
 device, and `offmarl.replay.torch` makes tensors of them.
 """
 
@@ -41,13 +41,13 @@ class WindowReader:
     Parameters
     ----------
     source
-        What to read: a vault or a mixture.
+        A vault or a mixture.
     windows
-        What to read of it.
+        The windows to read.
     episodes
         Numbers of the episodes; all of them by default.
     weights
-        What steps weigh; all the same by default.
+        Weights of steps; all the same by default.
 
     Raises
     ------
@@ -69,10 +69,10 @@ class WindowReader:
 
     @classmethod
     def of(cls, circles: Circles) -> Any:
-        """Return what reads the windows of circles that were made before."""
-        made = cls.__new__(cls)
-        made._prepare(circles)
-        return made
+        """Return a reader of the windows of existing circles."""
+        reader = cls.__new__(cls)
+        reader._prepare(circles)
+        return reader
 
     def _prepare(self, circles: Circles) -> None:
         source, self._windows, self._circles = circles.source, circles.windows, circles
@@ -95,16 +95,16 @@ class WindowReader:
 
     def arrays(self, starts: Int[np.ndarray, "*b"]) -> Sequence:
         """Return the windows that start at given slots, ``(*b, T, ...)``."""
-        found = finished(self._gather(starts.ravel()).fields, self._windows)
-        return to_sequence({k: x.reshape(*starts.shape, *x.shape[1:]) for k, x in found.items()})
+        fields = finished(self._gather(starts.ravel()).fields, self._windows)
+        return to_sequence({k: x.reshape(*starts.shape, *x.shape[1:]) for k, x in fields.items()})
 
     def each_array(self, starts: Int[np.ndarray, "k *b"]) -> list[Sequence]:
         """Return windows as one sequence for each index of the first axis.
 
         All are gathered at once, which takes less time than one call for each.
         """
-        found = self.arrays(starts)
-        return [map_tree(lambda leaf, i=i: leaf[i], found) for i in range(len(starts))]
+        sequence = self.arrays(starts)
+        return [map_tree(lambda leaf, i=i: leaf[i], sequence) for i in range(len(starts))]
 
     def close(self) -> None:
         """Stop reading; does nothing but for data on another machine."""
@@ -123,9 +123,9 @@ class WindowReader:
             firsts = [part.first_slot for part in parts]
             number = np.searchsorted(firsts, starts, side="right") - 1
             for index, reader in enumerate(self._readers):
-                own = np.flatnonzero(number == index)
-                if len(own):
-                    reader.read(starts[own] - firsts[index], batch, own)
+                at = np.flatnonzero(number == index)
+                if len(at):
+                    reader.read(starts[at] - firsts[index], batch, at)
         if self._circles.factors is not None:
             rows = starts[:, None] + np.arange(self._windows.steps)
             batch.fields["weight"][...] = self._circles.factors[rows]
@@ -142,7 +142,7 @@ class WindowItems:
     Parameters
     ----------
     source
-        What to read: a vault.
+        A vault.
     windows
         The windows; the batch size has no meaning.
     episodes
@@ -175,13 +175,12 @@ class WindowItems:
 
     def __getitem__(self, number: SupportsIndex) -> Sequence:
         """Return one window; fields are ``(T, ...)``."""
-        found: Sequence = map_tree(lambda leaf: leaf[0], self.gather([int(number)]))
-        return found
+        window: Sequence = map_tree(lambda leaf: leaf[0], self.gather([int(number)]))
+        return window
 
     def gather(self, numbers: Iterable[SupportsIndex]) -> Sequence:
         """Return some windows at once; fields are ``(B, T, ...)``."""
-        chosen = np.array([*numbers], np.int64)
-        return self._converted(self._source.arrays(self._checked(chosen)))
+        return self._converted(self._source.arrays(self._checked(np.array([*numbers], np.int64))))
 
     def _converted(self, sequence: Sequence) -> Sequence:
         """Return windows in the form of this library's arrays."""
@@ -218,12 +217,12 @@ def parts_ahead(memory: int, part: int, name: str, most: int) -> int:
 def ahead(
     produce: Callable[[_In], _Out], arguments: Iterable[_In], most: int
 ) -> Generator[_Out, None, None]:
-    """Yield what a function makes of each argument, in order, made by threads ahead of time."""
+    """Yield a function's result for each argument, in order; threads compute ahead of use."""
     pool = ThreadPoolExecutor(_THREADS, "offmarl-stream")
     try:
-        started = _ahead.ahead(arguments, lambda one: pool.submit(produce, one), most + 1)
+        tasks = _ahead.ahead(arguments, lambda argument: pool.submit(produce, argument), most + 1)
         # A loop's variable would hold the last result while the next one is waited for.
-        yield from map(_result, started)
+        yield from map(_result, tasks)
     except GeneratorExit:
         pool.shutdown(cancel_futures=True)
         raise
@@ -231,5 +230,5 @@ def ahead(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _result(started: tuple[object, Future[_Out]]) -> _Out:
-    return started[1].result()
+def _result(task: tuple[object, Future[_Out]]) -> _Out:
+    return task[1].result()

@@ -1,4 +1,4 @@
-"""Which windows make which batch: draws without an end, or passes over all windows.
+"""The windows of each batch: draws without an end, or passes over all windows.
 
 The windows of batch number i follow from the seed and i alone. So a stream can begin at any batch,
 and processes can share the batches of one stream. Nothing here needs JAX.
@@ -27,7 +27,7 @@ SLOT_BITS = 40
 
 
 class Order:
-    """Which windows make which batch."""
+    """The windows of each batch."""
 
     num_batches: int | None = None
     """None if there is no end."""
@@ -37,7 +37,7 @@ class Order:
         raise NotImplementedError
 
     def num_left(self, step: int) -> int:
-        """Return how many batches follow before the end; `TypeError` if there is none."""
+        """Return how many batches are left; `TypeError` if there is no end."""
         if self.num_batches is None:
             raise TypeError("batches without an end have no length: give a number of epochs.")
         return max(0, self.num_batches - step)
@@ -57,8 +57,8 @@ class Draws(Order):
     def slots(self, step: int) -> Int[np.ndarray, "B"]:
         """Return the slots at which the windows of a batch start."""
         block, index = divmod(step, _DRAWN)
-        found: Int[np.ndarray, "B"] = self._block(block)[index]
-        return found
+        slots: Int[np.ndarray, "B"] = self._block(block)[index]
+        return slots
 
     def _draw(self, block: int) -> Int[np.ndarray, "n B"]:
         steps = block * _DRAWN + np.arange(_DRAWN)
@@ -76,8 +76,7 @@ class Epochs(Order):
 
     def __init__(self, num_windows: int, batch_size: int, seed: int, epochs: int, drop_last: bool):
         self.num_windows, self.batch_size, self.seed = num_windows, batch_size, seed
-        whole, rest = divmod(num_windows, batch_size)
-        self.batches_per_epoch = whole + (rest > 0 and not drop_last)
+        self.batches_per_epoch = _batches_of_pass(num_windows, batch_size, epochs, drop_last)
         self.num_batches = epochs * self.batches_per_epoch
 
     def slots(self, step: int) -> Int[np.ndarray, "B"]:
@@ -85,8 +84,8 @@ class Epochs(Order):
         epoch, index = divmod(step, self.batches_per_epoch)
         block, index = divmod(index, _DRAWN)
         size = _DRAWN * self.batch_size
-        found = _shuffled_block(block, size, self.num_windows, self.seed, epoch)
-        return found[index * self.batch_size : (index + 1) * self.batch_size]
+        slots = _shuffled_block(block, size, self.num_windows, self.seed, epoch)
+        return slots[index * self.batch_size : (index + 1) * self.batch_size]
 
 
 class _Pass(NamedTuple):
@@ -101,7 +100,7 @@ class _Pass(NamedTuple):
 
 
 class BlockOrder(Order):
-    """Which windows make which batch, in passes over blocks in a random order.
+    """The windows of each batch, in passes over blocks in a random order.
 
     ``sizes`` ``(K,)`` are the slots of each block, of which a full buffer has ``per_buffer``. The
     order of windows in a buffer follows from ``seed``, and that of blocks from ``block_seed``, by
@@ -121,19 +120,11 @@ class BlockOrder(Order):
         self._sizes, self._batch_size, self._per_buffer = sizes, batch_size, per_buffer
         self._seed, self._block_seed = seed, seed if block_seed is None else block_seed
         self.num_windows = int(sizes.sum())
-        whole, rest = divmod(self.num_windows, batch_size)
-        self._per_pass = whole + (rest > 0 and not drop_last)
-        if drop_last and epochs is None:
-            raise OptionError("drop_last is for epochs: without them, all batches are full.")
-        if epochs is not None and (epochs < 1 or not self._per_pass):
-            raise OptionError(
-                f"{epochs} epochs of {self.num_windows:,} windows hold no batch of "
-                f"{batch_size:,}: give at least 1 epoch, and smaller batches."
-            )
+        self._per_pass = _batches_of_pass(self.num_windows, batch_size, epochs, drop_last)
         self.num_batches = None if epochs is None else epochs * self._per_pass
         self._epochs = epochs
         self._passes = lru_cache(4)(self._pass)
-        self._drawn = lru_cache(4)(self._draw)
+        self._windows = lru_cache(4)(self._draw)
 
     @property
     def _num_buffers(self) -> tuple[int, int]:
@@ -147,16 +138,16 @@ class BlockOrder(Order):
     def blocks(self, buffer: int) -> NDArray[np.int64]:
         """Return the blocks of a buffer; buffers are numbered through all passes."""
         epoch, number = self._epoch_of(buffer)
-        found = self._passes(epoch)
-        return found.blocks[found.bounds[number] : found.bounds[number + 1]]
+        buffers = self._passes(epoch)
+        return buffers.blocks[buffers.bounds[number] : buffers.bounds[number + 1]]
 
     def slots(self, step: int) -> Int[np.ndarray, "B"]:
         """Return the windows of a batch: the number of the buffer, and the slot in it."""
         begin, stop = self._interval(step)
         first = step - step % _DRAWN
-        drawn = self._drawn(first)
+        windows = self._windows(first)
         base = self._interval(first)[0]
-        return drawn[begin - base : stop - base]
+        return windows[begin - base : stop - base]
 
     def _interval(self, step: int) -> tuple[int, int]:
         """Return the windows of a batch, as numbers through all passes."""
@@ -172,7 +163,7 @@ class BlockOrder(Order):
         if self.num_batches is not None:
             last = min(last, self.num_batches - 1)
         at, stop = self._interval(first)[0], self._interval(last)[1]
-        found = []
+        parts = []
         while at < stop:
             epoch, inside = divmod(at, self.num_windows)
             stops = self._passes(epoch).stops
@@ -184,9 +175,9 @@ class BlockOrder(Order):
             first_pass, later = self._num_buffers
             buffer = number if epoch == 0 else first_pass + (epoch - 1) * later + number
             slots = shuffle(places, count, self._seed, 2 * buffer + 1)
-            found.append((buffer << SLOT_BITS) + slots)
+            parts.append((buffer << SLOT_BITS) + slots)
             at = end
-        return np.concatenate(found)
+        return np.concatenate(parts)
 
     def _pass(self, epoch: int) -> _Pass:
         count, most = len(self._sizes), self._per_buffer
@@ -207,29 +198,41 @@ class BlockOrder(Order):
         return epoch + 1, number
 
 
+def _batches_of_pass(num_windows: int, batch_size: int, epochs: int | None, drop_last: bool) -> int:
+    """Return the number of batches of a pass; `OptionError` if there is none, or no epoch."""
+    full, last = divmod(num_windows, batch_size)
+    batches = full + (last > 0 and not drop_last)
+    if drop_last and epochs is None:
+        raise OptionError("drop_last is for epochs: without them, all batches are full.")
+    if epochs is not None and (epochs < 1 or not batches):
+        raise OptionError(
+            f"{epochs} epochs of {num_windows:,} windows hold no batch of {batch_size:,}: give at "
+            "least 1 epoch, and smaller batches, or leave out drop_last."
+        )
+    return batches
+
+
 def make_order(
     starts: Starts, batch_size: int, seed: int, epochs: int | None, drop_last: bool
 ) -> Order:
     """Return the order of the batches of a stream."""
     check_seed(seed)
-    if epochs is None and drop_last:
-        raise OptionError("drop_last is for epochs: without them, all batches are full.")
     if epochs is None:
+        _batches_of_pass(starts.num_slots, batch_size, epochs, drop_last)
         return Draws(starts, batch_size, seed)
-    if epochs < 1:
-        raise OptionError(f"a stream of {epochs} epochs has no batches: give at least 1.")
     if not isinstance(starts, Uniform):
         raise OptionError(
             "an epoch has each window once, so it cannot follow weights or the shares of a "
             "mixture: leave out epochs, or the weights."
         )
-    found = Epochs(starts.num_slots, batch_size, seed, epochs, drop_last)
-    if not found.num_batches:
-        raise OptionError(
-            f"there are {found.num_windows:,} windows, fewer than a batch of {batch_size:,}: take "
-            "smaller batches, or leave out drop_last."
-        )
-    return found
+    return Epochs(starts.num_slots, batch_size, seed, epochs, drop_last)
+
+
+def check_start(start: int) -> int:
+    """Return the number of a stream's first batch; `OptionError` if it is negative."""
+    if start < 0:
+        raise OptionError(f"batches are numbered from 0: a stream cannot start at {start}.")
+    return start
 
 
 def shuffle(
@@ -243,11 +246,11 @@ def shuffle(
     """
     keys = _round_keys(seed, epoch)
     bits = max(2, (count - 1).bit_length())
-    found = places.astype(np.uint64)
-    found = _permute(found, bits, keys)
-    while (outside := np.flatnonzero(found >= count)).size:
-        found[outside] = _permute(found[outside], bits, keys)
-    return found.astype(np.int64)
+    numbers = places.astype(np.uint64)
+    numbers = _permute(numbers, bits, keys)
+    while (outside := np.flatnonzero(numbers >= count)).size:
+        numbers[outside] = _permute(numbers[outside], bits, keys)
+    return numbers.astype(np.int64)
 
 
 @lru_cache(4)
@@ -261,9 +264,9 @@ def _shuffled_block(
 
 @lru_cache(4)
 def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    words = threefry.bits(threefry.fold_in(threefry.key(seed), epoch), 2 * _ROUNDS)
-    found: NDArray[np.uint64] = words.astype(np.uint64)
-    return found[::2] << np.uint64(32) | found[1::2]
+    key = threefry.fold_in(threefry.key(seed), epoch)
+    words: NDArray[np.uint64] = threefry.bits(key, 2 * _ROUNDS).astype(np.uint64)
+    return words[::2] << np.uint64(32) | words[1::2]
 
 
 def _permute(x: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

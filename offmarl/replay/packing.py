@@ -41,9 +41,9 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Which array, words or bits of a slot hold which field."""
+    """The array, the words or the bits of a slot that hold each field."""
 
-    own: Mapping[str, ArraySpec]
+    arrays: Mapping[str, ArraySpec]
     """The fields that have an array of their own."""
     words: Mapping[str, Packed]
     bits: Mapping[str, Packed]
@@ -55,7 +55,7 @@ class Layout:
     @property
     def bytes_of(self) -> dict[str, int]:
         """Bytes of a slot in each array."""
-        return {name: spec.num_bytes for name, spec in self.own.items()} | {WORDS: 4 * self.width}
+        return {x: spec.num_bytes for x, spec in self.arrays.items()} | {WORDS: 4 * self.width}
 
     @property
     def slot_bytes(self) -> int:
@@ -66,7 +66,7 @@ class Layout:
 @lru_cache(16)
 def layout_of(spec: EnvSpec, windows: Windows) -> Layout:
     """Return how the slots of windows are packed."""
-    own: dict[str, ArraySpec] = {}
+    arrays: dict[str, ArraySpec] = {}
     words: dict[str, Packed] = {}
     bits: dict[str, Packed] = {}
     num_words = num_bits = 0
@@ -79,22 +79,22 @@ def layout_of(spec: EnvSpec, windows: Windows) -> Layout:
             words[name] = Packed(leaf, num_words, size)
             num_words += size
         else:
-            own[name] = leaf
-    return Layout(own, words, bits, num_words, num_words + -(-num_bits // 32))
+            arrays[name] = leaf
+    return Layout(arrays, words, bits, num_words, num_words + -(-num_bits // 32))
 
 
 def blank(layout: Layout, count: int, xp: Any = np) -> Rows:
     """Return ``count`` rows of zeros, in NumPy or ``jax.numpy``."""
-    own = {
-        name: xp.zeros((count, leaf.size), leaf.numpy_dtype) for name, leaf in layout.own.items()
+    rows = {
+        name: xp.zeros((count, leaf.size), leaf.numpy_dtype) for name, leaf in layout.arrays.items()
     }
-    return own | {WORDS: xp.zeros((count, layout.width), np.uint32)}
+    return rows | {WORDS: xp.zeros((count, layout.width), np.uint32)}
 
 
 def pack(fields: Fields, layout: Layout, count: int) -> Rows:
     """Pack ``count`` slots; fields that are left out are zero (false)."""
     rows = blank(layout, count)
-    for name, leaf in layout.own.items():
+    for name, leaf in layout.arrays.items():
         if name in fields:
             rows[name][...] = fields[name].reshape(count, leaf.size)
     words = rows[WORDS]
@@ -117,17 +117,16 @@ def unpack(rows: Rows, layout: Layout, starts: Int[Array, "B"], count: int) -> d
     Each field is ``(B, count, ...)``. All slots must exist.
     """
     slots = starts[:, None] + jnp.arange(count)
-    own = {name: rows[name] for name in layout.own}
-    found = jax.lax.platform_dependent(
-        own,
+    arrays = {name: rows[name] for name in layout.arrays}
+    windows = jax.lax.platform_dependent(
+        arrays,
         slots,
         cpu=_copy_windows,
-        default=lambda own, slots: {name: _gather(array, slots) for name, array in own.items()},
+        default=lambda arrays, slots: jax.tree.map(lambda array: _gather(array, slots), arrays),
     )
-    unpacked = {
-        name: found[name].reshape(*slots.shape, *leaf.shape) for name, leaf in layout.own.items()
-    }
-    return unpacked | _unpack_words(_gather(rows[WORDS], slots), layout)
+    for name, leaf in layout.arrays.items():
+        windows[name] = windows[name].reshape(*slots.shape, *leaf.shape)
+    return windows | _unpack_words(_gather(rows[WORDS], slots), layout)
 
 
 def _gather(array: Array, slots: Int[Array, "B S"]) -> Array:
@@ -143,13 +142,13 @@ def _copy_windows(arrays: dict[str, Array], slots: Int[Array, "B S"]) -> dict[st
             name: jax.lax.dynamic_slice_in_dim(array, start, size) for name, array in arrays.items()
         }
 
-    found: dict[str, Array] = jax.lax.map(window, slots[:, 0])
-    return found
+    windows: dict[str, Array] = jax.lax.map(window, slots[:, 0])
+    return windows
 
 
 def _unpack_words(words: UInt32[Array, "*b W"], layout: Layout) -> dict[str, Array]:
     lead = words.shape[:-1]
-    found = {
+    fields = {
         name: jax.lax.bitcast_convert_type(
             words[..., start : start + size], jnp.dtype(leaf.dtype)
         ).reshape(*lead, *leaf.shape)
@@ -157,7 +156,7 @@ def _unpack_words(words: UInt32[Array, "*b W"], layout: Layout) -> dict[str, Arr
     }
     tail = words[..., layout.num_words :, None]
     flags = ((tail >> jnp.arange(32, dtype=jnp.uint32)) & 1).astype(bool).reshape(*lead, -1)
-    return found | {
+    return fields | {
         name: flags[..., start : start + size].reshape(*lead, *leaf.shape)
         for name, (leaf, start, size) in layout.bits.items()
     }

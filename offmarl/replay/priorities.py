@@ -40,18 +40,18 @@ class SumTree(NamedTuple):
     a draw uses a random number of its own, because one number of 24 bits could not tell many
     millions of leaves apart. A leaf of value 0 is never drawn.
 
-    A leaf has two values, one known and one in units of a number that is given with each draw. Its
-    value in a draw is ``known + unit * open``. So leaves whose value is "the largest so far" follow
-    that number without being changed.
+    A leaf has two values, one absolute and one relative to a unit that is given with each draw: its
+    value in the draw is ``absolute + unit * relative``. So leaves whose value is "the largest so
+    far" follow that number without being changed.
     """
 
     levels: tuple[Float[Array, "groups fan_out 2"], ...]
     """Groups of siblings, leaves first; the last level is one group. Padded with zeros."""
 
     @classmethod
-    def of(cls, known: Float[Array, "n"], open_: Float[Array, "n"]) -> "SumTree":
+    def of(cls, absolute: Float[Array, "n"], relative: Float[Array, "n"]) -> "SumTree":
         """Return the tree of two values a leaf, both at least 0 and finite."""
-        levels = [_grouped(jnp.stack([known, open_], axis=-1).astype(jnp.float32))]
+        levels = [_grouped(jnp.stack([absolute, relative], axis=-1).astype(jnp.float32))]
         while len(levels[-1]) > 1:
             levels.append(_grouped(levels[-1].sum(1)))
         return cls(tuple(levels))
@@ -65,14 +65,14 @@ class SumTree(NamedTuple):
         return _value(self.levels[-1][0].sum(0), unit)
 
     def put(
-        self, leaves: Int[Array, "m"], known: Float[Array, "m"], open_: Float[Array, "m"]
+        self, leaves: Int[Array, "m"], absolute: Float[Array, "m"], relative: Float[Array, "m"]
     ) -> "SumTree":
         """Return the tree with other values of some leaves.
 
         Of a leaf that is named twice, the larger values count, in whatever order they come.
         """
         group, place = leaves // FAN_OUT, leaves % FAN_OUT
-        values = jnp.stack([known, open_], axis=-1)
+        values = jnp.stack([absolute, relative], axis=-1)
         changed = self.levels[0].at[group, place].set(0.0).at[group, place].max(values)
         levels = [changed]
         for level in self.levels[1:]:
@@ -180,15 +180,16 @@ class Prioritised:
         """
         tree, unit = priorities.tree, priorities.largest
         slots = tree.draw(key, self.batch_size, unit)
-        drawn = tree.values(slots, unit) / tree.total(unit)
-        return slots, self._base(slots) / self.num_slots / drawn
+        probabilities = tree.values(slots, unit) / tree.total(unit)
+        return slots, self._base(slots) / self.num_slots / probabilities
 
     def weigh(
         self, ratios: Float[Array, "B"], mask: Bool[Array, "B T"], update: Int[Array, ""] | int
     ) -> Float[Array, "B"]:
         """Return the importance weights of a batch."""
-        grown = self.importance + (1 - self.importance) * update / jnp.maximum(self.updates - 1, 1)
-        return importance(ratios, mask.any(-1), grown)
+        progress = update / jnp.maximum(self.updates - 1, 1)
+        exponent = self.importance + (1 - self.importance) * progress
+        return importance(ratios, mask.any(-1), exponent)
 
     def learned(
         self,
@@ -197,12 +198,12 @@ class Prioritised:
         errors: Float[Array, "B T"],
         counted: Bool[Array, "B T"],
     ) -> Priorities:
-        """Return the priorities after an update on some windows, with the errors of its steps."""
-        found = window_priorities(errors, counted, self.exponent)
+        """Return the priorities after an update on some windows, with the errors of their steps."""
+        values = window_priorities(errors, counted, self.exponent)
         base = self._base(slots)
         return priorities._replace(
-            tree=priorities.tree.put(slots, base * found, jnp.zeros_like(base)),
-            largest=jnp.maximum(priorities.largest, found.max()),
+            tree=priorities.tree.put(slots, base * values, jnp.zeros_like(base)),
+            largest=jnp.maximum(priorities.largest, values.max()),
         )
 
     def _base(self, slots: Int[Array, "n"]) -> Float[Array, "n"]:

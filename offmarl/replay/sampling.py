@@ -1,4 +1,4 @@
-"""What replay reads, how episodes are laid end to end, and which windows make a batch.
+"""Sources of replay, the order of their episodes, and the windows of a batch.
 
 Each episode of L steps takes L+1 slots: one for each step, and one for the view that the episode
 ended with. The slots of all episodes form a circle. A window of T steps is T+1 slots on end, the
@@ -26,30 +26,28 @@ Chosen = NDArray[np.int64] | None
 
 
 def episode_numbers(episodes: Any, count: int) -> NDArray[np.int64]:
-    """Return the numbers of episodes that are given by number, or by a truth for each of all."""
-    given = np.asarray(episodes if hasattr(episodes, "__array__") else [*episodes])
-    if given.dtype == bool:
-        if given.shape != (count,):
+    """Return the numbers of episodes, from numbers or from a mask of all episodes."""
+    array = np.asarray(episodes if hasattr(episodes, "__array__") else [*episodes])
+    if array.dtype == bool:
+        if array.shape != (count,):
             raise OptionError(
-                f"a mask of episodes has the shape {given.shape}: give a truth for each of the "
+                f"a mask of episodes has the shape {array.shape}: give a truth for each of the "
                 f"{count} episodes, or their numbers."
             )
-        return np.flatnonzero(given)
-    if given.size and given.dtype.kind not in "iu":
+        return np.flatnonzero(array)
+    if array.size and array.dtype.kind not in "iu":
         raise OptionError(
-            f"episodes cannot be chosen by values of type {given.dtype}: give their numbers, or a "
+            f"episodes cannot be chosen by values of type {array.dtype}: give their numbers, or a "
             "truth for each."
         )
-    return given.astype(np.int64)
+    return array.astype(np.int64)
 
 
-def check_chosen(chosen: NDArray[np.int64], count: int, path: PurePath) -> None:
+def check_chosen(numbers: NDArray[np.int64], count: int, path: PurePath) -> None:
     """Raise `OptionError` if these are not numbers of episodes, or one is named twice."""
-    if not chosen.size or chosen.ndim != 1 or chosen.min() < 0 or chosen.max() >= count:
+    if not numbers.size or numbers.ndim != 1 or numbers.min() < 0 or numbers.max() >= count:
         raise OptionError(f"{path} has episodes 0 to {count - 1}: choose some of these.")
-    named = np.zeros(count, bool)
-    named[chosen] = True
-    if named.sum() < len(chosen):
+    if len(np.unique(numbers)) < len(numbers):
         raise OptionError("an episode is named twice: name each once.")
 
 
@@ -67,7 +65,7 @@ class EpisodeTable(Protocol):
 
 @runtime_checkable
 class Source(Protocol):
-    """What windows are drawn from; `offmarl.vault.Dataset` is one.
+    """A source of windows; `offmarl.vault.Dataset` is one.
 
     Steps are in ``rows`` rows of ``length`` steps; in each row the episodes follow one another
     without gaps.
@@ -115,7 +113,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """The shape of batches, and what their windows carry.
+    """The shape of batches, and the fields of their windows.
 
     Parameters
     ----------
@@ -190,36 +188,36 @@ for _name in _NAMES:
 
 
 def sound(source: Any) -> Any:
-    """Return what windows are drawn from: the source, without steps that are not finite.
+    """Return the source without steps that are not finite, to draw windows from.
 
     Warns of steps that no batch has.
     """
     episodes = getattr(source, "sound_episodes", None)
-    kept = source.episodes if episodes is None else episodes
+    table = source.episodes if episodes is None else episodes
     illegal = getattr(source, "illegal_steps", None)
     counts = {
         "that are not finite or come after such a step": int(
-            (source.episodes.length - kept.length).sum()
+            (source.episodes.length - table.length).sum()
         ),
         "whose actions the mask forbids": 0 if illegal is None else int(illegal.sum()),
     }
-    for what, count in counts.items():
+    for kind, count in counts.items():
         if count:
-            warnings.warn(f"{source.path}: batches leave out {count:,} steps {what}.", stacklevel=1)
+            warnings.warn(f"{source.path}: batches leave out {count:,} steps {kind}.", stacklevel=1)
     return source if episodes is None else SoundSource(source, episodes)
 
 
 def are_whole(source: Any) -> NDArray[np.bool_]:
     """Return which episodes of a source or a mixture, ``(M,)``, are in batches as a whole."""
-    found = []
-    for one in getattr(source, "sources", (source,)):
-        shortened = getattr(one, "sound_episodes", None)
-        illegal = getattr(one, "illegal_steps", None)
-        whole = np.ones(len(one.episodes.length), bool)
+    masks = []
+    for vault in getattr(source, "sources", (source,)):
+        shortened = getattr(vault, "sound_episodes", None)
+        illegal = getattr(vault, "illegal_steps", None)
+        is_whole = np.ones(len(vault.episodes.length), bool)
         if shortened is not None:
-            whole &= shortened.length == one.episodes.length
-        found.append(whole if illegal is None else whole & (illegal == 0))
-    return np.concatenate(found)
+            is_whole &= shortened.length == vault.episodes.length
+        masks.append(is_whole if illegal is None else is_whole & (illegal == 0))
+    return np.concatenate(masks)
 
 
 class SlotTable:
@@ -233,13 +231,13 @@ class SlotTable:
         if source.rows * source.length == 0:
             raise ShapeError(f"{source.path} holds no steps yet: record into it first.")
         count = len(source.episodes.length)
-        chosen = np.arange(count) if episodes is None else episode_numbers(episodes, count)
-        check_chosen(chosen, count, source.path)
-        self.episodes = chosen = chosen[source.episodes.length[chosen] > 0]
+        numbers = np.arange(count) if episodes is None else episode_numbers(episodes, count)
+        check_chosen(numbers, count, source.path)
+        self.episodes = numbers = numbers[source.episodes.length[numbers] > 0]
         """``(K,)`` their numbers."""
-        if not len(chosen):
+        if not len(numbers):
             raise ShapeError(f"{source.path} holds no step to draw: none of these is finite.")
-        self.lengths = source.episodes.length[chosen]
+        self.lengths = source.episodes.length[numbers]
         """``(K,)`` steps of each."""
         self.offsets = np.cumsum(self.lengths + 1) - (self.lengths + 1)
         """``(K,)`` first slot of each."""
@@ -252,9 +250,9 @@ class SlotTable:
     @property
     def is_step(self) -> NDArray[np.bool_]:
         """``(num_slots,)`` whether a slot is a step; the others are the ends of episodes."""
-        found = np.ones(self.num_slots, bool)
-        found[self.offsets + self.lengths] = False
-        return found
+        mask = np.ones(self.num_slots, bool)
+        mask[self.offsets + self.lengths] = False
+        return mask
 
     def locate(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the episode of each slot, as an index of `episodes`, and the steps before it.
@@ -267,21 +265,21 @@ class SlotTable:
 
 
 def returns_to_go(source: Source, discount: float) -> Float[np.ndarray, "rows length N"]:
-    """Return what follows each step: the discounted rewards of it and of the rest of its episode.
+    """Return the returns-to-go: the discounted rewards of each step and the rest of its episode.
 
     Takes four bytes for each step and agent.
     """
-    found = np.empty((source.rows, source.length, source.spec.num_agents), np.float32)
+    returns = np.empty((source.rows, source.length, source.spec.num_agents), np.float32)
     for start, stop in source.blocks():
-        found[:, start:stop] = source.rewards(start, stop)
+        returns[:, start:stop] = source.rewards(start, stop)
     table = source.episodes
     longest_first = np.argsort(-table.length, kind="stable")
     row, length = table.row[longest_first], table.length[longest_first]
     last = table.start[longest_first] + length - 1
-    follows = np.zeros((len(length), found.shape[-1]))
+    follows = np.zeros((len(length), returns.shape[-1]))
     for back in range(int(length.max(initial=0))):
-        some = slice(np.searchsorted(-length, -back, side="left"))  # those longer than `back`
-        here = row[some], last[some] - back
-        follows[some] = found[here] + discount * follows[some]
-        found[here] = follows[some]
-    return found
+        longer = slice(np.searchsorted(-length, -back, side="left"))  # those longer than `back`
+        index = row[longer], last[longer] - back
+        follows[longer] = returns[index] + discount * follows[longer]
+        returns[index] = follows[longer]
+    return returns

@@ -55,17 +55,17 @@ def segments(
     first: NDArray[np.int64], size: NDArray[np.int64], share: NDArray[np.float64], num_slots: int
 ) -> Segments:
     """Return segments of slots that are drawn in proportion to ``share``."""
-    some = np.flatnonzero(share > 0)
-    first, size, share = first[some], size[some], share[some] / share.sum()
+    nonzero = np.flatnonzero(share > 0)
+    first, size, share = first[nonzero], size[nonzero], share[nonzero] / share.sum()
     keep, alias = _alias_table(share * len(share))
-    whole = keep >= 1 - 2.0**-33
+    is_full = keep >= 1 - 2.0**-33
     index = np.int32 if num_slots < _MOST_SLOTS else np.int64
     return Segments(
         first=first.astype(index),
         size=size.astype(index),
         share=share.astype(np.float32),
-        threshold=np.where(whole, 2**32 - 1, np.round(keep * 2.0**32)).astype(np.uint32),
-        alias=np.where(whole, np.arange(len(share)), alias).astype(np.int32),
+        threshold=np.where(is_full, 2**32 - 1, np.round(keep * 2.0**32)).astype(np.uint32),
+        alias=np.where(is_full, np.arange(len(share)), alias).astype(np.int32),
         num_slots=num_slots,
     )
 

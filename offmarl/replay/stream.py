@@ -2,7 +2,7 @@
 
 Which windows a batch is made of follows from the seed and its number. So a stream gives the very
 batches that the same data on the device would, can begin at any step, and has no state but the
-step's number. A thread gathers what comes next from the vault's memory map while the learner
+step's number. A thread gathers the next batches from the vault's memory map while the learner
 computes.
 """
 
@@ -26,12 +26,12 @@ from offmarl.replay.host import (
     parts_ahead,
     stacked,
 )
-from offmarl.replay.orders import BlockOrder, Order, make_order
+from offmarl.replay.orders import BlockOrder, Order, check_start, make_order
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.types import Sequence
 
 To = Literal["jax", "numpy", "torch"]
-"""What batches are made of."""
+"""The library whose arrays batches are made of."""
 
 _MOST_AHEAD = 16
 """Batches ready before they are asked for; more would only take memory."""
@@ -52,7 +52,7 @@ class Stream:
     Attributes
     ----------
     seed
-        What the batches follow from.
+        The seed of the batches.
     step
         The number of the batch that comes next.
     """
@@ -68,14 +68,12 @@ class Stream:
         start: int,
         memory: int,
     ):
-        if start < 0:
-            raise OptionError(f"batches are numbered from 0: a stream cannot start at {start}.")
         self._read, self._order, self._reader = read, order, reader
         room = memory // (reader.batch_bytes * (2 + IN_HAND))
         together = max(1, min(GATHERED_WINDOWS // windows.batch_size, room))
         most = max(1, _MOST_AHEAD // together)
         most = parts_ahead(memory, together * reader.batch_bytes, "a batch", most)
-        self.seed, self.step = check_seed(seed), start
+        self.seed, self.step = check_seed(seed), check_start(start)
         self._together, self._most = together, most
         self._begin()
 
@@ -114,7 +112,7 @@ class Stream:
         return self._order.num_left(self.step)
 
     def state(self) -> dict[str, int]:
-        """Return what `EpisodeSet.stream` must be given to go on from here; JSON."""
+        """Return the arguments of `EpisodeSet.stream` that continue from here; JSON."""
         return {"seed": self.seed, "start": self.step}
 
     def close(self) -> None:
@@ -152,7 +150,7 @@ def open_stream(
     """
     if to not in get_args(To):
         raise OptionError(f"batches are made of {' or '.join(get_args(To))}: {to!r} is none.")
-    kind, blocked_kind, each = _readers(to)
+    kind, blocked_kind, gather = _readers(to)
     reader: Any
     order: Order
     if shuffle_buffer is not None or getattr(source, "is_remote", False):
@@ -165,12 +163,12 @@ def open_stream(
     else:
         reader = kind(source, windows, episodes, weights)
         order = make_order(reader.starts, windows.batch_size, seed, epochs, drop_last)
-    read = partial(each, reader)
+    read = partial(gather, reader)
     return Stream(read, order, reader, windows, seed=seed, start=start, memory=memory)
 
 
 def _readers(to: str) -> tuple[Any, Any, Callable[..., list[Sequence]]]:
-    """Return what gathers windows, from anywhere and by blocks, and how it makes batches."""
+    """Return the readers of windows, from anywhere and by blocks, and their function of batches."""
     if to == "jax":
         from offmarl.replay.batches import BlockWindowSource, WindowSource
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from offmarl._imports import import_optional
 from offmarl.replay.circles import Mixed, Weighting
 from offmarl.replay.host import GATHERED_WINDOWS, WindowItems, WindowReader, stacked
-from offmarl.replay.orders import make_order
+from offmarl.replay.orders import check_start, make_order
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.types import Sequence, map_tree
 
@@ -69,7 +69,7 @@ class _Sent(Sequence):
 
         layout = map_tree(place, Sequence(*self))
         block = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
-        map_tree(lambda tensor, there: tensor.copy_(there), _received(block, layout), self)
+        map_tree(lambda target, tensor: target.copy_(tensor), _received(block, layout), self)
         return _received, (block, layout)
 
 
@@ -80,8 +80,8 @@ def _received(block: Any, layout: Any) -> Sequence:
         dtype, shape, start, stop = place
         return block[start:stop].view(dtype).view(shape)
 
-    found: Sequence = map_tree(tensor, layout)
-    return found
+    sequence: Sequence = map_tree(tensor, layout)
+    return sequence
 
 
 def _to_send(sequence: Sequence) -> Sequence:
@@ -125,8 +125,8 @@ class TorchWindows(WindowItems, data.Dataset):
         return [_Gathered((self.gather(numbers),))]
 
     def _converted(self, sequence: Sequence) -> Sequence:
-        found: Sequence = to_tensors(sequence)
-        return found
+        tensors: Sequence = to_tensors(sequence)
+        return tensors
 
 
 class TorchBatches(data.IterableDataset):
@@ -139,11 +139,11 @@ class TorchBatches(data.IterableDataset):
     Parameters
     ----------
     source
-        What to draw from: a vault or a mixture.
+        A vault or a mixture.
     windows
-        What to draw.
+        The windows to draw.
     seed, start
-        What the batches follow from, and the number of the first.
+        The seed of the batches, and the number of the first.
     epochs, drop_last
         As for `EpisodeSet.stream`.
     episodes, weights
@@ -167,7 +167,7 @@ class TorchBatches(data.IterableDataset):
         weights: Weighting = None,
     ):
         self._arguments = source, windows, seed, start, epochs, drop_last, episodes, weights
-        self.seed, self.start = seed, start
+        self.seed, self.start = seed, check_start(start)
         self._source = WindowReader(source, windows, episodes, weights)
         self._order = make_order(self._source.starts, windows.batch_size, seed, epochs, drop_last)
         self._together = max(1, GATHERED_WINDOWS // windows.batch_size)
@@ -180,8 +180,8 @@ class TorchBatches(data.IterableDataset):
         worker = data.get_worker_info()
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
         steps = _steps(self._order.num_batches, self.start + first, stride)
-        while some := [*islice(steps, self._together)]:
-            for starts in stacked(map(self._order.slots, some)):
+        while numbers := [*islice(steps, self._together)]:
+            for starts in stacked(map(self._order.slots, numbers)):
                 yield from map(_to_send, each_tensor(self._source, starts))
 
     def __len__(self) -> int:
@@ -189,7 +189,7 @@ class TorchBatches(data.IterableDataset):
         return self._order.num_left(self.start)
 
     def state(self, taken: int) -> dict[str, int]:
-        """Return what `EpisodeSet.torch_batches` must be given to go on; JSON.
+        """Return the arguments of `EpisodeSet.torch_batches` that continue from here; JSON.
 
         Parameters
         ----------

@@ -17,6 +17,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.cli.parse import parse
 from offmarl.errors import OptionError, RunError
 from offmarl.programs import DatasetStatistics, registry
+from offmarl.programs.runs import training
 from offmarl.programs.runs.drawing import open_data
 from offmarl.programs.runs.training import CheckpointTimer
 from tests.runs import metrics_of
@@ -160,6 +161,23 @@ def test_another_mixture_is_another_run(parts, tmp_path: Path, monkeypatch) -> N
         start(3.0)
     with pytest.raises(RunError, match=r"args\.weight None, not 'return'"):
         start(2.0, weight="return")
+
+
+def test_another_order_of_blocks_is_another_run(random_data, tmp_path: Path, monkeypatch) -> None:
+    """An older run has batches by blocks in another order, and does not record its seed."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "learn", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(bc, random_data(ENV), tmp_path, replay="blocks")
+    path = tmp_path / tracking.RUN_FILE
+    record = json.loads(path.read_text())
+    del record["block_seed"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(RunError, match="block_seed None, not 0"):
+        train(bc, random_data(ENV), tmp_path, replay="blocks")
 
 
 def test_statistics_of_a_mixture_count_by_share(parts) -> None:

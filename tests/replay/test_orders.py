@@ -72,8 +72,8 @@ def test_orders_that_cannot_be() -> None:
     share = segments(np.array([0, 5]), np.array([5, 5]), np.array([0.9, 0.1]), 10)
     for starts, epochs, drop_last, message in (
         (Uniform(10), None, True, "drop_last is for epochs"),
-        (Uniform(10), 0, False, "0 epochs has no batches"),
-        (Uniform(10), 1, True, "10 windows, fewer than a batch of 16"),
+        (Uniform(10), 0, False, "0 epochs of 10 windows hold no batch of 16"),
+        (Uniform(10), 1, True, "1 epochs of 10 windows hold no batch of 16"),
         (share, 1, False, "cannot follow weights or the shares of a mixture"),
     ):
         with pytest.raises(OptionError, match=message):

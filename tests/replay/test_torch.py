@@ -56,6 +56,11 @@ def test_batches_are_those_of_a_stream(dataset: Dataset, workers: int) -> None:
     assert len(data) == len(loader(data, workers, batch_size=None))
 
 
+def test_batches_are_numbered_from_0(dataset: Dataset) -> None:
+    with pytest.raises(OptionError, match="cannot start at -1"):
+        dataset.torch_batches(8, 5, start=-1)
+
+
 def test_endless_batches_are_those_of_the_device(dataset: Dataset) -> None:
     data, sample = dataset.torch_batches(8, 5, seed=3), jax.jit(lambda r, key: r.sample(key))
     replay, key = dataset.replay(8, 5), jax.random.key(3)

@@ -107,3 +107,19 @@ def test_files_of_another_layout(tmp_path, data):
     with pytest.raises(VaultError, match="to convert"):
         vault.import_dataset(tmp_path / "nothing.npz", out, "numpy")
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "lengths", [[80, 0], [90, -10], [], [[80]]], ids=["empty", "negative", "none", "matrix"]
+)
+def test_a_table_of_episodes_that_does_not_fit(tmp_path, found, lengths):
+    """The lengths are forged; without a digest, nothing else tells."""
+    with np.load(vault.export_dataset(found, tmp_path / "a.npz", "numpy")) as file:
+        arrays = dict(file)
+    arrays["about"] = json.dumps(json.loads(str(arrays["about"])) | {"digest": None})
+    arrays["episodes.length"] = np.array(lengths, int)
+    for name, value in (("cause", 2), ("final", -1)):
+        arrays[f"episodes.{name}"] = np.full(np.shape(lengths), value)
+    np.savez(tmp_path / "forged.npz", **arrays)
+    with pytest.raises(VaultError, match=r"has a table of episodes|its episodes have 0 steps"):
+        vault.import_dataset(tmp_path / "forged.npz", tmp_path / "b.vlt", "numpy")

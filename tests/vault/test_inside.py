@@ -145,6 +145,16 @@ def test_links_and_pipes_in_a_vault(made, tmp_path, change, what):
     )
 
 
+def test_a_directory_that_cannot_be_listed(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "a.vlt").mkdir()
+    monkeypatch.setattr(Directory, "links", refuse)
+    with pytest.raises(VaultError, match="cannot be read or written"):
+        list(vault.list_vaults(tmp_path))
+
+
 def test_a_link_in_place_of_a_vault_is_not_followed(made, tmp_path):
     """Links are followed only on request: a dataset may come from anyone."""
     source, _, original = made

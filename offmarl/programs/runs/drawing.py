@@ -14,7 +14,7 @@ from offmarl.paths import local
 from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.evaluate import Evaluator
 from offmarl.replay import Circles, Windows
-from offmarl.replay.blocks import BUFFER_BYTES, check_unweighted
+from offmarl.replay.blocks import BLOCK_SEED, BUFFER_BYTES, check_unweighted
 from offmarl.replay.circles import Weighting
 from offmarl.replay.device import fits, require_room
 from offmarl.replay.packing import layout_of
@@ -101,7 +101,8 @@ def drawing_of(
     if kind == "blocks" or (kind == "auto" and isinstance(dataset, Dataset) and dataset.is_remote):
         check_unweighted(bool(args.weight or args.prioritise), dataset)
         _require_room_for(args, dataset, windows)
-        return Drawing("blocks", windows, None, None, {"shuffle_buffer": BUFFER_BYTES})
+        shuffling = {"shuffle_buffer": BUFFER_BYTES, "block_seed": BLOCK_SEED}
+        return Drawing("blocks", windows, None, None, shuffling)
     weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
     circles = Circles(dataset, windows, episodes, weights)
     if args.length > max(circles.num_slots, _SHORT):

@@ -112,10 +112,10 @@ def import_dataset(
     """
     read = _named(READERS, layout)
     options = _accepted(read, layout, env_spec=env_spec, time_limit=time_limit)
-    with read(source, **options) as found:
-        about: dict[str, Any] = {"source": found.origin | dict(terms or {})}
-        about |= {"policies": [*found.policies]} if found.policies else {}
-        write_vault(path, found, about, codec, on_invalid, progress, source)
+    with read(source, **options) as dataset:
+        provenance: dict[str, Any] = {"source": dataset.origin | dict(terms or {})}
+        provenance |= {"policies": [*dataset.policies]} if dataset.policies else {}
+        write_vault(path, dataset, provenance, codec, on_invalid, progress, source)
     return open_vault(path)
 
 
@@ -156,11 +156,11 @@ def _named(table: Mapping[str, Any], layout: str) -> Any:
 
 def _accepted(read: Callable[..., Any], layout: str, **options: Any) -> dict[str, Any]:
     """Return the options that are given; `OptionError` if the reader does not take one."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if unknown := given.keys() - inspect.signature(read).parameters.keys():
+    accepted = {name: value for name, value in options.items() if value is not None}
+    if unknown := accepted.keys() - inspect.signature(read).parameters.keys():
         flags = {"env_spec": "--env", "time_limit": "--time-limit"}
         raise OptionError(
             f"the layout {layout} takes no {' and no '.join(flags[name] for name in unknown)}: its "
             "datasets record the environment and how episodes ended."
         )
-    return given
+    return accepted

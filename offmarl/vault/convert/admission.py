@@ -44,7 +44,7 @@ from offmarl.vault.format.values import RecordPosition
 _FLAGS = ("terminals", "truncations", "infos.legals", "infos.alive")
 
 Treatment = Literal["cut", "raise", "keep"]
-"""What becomes of steps that are not finite."""
+"""The treatment of steps that are not finite."""
 
 
 class Record(NamedTuple):
@@ -99,8 +99,8 @@ def admit(
 ) -> Iterator[Record]:
     """Yield the records without faults, and count these; refuse columns of different steps."""
     skipping = False
-    filled = (record for record in records if record.steps.last.size)
-    for record, following in pairwise(chain(filled, [None])):
+    nonempty = (record for record in records if record.steps.last.size)
+    for record, following in pairwise(chain(nonempty, [None])):
         if record is not None:
             admitted, skipping = _admit(record, following, spec, treatment, tally, skipping)
             if admitted is not None:
@@ -125,7 +125,7 @@ def _admit(
     tally: Tally,
     skipping: bool,
 ) -> tuple[Record | None, bool]:
-    """Return what is sound of a record, and whether its last episode is left out from there on."""
+    """Return the sound part of a record, and whether the rest of its last episode is left out."""
     steps, count = record.steps, record.steps.last.shape[1]
     begins = None if following is None else map_tree(lambda x: x[:, :1], following.steps)
     bad, bad_next = ~is_finite(steps)[0], begins is not None and not is_finite(begins).all()
@@ -135,7 +135,7 @@ def _admit(
     if treatment != "cut":
         bad, bad_next = np.zeros_like(bad), False
     jumps, resets = _compare(record, begins, spec)
-    if treatment == "cut":  # what comes before a step that is left out leads to nothing known
+    if treatment == "cut":  # the step before one that is left out has no known next view
         jumps &= ~np.append(bad[1:], bad_next)
     if treatment == "raise" and jumps.any():
         raise InvalidValueError(
@@ -190,9 +190,9 @@ def _kept(
         if treatment != "cut":  # the writer refuses or keeps them
             sound[:] = True
         tally["final_views_left_out"] += int((record.steps.last[0, finals.time] & ~sound).sum())
-        known = keep[finals.time] & sound
-        time = (np.cumsum(keep) - 1)[finals.time[known]]
-        view = map_tree(lambda x: x[known], finals.view)
+        mask = keep[finals.time] & sound
+        time = (np.cumsum(keep) - 1)[finals.time[mask]]
+        view = map_tree(lambda x: x[mask], finals.view)
         finals = FinalObservations(np.zeros_like(time), time, view)
     cut = (cut | np.broadcast_to(record.cut, (1, len(cut)))[0])[None]
     if not keep.all():
@@ -203,7 +203,7 @@ def _kept(
 def _compare(
     record: Record, begins: Transition | None, spec: EnvSpec
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Compare the views after steps with those of the following ones."""
+    """Return the mask of views that differ from the next step's, and that of resets."""
     last = record.steps.last[0]
     none: NumpyArray = np.zeros_like(last)
     if record.after is None:
@@ -215,28 +215,28 @@ def _compare(
         ("state", spec.state_leaves if spec.state == "native" and spec.state_size else {}),
     ):
         for name, leaf in leaves.items():
-            here, seen = (flatten_tree(getattr(one, fields))[name][0] for one in (after, before))
+            y, x = (flatten_tree(getattr(view, fields))[name][0] for view in (after, before))
             alive = _alive(before, fields, leaf)
-            differs[:-1] |= ~_all(_same(here[:-1], seen[1:]) | ~alive[1:])
+            differs[:-1] |= ~_all(_same(y[:-1], x[1:]) | ~alive[1:])
             if begins is not None:
                 first = flatten_tree(getattr(begins.view, fields))[name][0]
-                same = _same(here[-1:], first) | ~_alive(begins.view, fields, leaf)
+                same = _same(y[-1:], first) | ~_alive(begins.view, fields, leaf)
                 differs[-1:] |= ~_all(same)
     ends: NumpyArray = np.flatnonzero(last & ~differs)
     ends = ends[ends < len(last) - (begins is None)]
-    moved = [
+    changes = [
         ~_all(_same(x[0, ends], y[0, ends]))
         for x, y in zip(
             *(flatten_tree(v.observation).values() for v in (after, before)), strict=True
         )
     ]
     resets = none.copy()
-    resets[ends] = np.any(moved, 0)
+    resets[ends] = np.any(changes, 0)
     return differs & ~last, resets
 
 
 def _alive(view: View, fields: str, leaf: ArraySpec) -> NumpyArray:
-    """Return whose entries of a leaf count, in a shape for all of its entries."""
+    """Return the mask of agents whose entries of a leaf count, in a shape that broadcasts to it."""
     alive = view.alive[0]
     if fields == "state":
         return np.ones((len(alive), *(1 for _ in leaf.shape)), bool)
@@ -252,5 +252,5 @@ def _same(x: NumpyArray, y: NumpyArray) -> NumpyArray:
 
 def _all(flags: NumpyArray) -> NumpyArray:
     """Reduce flags ``(T, ...)`` to ``(T,)``."""
-    found: NumpyArray = flags.all(tuple(range(1, flags.ndim)))
-    return found
+    reduced: NumpyArray = flags.all(tuple(range(1, flags.ndim)))
+    return reduced

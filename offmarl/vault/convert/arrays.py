@@ -28,7 +28,7 @@ from offmarl.vault.format.encoding import is_of
 from offmarl.vault.format.layout import EXTRAS, OBSERVATIONS, POLICY_IDS, STATE, Codec, NumpyArray
 
 _NARROWER = {"float64": "float32", "int64": "int32", "uint32": "int32", "uint64": "int32"}
-"""Types that vaults do not have, and what is stored instead."""
+"""Types that vaults do not have, and the types that are stored instead."""
 
 _OF_ALL = ("rewards", "terminals", "truncations", POLICY_IDS)
 """Arrays that may have one entry for all agents."""
@@ -121,7 +121,7 @@ def from_arrays(
     codec
         As for `offmarl.vault.create`.
     on_invalid
-        What becomes of observations, states and rewards that are NaN or infinite: "cut" ends the
+        The treatment of observations, states and rewards that are NaN or infinite: "cut" ends the
         episode before the step, leaves out the rest of it, and counts both; "raise" refuses the
         data; "keep" stores them, and batches leave them out.
     progress
@@ -140,7 +140,7 @@ def from_arrays(
     VaultExistsError
         Something exists at the path.
     """
-    given = _given(
+    arrays = _given(
         {
             OBSERVATIONS: observations,
             "actions": actions,
@@ -158,7 +158,7 @@ def from_arrays(
     after = _given(
         {OBSERVATIONS: next_observations, STATE: next_states, "infos.legals": next_legal_actions}
     )
-    columns = _Columns(given, after, _agents_of(given, num_agents), action_bounds)
+    columns = _Columns(arrays, after, _agents_of(arrays, num_agents), action_bounds)
     columns.check()
     if on_invalid not in get_args(Treatment) or (action_bounds and num_actions):
         raise OptionError(
@@ -167,17 +167,17 @@ def from_arrays(
         )
     spec = common.check_spec(columns.spec(num_actions), env_spec)
     bounds = None if action_bounds is None else [np.ravel(x).tolist() for x in action_bounds]
-    about = {"source": {"format": "arrays"}, **({"action_bounds": bounds} if bounds else {})}
+    facts = {"source": {"format": "arrays"}, **({"action_bounds": bounds} if bounds else {})}
     blocks = common.blocks(columns.steps, columns.step_bytes)
     records = (columns.read(start, stop, spec) for start, stop in blocks)
-    found = common.Imported(spec, {}, records, len(blocks))
-    about |= provenance or {}
-    common.write_vault(path, found, about, codec, on_invalid, progress)
+    dataset = common.Imported(spec, {}, records, len(blocks))
+    facts |= provenance or {}
+    common.write_vault(path, dataset, facts, codec, on_invalid, progress)
     return open_vault(path)
 
 
 def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
-    """Return the arrays that were given, by their names on disk; `ShapeError` if one is none."""
+    """Return arrays by their names on disk; `ShapeError` if one is no array of numbers."""
     leaves: dict[str, Any] = {}
     for name, tree in trees.items():
         if tree is not None and not (name == EXTRAS and not tree):
@@ -215,36 +215,36 @@ class _Agents(NamedTuple):
     """Whether observations and actions have it."""
 
 
-def _agents_of(given: Mapping[str, NumpyArray], num_agents: int | None) -> _Agents:
+def _agents_of(arrays: Mapping[str, NumpyArray], num_agents: int | None) -> _Agents:
     """Return the number of agents; if it is not given, it follows from the other arrays.
 
     Raises `ShapeError` if it follows from none of them.
     """
     counts = [
-        given[name].shape[1]
+        arrays[name].shape[1]
         for name in _OF_AGENTS
-        if name in given and name != "actions"
-        if given[name].ndim > (2 if name == "infos.legals" else 1)
+        if name in arrays and name != "actions"
+        if arrays[name].ndim > (2 if name == "infos.legals" else 1)
     ]
-    both = [x for name, x in given.items() if name == "actions" or is_of(OBSERVATIONS, name)]
-    second = {array.shape[1:2] for array in both}
+    steps = [x for name, x in arrays.items() if name == "actions" or is_of(OBSERVATIONS, name)]
+    second = {array.shape[1:2] for array in steps}
     if num_agents is not None:
         return _Agents(num_agents, num_agents != 1 or bool(counts) or second == {(1,)})
     if counts:
         return _Agents(counts[0], is_there=True)
-    same = all(array.ndim == 2 for array in both) and second == {(1,)}  # whatever the axis means
+    same = all(array.ndim == 2 for array in steps) and second == {(1,)}  # whatever the axis means
     if len(second) == 1 and second != {()} and not same:
         raise ShapeError(
-            f"observations and actions have a second axis of {both[0].shape[1]}, and no other "
+            f"observations and actions have a second axis of {steps[0].shape[1]}, and no other "
             "array says whether it is that of agents: give num_agents."
         )
     return _Agents(1, is_there=False)
 
 
 class _Columns(NamedTuple):
-    """The arrays that were given, by their names on disk."""
+    """Arrays by their names on disk."""
 
-    given: dict[str, NumpyArray]
+    arrays: dict[str, NumpyArray]
     after: dict[str, NumpyArray]
     """The views after each step."""
     agents: _Agents
@@ -253,18 +253,18 @@ class _Columns(NamedTuple):
     @property
     def steps(self) -> int:
         """T."""
-        return len(self.given["rewards"])
+        return len(self.arrays["rewards"])
 
     @property
     def step_bytes(self) -> int:
         """Bytes of one step of all arrays."""
-        arrays = (*self.given.values(), *self.after.values())
+        arrays = (*self.arrays.values(), *self.after.values())
         return sum(array.nbytes for array in arrays) // max(self.steps, 1)
 
     def check(self) -> None:
         """Raise if the arrays do not fit one another."""
         self._check_options()
-        for name, array in (*self.given.items(), *self._after_by_argument().items()):
+        for name, array in (*self.arrays.items(), *self._after_by_argument().items()):
             if len(array) != self.steps or not self.steps:
                 raise ShapeError(
                     f"{name} has {len(array)} steps, and rewards has {self.steps}: the arrays "
@@ -281,7 +281,7 @@ class _Columns(NamedTuple):
                     "leave that axis out of all arrays; otherwise give num_agents."
                 )
         for name, array in self._after_by_argument().items():
-            before = self.given[name.removeprefix("next ")]
+            before = self.arrays[name.removeprefix("next ")]
             if array.shape != before.shape:
                 raise ShapeError(
                     f"{name} has shape {array.shape}, and before the step {before.shape}."
@@ -292,7 +292,7 @@ class _Columns(NamedTuple):
 
     def _check_options(self) -> None:
         if self.action_bounds is not None:
-            size = self.given["actions"].shape[-1]
+            size = self.arrays["actions"].shape[-1]
             low, high = (np.asarray(x, float) for x in self.action_bounds)
             fits = {low.shape, high.shape} <= {(), (1,), (size,)}
             if not fits or not (np.isfinite(high - low) & (low < high)).all():
@@ -300,7 +300,7 @@ class _Columns(NamedTuple):
                     f"action_bounds are {self.action_bounds!r:.100}: give the lowest and the "
                     "highest action, finite numbers or one for each entry."
                 )
-        if not {"terminals", "truncations"} & self.given.keys():
+        if not {"terminals", "truncations"} & self.arrays.keys():
             raise OptionError(
                 "give `terminals` or `truncations`, or both: without them it is unknown where "
                 "episodes end."
@@ -309,7 +309,7 @@ class _Columns(NamedTuple):
             return
         arguments = {OBSERVATIONS: "observations", STATE: "states", "infos.legals": "legal_actions"}
         for group, argument in arguments.items():
-            before = {name for name in self.given if is_of(group, name)}
+            before = {name for name in self.arrays if is_of(group, name)}
             if before != {name for name in self.after if is_of(group, name)}:
                 raise OptionError(
                     f"`{argument}` and `next_{argument}` have different leaves: a final view needs "
@@ -326,7 +326,7 @@ class _Columns(NamedTuple):
             observation_size=0,
             state_size=0,
             action=self._action(num_actions),
-            reward="team" if self.given["rewards"].ndim == 1 else "individual",
+            reward="team" if self.arrays["rewards"].ndim == 1 else "individual",
             state="concatenated" if state is None else "native",
             observation=self._tree(OBSERVATIONS, with_agents=True),
             global_state=state,
@@ -338,18 +338,18 @@ class _Columns(NamedTuple):
 
     def _tree(self, group: str, *, with_agents: bool = False) -> Any:
         """Return the specs of a group of arrays; None if none was given."""
-        found: dict[str, ArraySpec] = {}
-        for name, array in self.given.items():
+        specs: dict[str, ArraySpec] = {}
+        for name, array in self.arrays.items():
             if is_of(group, name):
                 shape = array.shape[2 if with_agents and self.agents.is_there else 1 :]
-                found[name.removeprefix(group).removeprefix(".")] = _leaf(name, array, shape)
-        if with_agents and found.keys() == {""} and is_float(found[""].numpy_dtype):
-            shape = found[""].shape or (1,)  # a number counts as a vector of one entry
-            found = {"": dataclasses.replace(found[""], shape=shape)}
-        return unflatten_tree(found) if found else None
+                specs[name.removeprefix(group).removeprefix(".")] = _leaf(name, array, shape)
+        if with_agents and specs.keys() == {""} and is_float(specs[""].numpy_dtype):
+            shape = specs[""].shape or (1,)  # a number counts as a vector of one entry
+            specs = {"": dataclasses.replace(specs[""], shape=shape)}
+        return unflatten_tree(specs) if specs else None
 
     def _action(self, num_actions: int | None) -> Discrete | Continuous:
-        actions, legal = self.given["actions"], self.given.get("infos.legals")
+        actions, legal = self.arrays["actions"], self.arrays.get("infos.legals")
         axes = actions.shape[2 if self.agents.is_there else 1 :]
         count = legal.shape[-1] if num_actions is None and legal is not None else num_actions
         bounded = self.action_bounds is not None
@@ -370,30 +370,30 @@ class _Columns(NamedTuple):
 
     def read(self, start: int, stop: int, spec: EnvSpec) -> Record:
         """Read an interval of steps as a record of one row."""
-        steps = to_steps(self._block(self.given, slice(start, stop), spec), spec, start)
+        steps = to_steps(self._block(self.arrays, slice(start, stop), spec), spec, start)
         if not self.after:
             return Record(steps)
-        arrays = {**self.after, "rewards": self.given["rewards"]}
-        found = to_steps(self._block(arrays, slice(start, stop), spec), spec, start)
-        return Record(steps, after=found.view._replace(alive=steps.view.alive))
+        arrays = {**self.after, "rewards": self.arrays["rewards"]}
+        next_steps = to_steps(self._block(arrays, slice(start, stop), spec), spec, start)
+        return Record(steps, after=next_steps.view._replace(alive=steps.view.alive))
 
     def _block(
         self, arrays: Mapping[str, NumpyArray], steps: slice, spec: EnvSpec
     ) -> dict[str, NumpyArray]:
         """Read steps of some arrays as ``(1, T, ...)``, with the axis of agents."""
-        found = {}
+        block = {}
         for name, array in arrays.items():
-            some = np.asarray(array[steps])
-            if name in _OF_ALL and some.ndim == 1:
-                some = np.broadcast_to(some[:, None], (len(some), self.agents.number))
-            found[name] = some[None]
-        if "actions" in found and self.action_bounds is not None:
-            found["actions"] = to_unit_range(found["actions"], *map(np.asarray, self.action_bounds))
-        if {"actions", "infos.alive"} <= found.keys() and isinstance(spec.action, Discrete):
-            actions = found["actions"]
-            dead = found["infos.alive"].reshape(actions.shape) == 0
-            found["actions"] = np.where((actions == -1) & dead, 0, actions)
-        return found
+            values = np.asarray(array[steps])
+            if name in _OF_ALL and values.ndim == 1:
+                values = np.broadcast_to(values[:, None], (len(values), self.agents.number))
+            block[name] = values[None]
+        if "actions" in block and self.action_bounds is not None:
+            block["actions"] = to_unit_range(block["actions"], *map(np.asarray, self.action_bounds))
+        if {"actions", "infos.alive"} <= block.keys() and isinstance(spec.action, Discrete):
+            actions = block["actions"]
+            dead = block["infos.alive"].reshape(actions.shape) == 0
+            block["actions"] = np.where((actions == -1) & dead, 0, actions)
+        return block
 
 
 def _leaf(name: str, array: NumpyArray, shape: tuple[int, ...]) -> ArraySpec:

@@ -100,13 +100,13 @@ def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pat
         def create(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], shard: int) -> Any:
             row_bytes = max(1, int(np.prod(shape[1:])) * dtype.itemsize)
             chunk = max(1, min(_CHUNK_BYTES // row_bytes, shard))
-            rest = [max(size, 1) for size in shape[1:]]  # chunks cannot be empty
+            row_shape = [max(size, 1) for size in shape[1:]]  # chunks cannot be empty
             return group.create_array(
                 name,
                 shape=shape,
                 dtype=dtype,
-                chunks=(chunk, *rest),
-                shards=(-(-shard // chunk) * chunk, *rest),
+                chunks=(chunk, *row_shape),
+                shards=(-(-shard // chunk) * chunk, *row_shape),
                 compressors=[ZstdCodec(level=3), Crc32cCodec()],
                 dimension_names=_axes(name, len(shape)),
             )
@@ -153,9 +153,9 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
         for name, array in arrays.items():
             plain(array, name)
             files = (source / name).rglob("*")
-            stored = sum(path.is_file() and path.name != "zarr.json" for path in files)
+            num_files = sum(path.is_file() and path.name != "zarr.json" for path in files)
             sizes = zip(array.shape, array.shards or array.chunks, strict=True)
-            if stored != math.prod(-(-size // part) for size, part in sizes):
+            if num_files != math.prod(-(-size // part) for size, part in sizes):
                 raise VaultFormatError(
                     f"{source} has lost chunks of {name}, or was written without those of zeros "
                     "(zarr's default): copy its files, or set zarr's array.write_empty_chunks."
@@ -195,15 +195,15 @@ def _order(vault: Dataset) -> NumpyArray:
 
 
 def _tables(vault: Dataset) -> dict[str, NumpyArray]:
-    order, found = _order(vault), vault.episodes
-    cause = (found.cause[order][:, None] == CAUSES).argmax(1)
+    order, table = _order(vault), vault.episodes
+    cause = (table.cause[order][:, None] == CAUSES).argmax(1)
     cause[:-1][cause[:-1] == OPEN] = CUT
-    known = found.final[order] >= 0
-    views = vault.final_views(found.final[order][known])
+    has_final = table.final[order] >= 0
+    views = vault.final_views(table.final[order][has_final])
     return {
-        "episodes.length": found.length[order],
+        "episodes.length": table.length[order],
         "episodes.cause": cause.astype(np.int8),
-        "episodes.final": np.where(known, np.cumsum(known) - 1, -1),
+        "episodes.final": np.where(has_final, np.cumsum(has_final) - 1, -1),
         **{
             _FINALS + name: np.asarray(leaf, plain_dtype(leaf.dtype))
             for name, leaf in flatten_view(views).items()
@@ -240,11 +240,11 @@ def _blocks(vault: Dataset, progress: Progress) -> Iterator[dict[str, NumpyArray
         for name, dtype in dtypes.items():
             gathered[name].append(arrays[name].astype(dtype, copy=False))
         if count >= size:
-            joined = {name: np.concatenate(values) for name, values in gathered.items()}
-            kept = count - count % size
-            yield {name: values[:kept] for name, values in joined.items()}
-            gathered = {name: [values[kept:]] for name, values in joined.items()}
-            count -= kept
+            columns = {name: np.concatenate(values) for name, values in gathered.items()}
+            stop = count - count % size
+            yield {name: values[:stop] for name, values in columns.items()}
+            gathered = {name: [values[stop:]] for name, values in columns.items()}
+            count -= stop
     if count:
         yield {name: np.concatenate(values) for name, values in gathered.items()}
 
@@ -258,9 +258,9 @@ def _imported(
     except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
         raise VaultError(f"{source} does not record its spec ({error!r}).") from error
     trees = (layout.OBSERVATIONS, layout.EXTRAS)
-    needed = [name for name in layout.leaves(spec) if name.startswith(trees)]
-    needed += [_FINALS + name for name in flatten_view(spec.view_spec)]
-    check_layout(source, "plain columns'", arrays, needed)
+    required = [name for name in layout.leaves(spec) if name.startswith(trees)]
+    required += [_FINALS + name for name in flatten_view(spec.view_spec)]
+    check_layout(source, "plain columns'", arrays, required)
     origin = {"format": format, "file": source.name, "provenance": about.get("provenance")}
     steps = arrays["rewards"].shape[0]
     spans = common.blocks(steps, sum(leaf.step_bytes for leaf in layout.leaves(spec).values()))
@@ -273,30 +273,30 @@ def _records(
 ) -> Iterator[Record]:
     with readable(source):
         length, cause, final = (np.asarray(arrays[name][:]) for name in _TABLES)
-        ends, steps = np.cumsum(length), arrays["rewards"].shape[0]
+        ends, total = np.cumsum(length), arrays["rewards"].shape[0]
         most = min(arrays[name].shape[0] for name in arrays if name.startswith(_FINALS))
-    fits = all(one.dtype.kind in "iu" and one.shape == length.shape for one in (cause, final))
-    if not fits or length.dtype.kind not in "iu" or final.max(initial=-1) >= most:
+    fits = all(x.dtype.kind in "iu" and x.shape == ends.shape for x in (length, cause, final))
+    if not fits or length.min(initial=1) < 1 or final.max(initial=-1) >= most:
         raise VaultError(f"{source} has a table of episodes that does not fit its arrays.")
-    if len(ends) and ends[-1] != steps:
-        raise VaultError(f"{source}: its episodes have {ends[-1]} steps, and its arrays {steps}.")
+    if length.sum() != total:
+        raise VaultError(f"{source}: its episodes have {length.sum()} steps, not {total}.")
     of_steps = {name: arrays[name] for name in layout.leaves(spec) if name in arrays}
     for start, block in common.read_blocks(source, of_steps, spans):
         stop = start + len(block["rewards"])
-        here = np.flatnonzero((ends > start) & (ends <= stop) & (cause != OPEN))
-        last = ends[here] - 1 - start
+        episodes = np.flatnonzero((ends > start) & (ends <= stop) & (cause != OPEN))
+        last = ends[episodes] - 1 - start
         cut: NumpyArray = np.zeros((1, stop - start), bool)
-        cut[0, last] = cause[here] == CUT
-        found = to_steps({name: values[None] for name, values in block.items()}, spec, start)
+        cut[0, last] = cause[episodes] == CUT
+        steps = to_steps({name: values[None] for name, values in block.items()}, spec, start)
         # An open episode was cut off when it was written, without a flag.
-        truncated = found.truncated | (cut[..., None] & ~found.terminated)
-        found = found._replace(truncated=truncated, last=(found.terminated | truncated).all(-1))
-        known = final[here] >= 0
+        truncated = steps.truncated | (cut[..., None] & ~steps.terminated)
+        steps = steps._replace(truncated=truncated, last=(steps.terminated | truncated).all(-1))
+        has_final = final[episodes] >= 0
         with readable(source):
-            views = _finals(arrays, final[here][known], spec)
-        time: NumpyArray = last[known]
+            views = _finals(arrays, final[episodes][has_final], spec)
+        time: NumpyArray = last[has_final]
         row: NumpyArray = np.zeros_like(time)
-        yield Record(found, FinalObservations(row, time, views), cut)
+        yield Record(steps, FinalObservations(row, time, views), cut)
 
 
 def _finals(arrays: Mapping[str, Any], numbers: NumpyArray, spec: EnvSpec) -> View:
@@ -304,8 +304,8 @@ def _finals(arrays: Mapping[str, Any], numbers: NumpyArray, spec: EnvSpec) -> Vi
     first, stop = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
 
     def read(name: str, leaf: ArraySpec) -> NumpyArray:
-        found = np.asarray(arrays[_FINALS + name][first:stop])[numbers - first]
-        return gate.fit(found, ArraySpec(found.shape, leaf.dtype), f"the array {_FINALS}{name}")
+        values = np.asarray(arrays[_FINALS + name][first:stop])[numbers - first]
+        return gate.fit(values, ArraySpec(values.shape, leaf.dtype), f"the array {_FINALS}{name}")
 
     leaves = flatten_view(spec.view_spec)
     return encoding.unflatten_view({name: read(name, leaf) for name, leaf in leaves.items()})

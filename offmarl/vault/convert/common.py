@@ -1,4 +1,4 @@
-"""What readers and writers of foreign layouts share."""
+"""Functions that readers and writers of foreign layouts share."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,19 +39,19 @@ class Imported(NamedTuple):
     digest: str | None = None
     """The digest that the vault must have, if the dataset records it."""
     policies: Sequence[Mapping[str, Any]] = ()
-    """What is known of the policies, by their ``policy_id``, for the provenance."""
+    """Facts about the policies, by their ``policy_id``, for the provenance."""
 
 
-def check_spec(found: EnvSpec, wanted: EnvSpec | None) -> EnvSpec:
-    """Return the wanted spec, or else the found one; `ShapeError` if they contradict."""
-    if wanted is None:
-        return found
-    if difference := found.difference(wanted):
+def check_spec(spec: EnvSpec, expected: EnvSpec | None) -> EnvSpec:
+    """Return the expected spec, by default that of the data; `ShapeError` if they contradict."""
+    if expected is None:
+        return spec
+    if difference := spec.difference(expected):
         raise ShapeError(
-            f"the data and {wanted.name or 'the environment'} differ in {difference}: name the "
+            f"the data and {expected.name or 'the environment'} differ in {difference}: name the "
             "environment that the data is from."
         )
-    return wanted
+    return expected
 
 
 def blocks(steps: int, step_bytes: int) -> list[tuple[int, int]]:
@@ -69,8 +69,7 @@ def read_blocks(
     """Yield where each interval begins, and the arrays in it, converted."""
     for start, stop in spans:
         with readable(source):
-            found = {name: np.asarray(array[start:stop]) for name, array in arrays.items()}
-            block = convert(found)
+            block = convert({x: np.asarray(array[start:stop]) for x, array in arrays.items()})
         yield start, block
 
 
@@ -81,7 +80,7 @@ def origin_of(format: str, source: Path) -> dict[str, Any]:
 
 def write_vault(
     path: StrPath,
-    found: Imported,
+    dataset: Imported,
     provenance: Mapping[str, Any],
     codec: Codec,
     treatment: Treatment,
@@ -90,13 +89,13 @@ def write_vault(
 ) -> None:
     """Write a dataset to a vault, and note its faults; ``name`` is that of its source in errors."""
     # A dataset of offmarl's own keeps what its vault kept, and is compared with its digest.
-    treatment, tally = "keep" if found.digest else treatment, Tally()
-    records = counted(found.records, found.total, progress)
-    if not found.digest:
-        records = admit(records, found.spec, treatment, tally)
+    treatment, tally = "keep" if dataset.digest else treatment, Tally()
+    records = counted(dataset.records, dataset.total, progress)
+    if not dataset.digest:
+        records = admit(records, dataset.spec, treatment, tally)
     on_invalid: OnInvalid = "keep" if treatment == "keep" else "raise"
     with create_whole(
-        path, found.spec, rows=1, provenance=provenance, codec=codec, on_invalid=on_invalid
+        path, dataset.spec, rows=1, provenance=provenance, codec=codec, on_invalid=on_invalid
     ) as writer:
         with _naming(name):
             for record in records:
@@ -106,7 +105,7 @@ def write_vault(
         for sentence in sentences(faults):
             warnings.warn(sentence, stacklevel=3)
         writer.flush()
-        if found.digest and digest(Reader(writer.store)) != found.digest:
+        if dataset.digest and digest(Reader(writer.store)) != dataset.digest:
             raise VaultFormatError(
                 f"the content of {name} does not have the digest it records: it is damaged or was "
                 "changed. Copy it again, or remove the digest to import it anyway."
@@ -134,5 +133,5 @@ def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[I
 
 def with_final(views: View, final: View) -> View:
     """Append an episode's final view to the others, ``(T+1, ...)``."""
-    joined: View = map_tree(lambda x, y: np.concatenate([x, y[None]]), views, final)
-    return joined
+    extended: View = map_tree(lambda x, y: np.concatenate([x, y[None]]), views, final)
+    return extended

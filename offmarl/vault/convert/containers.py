@@ -51,12 +51,12 @@ def require(module: str) -> Any:
 
 
 @contextmanager
-def readable(what: object, *more: type[Exception]) -> Iterator[None]:
+def readable(file: object, *more: type[Exception]) -> Iterator[None]:
     """Turn the errors of reading a damaged file, and ``more`` of them, into `VaultError`."""
     try:
         yield
     except FileNotFoundError as error:
-        raise VaultNotFoundError(f"there is no {error.filename or what} to convert.") from error
+        raise VaultNotFoundError(f"there is no {error.filename or file} to convert.") from error
     except (
         zipfile.BadZipFile,
         zlib.error,
@@ -66,13 +66,13 @@ def readable(what: object, *more: type[Exception]) -> Iterator[None]:
         RuntimeError,  # of the HDF5 library, and of JSON that is nested too deep
         *more,
     ) as error:  # type: ignore[misc]  # a tuple of unknown length
-        reason = f"{error!r:.200}" if isinstance(error, more) else _reason(what, error)
-        raise VaultError(f"{what} is damaged, incomplete or of another format: {reason}") from error
+        reason = f"{error!r:.200}" if isinstance(error, more) else _reason(file, error)
+        raise VaultError(f"{file} is damaged, incomplete or of another format: {reason}") from error
 
 
-def _reason(what: object, error: Exception) -> str:
-    """Return why reading failed, and what a file is, without NumPy's advice on pickles."""
-    kind = _kind_of(what) if isinstance(what, Path) and what.is_file() else ""
+def _reason(file: object, error: Exception) -> str:
+    """Return why reading failed, and a file's kind, without NumPy's advice on pickles."""
+    kind = _kind_of(file) if isinstance(file, Path) and file.is_file() else ""
     reason = "Python objects in it are not read" if "pickle" in str(error) else str(error)
     return f"it is {kind} ({reason})" if kind else reason
 
@@ -80,8 +80,8 @@ def _reason(what: object, error: Exception) -> str:
 def _kind_of(path: Path) -> str:
     with path.open("rb") as file:
         begin = file.read(64)
-    if known := [words for sign, words in _KINDS.items() if begin.startswith(sign)]:
-        return known[0]
+    if kinds := [words for sign, words in _KINDS.items() if begin.startswith(sign)]:
+        return kinds[0]
     text = begin.decode(errors="replace").partition("\n")[0]
     if not text.isprintable() or "\ufffd" in text:
         return ""
@@ -105,17 +105,17 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def open_arrays(
-    source: Path, layout: str, wanted: Callable[[set[str]], Iterable[str]]
+    source: Path, layout: str, select: Callable[[set[str]], Iterable[str]]
 ) -> Iterator[dict[str, Any]]:
-    """Open those arrays of a file or folder that a layout wants, given the names of all there.
+    """Open the arrays of a file or folder whose names ``select`` returns, given all names.
 
     The arrays have a shape and a type, and can be sliced along their first axis.
     """
     with ExitStack() as stack:
         names, open_array = _opened(source, stack)
-        chosen = list(wanted(names))
-        check_layout(source, layout, names, chosen)
-        yield {name: plain(open_array(name), name) for name in chosen}
+        selection = list(select(names))
+        check_layout(source, layout, names, selection)
+        yield {name: plain(open_array(name), name) for name in selection}
 
 
 def _opened(source: Path, stack: ExitStack) -> tuple[set[str], Callable[[str], Any]]:
@@ -149,8 +149,8 @@ class ZippedArray(AbstractContextManager["ZippedArray"]):
         with readable(source), ExitStack() as stack:
             self._file = stack.enter_context(archive.open(self._name))
             old, form = np.lib.format.read_magic(self._file) == (1, 0), np.lib.format
-            read = form.read_array_header_1_0 if old else form.read_array_header_2_0
-            self.shape, fortran, self.dtype = read(self._file)
+            read_header = form.read_array_header_1_0 if old else form.read_array_header_2_0
+            self.shape, fortran, self.dtype = read_header(self._file)
             self._start = self._file.tell()
             plain(self, name)
             self._check_size(math.prod(self.shape) * self.dtype.itemsize)
@@ -161,9 +161,9 @@ class ZippedArray(AbstractContextManager["ZippedArray"]):
 
     def _check_size(self, size: int) -> None:
         """Raise `ValueError` if the archive cannot hold so many bytes, as a forged header says."""
-        found, most = self._archive.getinfo(self._name), self._source.stat().st_size
-        is_small = found.compress_size <= most and found.file_size <= _MOST_DEFLATED * most
-        if found.file_size - self._start != size or not is_small:
+        info, most = self._archive.getinfo(self._name), self._source.stat().st_size
+        is_small = info.compress_size <= most and info.file_size <= _MOST_DEFLATED * most
+        if info.file_size - self._start != size or not is_small:
             raise ValueError(f"{self._name} has not the size of an array of shape {self.shape}")
 
     def __getitem__(self, index: slice) -> NumpyArray:
@@ -171,15 +171,15 @@ class ZippedArray(AbstractContextManager["ZippedArray"]):
         if self._whole is not None:
             return self._whole[index]
         start, stop, _ = index.indices(self.shape[0])
-        each = math.prod(self.shape[1:]) * self.dtype.itemsize
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         with readable(self._source):
-            skipped = self._start + start * each - self._file.tell()
+            skipped = self._start + start * row_bytes - self._file.tell()
             if skipped < 0:  # a seek would end the comparison with the checksum
                 self._file.close()
                 self._file = self._archive.open(self._name)
-                skipped = self._start + start * each
+                skipped = self._start + start * row_bytes
             self._file.read(skipped)
-            data = self._file.read((stop - start) * each)
+            data = self._file.read((stop - start) * row_bytes)
             if stop == self.shape[0]:
                 self._file.read(1)  # the checksum follows
             return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
@@ -199,10 +199,12 @@ def open_hdf5(source: Path, stack: ExitStack) -> dict[str, Any]:
         return {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
 
 
-def check_layout(source: object, layout: str, found: Iterable[str], needed: Iterable[str]) -> None:
+def check_layout(
+    source: object, layout: str, names: Iterable[str], required: Iterable[str]
+) -> None:
     """Raise `VaultError` if arrays of a layout are missing."""
-    names = sorted(found)
-    missing = [name for name in needed if name not in names]
+    names = sorted(names)
+    missing = [name for name in required if name not in names]
     if missing:
         raise VaultError(
             f"{source} is not of {layout} layout: it has no {', '.join(missing)}, only "
@@ -213,8 +215,8 @@ def check_layout(source: object, layout: str, found: Iterable[str], needed: Iter
 def plain(array: Any, name: str) -> Any:
     """Return an array of numbers; `VaultError` if it holds Python objects or text."""
     if array.dtype.hasobject or array.dtype.kind not in "biuf":
-        what = "Python objects" if array.dtype.hasobject else array.dtype
-        raise VaultError(f"the array {name!r} holds {what}, not numbers: it was not read.")
+        content = "Python objects" if array.dtype.hasobject else array.dtype
+        raise VaultError(f"the array {name!r} holds {content}, not numbers: it was not read.")
     return array
 
 
@@ -236,22 +238,22 @@ def _check_hdf5(file: Any, source: Path) -> None:
                 raise _refused(f"{below} in {source} is an external link")
             if kind == h5py.h5l.TYPE_SOFT:
                 continue
-            found = h5py.h5o.open(group, name)
-            if (address := _address(found)) in seen:
+            item = h5py.h5o.open(group, name)
+            if (address := _address(item)) in seen:
                 continue
             seen.add(address)
-            if isinstance(found, h5py.h5g.GroupID):
-                pending.append((found, below))
-            elif isinstance(found, h5py.h5d.DatasetID):
-                _check_dataset(found, f"{below} in {source}")
+            if isinstance(item, h5py.h5g.GroupID):
+                pending.append((item, below))
+            elif isinstance(item, h5py.h5d.DatasetID):
+                _check_dataset(item, f"{below} in {source}")
 
 
-def _address(found: Any) -> int:
-    return int(require("h5py").h5o.get_info(found).addr)
+def _address(item: Any) -> int:
+    return int(require("h5py").h5o.get_info(item).addr)
 
 
-def _check_dataset(found: Any, name: str) -> None:
-    created = found.get_create_plist()
+def _check_dataset(dataset: Any, name: str) -> None:
+    created = dataset.get_create_plist()
     if created.get_layout() == require("h5py").h5d.VIRTUAL:
         raise _refused(f"the dataset {name} is virtual: it shows parts of other files")
     if created.get_external_count():
@@ -309,17 +311,17 @@ def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 class SteadyFile(io.FileIO):
     """A file for the HDF5 library, which crashes if a write fails: here it seems to succeed.
 
-    What follows the failure is dropped. `check`, and the end of a block, raise the error.
+    Later writes are dropped. `check`, and the end of a block, raise the error.
     """
 
     _error: OSError | None = None
 
     def write(self, data: Any, /) -> int:
         """Write all bytes, unless a write has failed."""
-        rest = memoryview(data)
+        view = memoryview(data)
         try:
-            while rest and not self._error:
-                rest = rest[super().write(rest) :]
+            while view and not self._error:
+                view = view[super().write(view) :]
         except OSError as error:
             self._error = error
         return len(data)
@@ -368,11 +370,11 @@ def npz(
     """Write an ``.npz`` file whose arrays are filled side by side, in temporary files."""
     part = path.with_name(f"{path.name}.arrays")
     part.mkdir()
-    files = {name: part / f"{name}.npy" for name in columns}
+    paths = {name: part / f"{name}.npy" for name in columns}
     with ExitStack() as stack:
-        opened = {name: stack.enter_context(file.open("wb")) for name, file in files.items()}
-        yield {name: _to_npy(opened[name], column) for name, column in columns.items()}
+        streams = {name: stack.enter_context(file.open("wb")) for name, file in paths.items()}
+        yield {name: _to_npy(streams[name], column) for name, column in columns.items()}
     with zipfile.ZipFile(path, "w", compression) as archive:
-        for file in files.values():
+        for file in paths.values():
             archive.write(file, file.name)
             file.unlink()  # the disk never holds everything twice

@@ -35,7 +35,7 @@ from offmarl.vault.format import encoding
 from offmarl.vault.format.layout import Leaf, NumpyArray
 
 _NEXT = {"observations": "next_obs", "infos.state": "next_states"}
-"""Names of what follows each step, by the names on disk of what is before it."""
+"""Names of the arrays after each step, by the names on disk of those before it."""
 
 _Arrays = dict[str, NumpyArray]
 
@@ -44,7 +44,7 @@ _Arrays = dict[str, NumpyArray]
 def _end_to_end(
     source: StrPath,
     layout: str,
-    wanted: Callable[[set[str]], Iterable[str]],
+    select: Callable[[set[str]], Iterable[str]],
     convert: Callable[[_Arrays], _Arrays],
     check: Callable[[Path, Mapping[str, Any]], None],
     env_spec: EnvSpec | None,
@@ -53,26 +53,26 @@ def _end_to_end(
     """Open arrays ``(T, ...)`` whose steps are end to end; see `open_arrays`.
 
     ``check`` refuses arrays of other shapes. ``convert`` names steps as they are on disk, with an
-    axis of agents, and what follows them as in `_NEXT`.
+    axis of agents, and the arrays after each step as in `_NEXT`.
     """
     source = local(source)
-    with open_arrays(source, f"{layout}'s", wanted) as arrays:
+    with open_arrays(source, f"{layout}'s", select) as arrays:
         lengths = {name: array.shape[0] if array.shape else 0 for name, array in arrays.items()}
         check(source, arrays)
         if len({*lengths.values()}) > 1:
-            listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise VaultError(f"{source} is damaged: its arrays have different lengths ({listed}).")
+            listing = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise VaultError(f"{source} is damaged: its arrays have different lengths ({listing}).")
         length = next(iter(lengths.values()))
         ((_, first),) = common.read_blocks(source, arrays, [(0, min(length, 1))], convert)
         leaves = {name: Leaf(x.dtype, x.shape[1:]) for name, x in first.items()}
-        known = {name: leaf for name, leaf in leaves.items() if name not in _NEXT.values()}
-        found = encoding.spec_of(known)
-        if found.action == Discrete(0):
+        before = {name: leaf for name, leaf in leaves.items() if name not in _NEXT.values()}
+        inferred = encoding.spec_of(before)
+        if inferred.action == Discrete(0):
             raise VaultError(
                 "the data has discrete actions of an unknown number: its layout is for continuous "
                 "ones."
             )
-        spec = common.check_spec(found, env_spec)
+        spec = common.check_spec(inferred, env_spec)
         spec = dataclasses.replace(spec, time_limit=time_limit or spec.time_limit)
         spans = common.blocks(length, sum(leaf.step_bytes for leaf in leaves.values()))
         records = _records(common.read_blocks(source, arrays, spans, convert), spec)
@@ -84,14 +84,14 @@ def _records(blocks: Iterable[tuple[int, _Arrays]], spec: EnvSpec) -> Iterator[R
     for start, block in blocks:
         arrays = {name: x[None] for name, x in block.items()}
         after = {name: arrays.pop(_NEXT[name]) for name in _NEXT if _NEXT[name] in arrays}
-        found = to_steps(arrays, spec, start)
-        limits, since = find_limits(found.last[0], since, spec.time_limit)
-        found = _truncate(found, limits)
+        steps = to_steps(arrays, spec, start)
+        limits, since = find_limits(steps.last[0], since, spec.time_limit)
+        steps = _truncate(steps, limits)
         if not after or (spec.state == "native" and "infos.state" not in after):
-            yield Record(found)
+            yield Record(steps)
         else:
             after["rewards"] = arrays["rewards"]
-            yield Record(found, after=to_steps(after, spec, start).view)
+            yield Record(steps, after=to_steps(after, spec, start).view)
 
 
 def find_limits(done: NumpyArray, since: int, time_limit: int | None) -> tuple[NumpyArray, int]:
@@ -150,16 +150,16 @@ def _convert_omar(arrays: _Arrays) -> _Arrays:
     of_kind: dict[str, list[NumpyArray]] = {}
     for name, array in arrays.items():
         of_kind.setdefault(name.rpartition("_")[0], []).append(array)
-    found = {kind: _stack(agents) for kind, agents in of_kind.items()}
+    stacked = {kind: _stack(agents) for kind, agents in of_kind.items()}
     renamed = {
-        "observations": found["obs"],
-        "actions": found["acs"],
-        "rewards": found["rews"][..., 0],
-        "terminals": found["dones"][..., 0],
-        "next_obs": found["next_obs"],
+        "observations": stacked["obs"],
+        "actions": stacked["acs"],
+        "rewards": stacked["rews"][..., 0],
+        "terminals": stacked["dones"][..., 0],
+        "next_obs": stacked["next_obs"],
     }
-    if "states" in found:
-        states = {"infos.state": found["states"], "next_states": found["next_states"]}
+    if "states" in stacked:
+        states = {"infos.state": stacked["states"], "next_states": stacked["next_states"]}
         renamed |= {name: x.reshape(len(x), -1) for name, x in states.items()}
     return renamed
 
@@ -193,13 +193,13 @@ def _check_omiga(source: Path, arrays: Mapping[str, Any]) -> None:
 
 def _convert_omiga(arrays: _Arrays) -> _Arrays:
     s, o, a, r, d = (arrays[name] for name in _OMIGA)
-    each = o.shape[:2]
+    lead = o.shape[:2]
     return {
         "observations": o,
         "infos.state": s.reshape(len(o), -1),
         "actions": a,
-        "rewards": np.broadcast_to(r.reshape(len(o), -1), each),
-        "terminals": np.broadcast_to(d.reshape(len(o), -1), each),
+        "rewards": np.broadcast_to(r.reshape(len(o), -1), lead),
+        "terminals": np.broadcast_to(d.reshape(len(o), -1), lead),
     }
 
 
@@ -207,7 +207,7 @@ def _convert_omiga(arrays: _Arrays) -> _Arrays:
 
 _D4RL = ("observations", "actions", "rewards", "terminals")
 _OPTIONAL = {"timeouts": "truncations", "next_observations": "next_obs"}
-"""Further arrays, and what `_end_to_end` calls them."""
+"""Optional arrays, and their names in `_end_to_end`."""
 _NUMBERS = ("rewards", "terminals", "timeouts")
 
 

@@ -51,27 +51,27 @@ def play_again(
     spans, compiled = blocks(len(games), longest * step_bytes), jax.jit(jax.vmap(play))
     for start, stop in spans:
         # The last block repeats a game, so that all blocks have one shape and compile once.
-        some = [games[min(number, stop - 1)] for number in range(start, start + spans[0][1])]
-        starts = jax.tree.map(lambda *x: np.stack(x), *(game.start for game in some))
-        padded = [np.pad(x.actions, ((0, longest - len(x.actions)), (0, 0))) for x in some]
-        played = jax.device_get(compiled(starts, np.stack(padded)))
-        for number, game in enumerate(some[: stop - start]):
-            yield _record(game, *jax.tree.map(lambda x, n=number: x[n], played))
+        batch = [games[min(number, stop - 1)] for number in range(start, start + spans[0][1])]
+        starts = jax.tree.map(lambda *x: np.stack(x), *(game.start for game in batch))
+        padded = [np.pad(x.actions, ((0, longest - len(x.actions)), (0, 0))) for x in batch]
+        results = jax.device_get(compiled(starts, np.stack(padded)))
+        for number, game in enumerate(batch[: stop - start]):
+            yield _record(game, *jax.tree.map(lambda x, n=number: x[n], results))
 
 
-def _record(game: Game, first: Any, played: Any) -> Record:
+def _record(game: Game, first: Any, timesteps: Any) -> Record:
     """Make a record of a game, from its first view and the timesteps of its actions and more."""
     import jax
 
     shape, length = game.actions.shape, len(game.actions)
     unknown: Any = np.full(shape, np.nan, np.float32)
     ids: Any = np.broadcast_to(np.asarray(game.policy_ids, np.int32), shape)
-    after = jax.tree.map(lambda x: x[:length], played)
+    after = jax.tree.map(lambda x: x[:length], timesteps)
     view = jax.tree.map(lambda x, y: np.concatenate([x[None], y[:-1]]), first, after.next_view)
     legal, over = view.legal_actions, after.last.cumsum() > after.last
     allowed = (legal & (game.actions[..., None] == np.arange(legal.shape[-1]))).any(-1)
-    taken = np.where(allowed | over[:, None], game.actions, legal.argmax(-1))
-    compare(game, "an agent's action", taken, game.actions)
+    expected = np.where(allowed | over[:, None], game.actions, legal.argmax(-1))
+    compare(game, "an agent's action", expected, game.actions)
     compare(game, "the end", after.last[:-1], np.False_)
     cut = (np.arange(length) == length - 1) & ~after.last  # the players stopped
     steps = Transition(
@@ -88,15 +88,15 @@ def _record(game: Game, first: Any, played: Any) -> Record:
     return Record(steps, cut=cut[None], after=after)
 
 
-def compare(game: Game, what: str, played: NumpyArray, recorded: NumpyArray) -> None:
+def compare(game: Game, quantity: str, replayed: NumpyArray, recorded: NumpyArray) -> None:
     """Raise `VaultError` for the first of some values ``(T, ...)`` that differs."""
-    for at in np.argwhere(played != recorded)[:1].tolist():
-        where = f"{what} {at[1:]}" if at[1:] else what
-        here, there = played[tuple(at)], np.broadcast_to(recorded, played.shape)[tuple(at)]
+    for at in np.argwhere(replayed != recorded)[:1].tolist():
+        label = f"{quantity} {at[1:]}" if at[1:] else quantity
+        value, expected = replayed[tuple(at)], np.broadcast_to(recorded, replayed.shape)[tuple(at)]
         raise VaultError(
-            f"game {game.name} differs from its replay at step {at[0]}: {where} is "
-            f"{here}, and {there} in the file. It is damaged, or made with other rules than this "
-            "release of JaxMARL's. Nothing was converted."
+            f"game {game.name} differs from its replay at step {at[0]}: {label} is {value}, and "
+            f"{expected} in the file. It is damaged, or made with other rules than this release of "
+            "JaxMARL's. Nothing was converted."
         )
 
 
@@ -114,17 +114,17 @@ def read_ah2ac2(source: StrPath) -> Iterator[Imported]:
     check_layout(path, "AH2AC2's", arrays, _NAMES)
     num_players, ids, scores, lengths, decks, actions = (arrays[name] for name in _NAMES)
     shapes = [(), *3 * [ids.shape], (ids.size, 50, 2), (ids.size, *actions.shape[1:2], num_players)]
-    whole = all(array.dtype.kind in "iu" for array in (num_players, lengths, decks, actions))
-    alike = whole and [arrays[x].shape for x in _NAMES] == shapes and ids.size > 0
+    are_integers = all(array.dtype.kind in "iu" for array in (num_players, lengths, decks, actions))
+    alike = are_integers and [arrays[x].shape for x in _NAMES] == shapes and ids.size > 0
     if not alike or not 0 < lengths.min() <= lengths.max() <= actions.shape[1]:
-        found = ", ".join(f"{name} {arrays[name].dtype}{arrays[name].shape}" for name in _NAMES)
+        listing = ", ".join(f"{name} {arrays[name].dtype}{arrays[name].shape}" for name in _NAMES)
         raise VaultError(
-            f"{path} is not of AH2AC2's layout: it has {found}, or games that are empty or longer "
-            "than its actions."
+            f"{path} is not of AH2AC2's layout: it has {listing}, or games that are empty or "
+            "longer than its actions."
         )
     env: Any = envs.make("jaxmarl/hanabi", num_agents=int(num_players))
-    listed = zip(map(str, ids), decks, actions, lengths, strict=True)
-    games = [Game(name, deck, taken[:length]) for name, deck, taken, length in listed]
+    columns = zip(map(str, ids), decks, actions, lengths, strict=True)
+    games = [Game(name, deck, moves[:length]) for name, deck, moves, length in columns]
 
     def begin(deck: Any) -> Any:
         return env.begin(*env.wrapped.reset_from_deck_of_pairs(deck))

@@ -65,17 +65,17 @@ def write_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -
         part.mkdir()
         # `create_dataset_from_buffers` would write to the final place, and leave a dataset of fewer
         # episodes there if it is killed.
-        made = storage.new(part / "data", *_spaces(vault.spec))
-        made.update_metadata(
+        data = storage.new(part / "data", *_spaces(vault.spec))
+        data.update_metadata(
             {
                 "dataset_id": name,
                 "minari_version": require("minari").__version__,
                 "description": f"offmarl:{layout.dump_json(vault.spec.to_json()).decode()}",
             }
         )
-        with SteadyFile(made._file_path, "w+") as file:
-            made._file_path = file  # what Minari gives to h5py
-            made.update_episodes(_buffers(vault, file, progress))
+        with SteadyFile(data._file_path, "w+") as file:
+            data._file_path = file  # what Minari gives to h5py
+            data.update_episodes(_buffers(vault, file, progress))
     return home / name
 
 
@@ -148,8 +148,8 @@ def _check_contained(directory: Path) -> None:
                 with ExitStack() as stack:
                     open_hdf5(path, stack)
         metadata = directory / "data" / "metadata.json"
-        stored = json.loads(metadata.read_text()) if metadata.exists() else {}
-    if metadata.exists() and not {"observation_space", "action_space"} <= {*stored}:
+        content = json.loads(metadata.read_text()) if metadata.exists() else {}
+    if metadata.exists() and not {"observation_space", "action_space"} <= {*content}:
         raise VaultError(
             f"{metadata} does not record the observation and action spaces: to find them, Minari "
             "would import and run the environment that it names. If you trust it, load and save it "
@@ -186,7 +186,7 @@ def _boxed(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _buffer(number: int, episode: Episode, cut: bool) -> Any:
     steps, final = episode
     view = steps.view
-    seen = with_final(view, final or map_tree(lambda x: x[-1], view))
+    views = with_final(view, final or map_tree(lambda x: x[-1], view))
     terminated = steps.terminated.all(-1)
     truncated = ~terminated & (steps.terminated | steps.truncated).all(-1)
     truncated[-1] |= ~terminated[-1]
@@ -204,17 +204,17 @@ def _buffer(number: int, episode: Episode, cut: bool) -> Any:
         **flatten_tree(steps.extras or {}, layout.EXTRAS),
     }
     infos = {
-        **flatten_tree(seen.state, "state"),
-        "legal_actions": seen.legal_actions,
-        "alive": seen.alive,
-        "final_known": np.full(len(seen.alive), final is not None),
-        "cut": np.full(len(seen.alive), cut),
+        **flatten_tree(views.state, "state"),
+        "legal_actions": views.legal_actions,
+        "alive": views.alive,
+        "final_known": np.full(len(views.alive), final is not None),
+        "cut": np.full(len(views.alive), cut),
         **{key: one_more(values) for key, values in per_step.items()},
     }
     infos = {key: x.astype(plain_dtype(x.dtype), copy=False) for key, x in infos.items() if x.size}
     return require("minari.data_collector").EpisodeBuffer(
         id=number,
-        observations=map_tree(lambda x: x.astype(_boxed(x.dtype), copy=False), seen.observation),
+        observations=map_tree(lambda x: x.astype(_boxed(x.dtype), copy=False), views.observation),
         actions=steps.action,
         rewards=steps.reward.mean(-1).tolist(),
         terminations=terminated.tolist(),
@@ -224,23 +224,23 @@ def _buffer(number: int, episode: Episode, cut: bool) -> Any:
 
 
 def _spec_of(dataset: Any, name: str) -> EnvSpec:
-    stored = _SPEC.fullmatch(str(dataset.storage.metadata.get("description", "")))
+    match = _SPEC.fullmatch(str(dataset.storage.metadata.get("description", "")))
     with readable(f"the Minari dataset {name}"):
-        if stored:
-            return EnvSpec.from_json(json.loads(stored[1]))
+        if match:
+            return EnvSpec.from_json(json.loads(match[1]))
     spaces = require("gymnasium").spaces
-    seen, action = dataset.observation_space, dataset.action_space
-    if not isinstance(seen, spaces.Box) or not isinstance(action, spaces.Discrete | spaces.Box):
+    box, action = dataset.observation_space, dataset.action_space
+    if not isinstance(box, spaces.Box) or not isinstance(action, spaces.Discrete | spaces.Box):
         raise VaultError(
-            f"the Minari dataset {name} has observations {seen} and actions {action}: only "
+            f"the Minari dataset {name} has observations {box} and actions {action}: only "
             "boxes, and for actions also discrete spaces from 0, are supported."
         )
     discrete = isinstance(action, spaces.Discrete)
     if discrete and action.start:
         raise VaultError(f"the Minari dataset {name} counts its actions from {action.start}.")
     kind = Discrete(int(action.n)) if discrete else Continuous(int(np.prod(action.shape)))
-    kept = seen.dtype.name in DTYPES
-    observation = ArraySpec(seen.shape or (1,), seen.dtype.name if kept else "float32")
+    kept = box.dtype.name in DTYPES
+    observation = ArraySpec(box.shape or (1,), box.dtype.name if kept else "float32")
     size = observation.size if observation == ArraySpec((observation.size,)) else 0
     return EnvSpec("", 1, 0, size, kind, state="concatenated", observation=observation)
 
@@ -275,17 +275,17 @@ def _records(dataset: Any, spec: EnvSpec) -> Iterator[Record]:
 def _of_one(episode: Any, spec: EnvSpec) -> dict[str, NumpyArray]:
     """Return the infos of a single agent's episode, as `write_minari` would write them."""
     slots = len(episode.observations)
-    each = (slots, 1)
+    lead = (slots, 1)
     ended = bool(episode.terminations[-1] or episode.truncations[-1])
-    seen = np.asarray(episode.observations).reshape(slots, -1)
+    observations = np.asarray(episode.observations).reshape(slots, -1)
     return {
-        **({"state": seen} if spec.state_size else {}),
-        "legal_actions": np.ones((*each, spec.action_size), bool),
-        "alive": np.ones(each, bool),
+        **({"state": observations} if spec.state_size else {}),
+        "legal_actions": np.ones((*lead, spec.action_size), bool),
+        "alive": np.ones(lead, bool),
         "reward": np.asarray(episode.rewards)[:, None],
         "terminated": np.asarray(episode.terminations)[:, None],
         "truncated": (np.asarray(episode.truncations) & ~np.asarray(episode.terminations))[:, None],
-        "behaviour_log_prob": np.full(each, np.nan),
+        "behaviour_log_prob": np.full(lead, np.nan),
         "policy_id": np.full(slots, -1),
         "final_known": np.full(slots, slots > len(episode.rewards)),
         "cut": np.full(slots, not ended),
@@ -324,8 +324,8 @@ def _record(
 
 def _of_steps(infos: dict[str, NumpyArray], group: str, name: str) -> dict[str, NumpyArray]:
     """Return the leaves of a group of infos, by their names on disk."""
-    found = (key for key in infos if key == group or key.startswith(f"{group}."))
-    return {key.replace(group, name, 1): infos[key] for key in found}
+    keys = (key for key in infos if key == group or key.startswith(f"{group}."))
+    return {key.replace(group, name, 1): infos[key] for key in keys}
 
 
 def _final(arrays: dict[str, NumpyArray], length: int, spec: EnvSpec) -> FinalObservations:

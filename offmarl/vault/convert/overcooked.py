@@ -61,19 +61,19 @@ def read_overcooked(
     with readable():
         rows = _rows(path)
         env, pairs = _choose(path, rows, env_spec)
-        for number, (name, chosen) in enumerate(sorted(pairs.items())):
-            log = {column: rows[column][chosen] for column in _COLUMNS}
+        for number, (name, index) in enumerate(sorted(pairs.items())):
+            log = {column: rows[column][index] for column in _COLUMNS}
             states.append(_parse([*log["state"][:1], *log["next_state"]]))
             players = states[-1][0]["players"]
             places = np.array([player["position"] for player in players], np.uint32)
-            ways = np.array([_ACTIONS.index(x["orientation"]) for x in players], np.int32)
+            directions = np.array([_ACTIONS.index(x["orientation"]) for x in players], np.int32)
             joint = [[*map(_ACTIONS.index, actions)] for actions in _parse(log["joint_action"])]
             ids = 2 * number, 2 * number + 1
-            games.append(Game(name, (places, ways), np.array(joint, np.int32), ids))
+            games.append(Game(name, (places, directions), np.array(joint, np.int32), ids))
 
     def records() -> Iterator[Record]:
-        played = play_again(env, partial(_begin, env), games)
-        for game, record, state in zip(games, played, states, strict=True):
+        replayed = play_again(env, partial(_begin, env), games)
+        for game, record, state in zip(games, replayed, states, strict=True):
             with readable():
                 _check(game, record, state, rows["reward"][pairs[game.name]])
             yield record
@@ -87,8 +87,8 @@ def read_overcooked(
 class _Built:
     """Stands for any object of pandas or NumPy: keeps its arguments and its state."""
 
-    def __init__(self, *given: Any):
-        self.given = given
+    def __init__(self, *arguments: Any):
+        self.arguments = arguments
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -118,7 +118,7 @@ def _array(built: Any) -> NumpyArray:
     if isinstance(data, list):
         values = np.fromiter(data, object, len(data))
     else:
-        (kind,) = (x for x in ("i8", "f8", "b1") if x == dtype.given[0])
+        (kind,) = (x for x in ("i8", "f8", "b1") if x == dtype.arguments[0])
         values = np.frombuffer(data, f"<{kind}")
     return values.reshape(shape, order="F" if fortran else "C")
 
@@ -139,18 +139,18 @@ def _rows(path: Path) -> dict[str, NumpyArray]:
     columns: dict[str, list[NumpyArray]] = {}
     for data in pickles:
         frame = _Frames(io.BytesIO(data)).load().state["_data"].state[3]["0.14.1"]
-        names = _array(frame["axes"][0].given[1]["data"])
+        names = _array(frame["axes"][0].arguments[1]["data"])
         for block in frame["blocks"]:
             places, values = _array(block["mgr_locs"]), _array(block["values"])
             for name, column in zip(names[places], values, strict=True):
-                for known in (x for x in _COLUMNS if x == name):
-                    columns.setdefault(known, []).append(column)
+                for column_name in (x for x in _COLUMNS if x == name):
+                    columns.setdefault(column_name, []).append(column)
     containers.check_layout(path, "overcooked-ai's", columns, _COLUMNS)
-    found = {name: np.concatenate(columns[name]) for name in _COLUMNS}
-    for name, values in found.items():  # the text of nested lists may be larger than any memory
+    rows = {name: np.concatenate(columns[name]) for name in _COLUMNS}
+    for name, values in rows.items():  # the text of nested lists may be larger than any memory
         if values.dtype == object and not all(isinstance(x, str) for x in values):
             raise VaultError(f"the column {name} in {path} holds objects that are not text.")
-    return found
+    return rows
 
 
 def _choose(
@@ -160,23 +160,23 @@ def _choose(
     kitchens: dict[str, dict[str, list[int]]] = {}
     for row, (kitchen, run, pair) in enumerate(zip(*(rows[key] for key in _KEYS), strict=True)):
         if kitchen not in _KITCHENS:
-            known = ", ".join(_KITCHENS)
-            raise VaultError(f"JaxMARL has no kitchen {kitchen!r}: give games in {known} alone.")
+            names = ", ".join(_KITCHENS)
+            raise VaultError(f"JaxMARL has no kitchen {kitchen!r}: give games in {names} alone.")
         name = f"jaxmarl/overcooked/{_KITCHENS[kitchen]}"
         kitchens.setdefault(name, {}).setdefault(f"{run}/pair-{pair}", []).append(row)
     limits = {name: max(map(len, games.values())) for name, games in sorted(kitchens.items())}
-    wanted = spec.name if spec else ""
-    kitchen = wanted.partition(":")[0]
+    env_name = spec.name if spec else ""
+    kitchen = env_name.partition(":")[0]
     if spec is None or (spec.time_limit or 0) < limits.get(kitchen, np.inf):
-        known = " or ".join(f"{name}:max_steps={limit}" for name, limit in limits.items())
+        names = " or ".join(f"{name}:max_steps={limit}" for name, limit in limits.items())
         raise OptionError(
-            f"a vault has one environment, as long as the games of {path.name}: give --env {known}."
+            f"a vault has one environment, as long as the games of {path.name}: give --env {names}."
         )
-    return envs.make(wanted), kitchens[kitchen]
+    return envs.make(env_name), kitchens[kitchen]
 
 
 def _parse(texts: Iterable[str]) -> Any:
-    """Parse what Python printed of states or actions."""
+    """Parse states or actions from their printed form."""
     text = ",".join(texts).replace("'", '"').replace("False", "false").replace("True", "true")
     return json.loads(f"[{text}]")
 
@@ -196,10 +196,10 @@ def _begin(env: Any, start: Any) -> Any:
 
 
 def _check(game: Game, record: Record, states: list[Any], rewards: NumpyArray) -> None:
-    """Compare what agent_0 observes, and the rewards, with what was recorded."""
+    """Compare agent_0's observations, and the rewards, with the recorded states and rewards."""
     after: Any = record.after
-    seen = np.concatenate([record.steps.view.observation[0, :1], after.observation[0]])[:, 0]
-    recorded = seen.copy()
+    views = np.concatenate([record.steps.view.observation[0, :1], after.observation[0]])[:, 0]
+    recorded = views.copy()
     recorded[..., _CHANNELS] = 0
     for cells, state in zip(recorded, states, strict=True):
         items = [*state["objects"].values()]
@@ -213,5 +213,5 @@ def _check(game: Game, record: Record, states: list[Any], rewards: NumpyArray) -
                 cells[y, x, [18, 20, 21]] = onions, max(20 - cooked, 0), cooked >= 20
             else:
                 cells[y, x, {"soup": 16, "dish": 22, "onion": 23}[item["name"]]] = onions
-    compare(game, "agent_0's observation at [row, column, channel]", seen, recorded)
+    compare(game, "agent_0's observation at [row, column, channel]", views, recorded)
     compare(game, "the reward", record.steps.reward[0, :, 0], 4 * rewards)

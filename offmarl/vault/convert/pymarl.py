@@ -56,7 +56,7 @@ from offmarl.vault.format.layout import Leaf, NumpyArray
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
 _OPTIONAL = ("state", "avail_actions")
 _EXTRAS = "extras."
-"""What comes before the names of extra arrays ``(E, T+1, ...)``."""
+"""Prefix of the names of extra arrays ``(E, T+1, ...)``."""
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def read_pymarl(
 ) -> Iterator[Imported]:
     """Read PyMARL's episode batches in .npz, HDF5 or a folder of .npy, as AlberDICE has them."""
     source = local(source)
-    with open_arrays(source, "PyMARL's", _wanted) as arrays:
+    with open_arrays(source, "PyMARL's", _array_names) as arrays:
         _check_shapes(source, arrays)
         spec = _spec(arrays, env_spec, time_limit)
         episodes = arrays["obs"].shape[0]
@@ -78,7 +78,7 @@ def read_pymarl(
         yield Imported(spec, common.origin_of("pymarl", source), records, len(spans))
 
 
-def _wanted(names: set[str]) -> list[str]:
+def _array_names(names: set[str]) -> list[str]:
     """Return the arrays to read: those of the layout, and extras."""
     extras = sorted(name for name in names if name.startswith(_EXTRAS))
     return [*_REQUIRED, *(name for name in _OPTIONAL if name in names), *extras]
@@ -87,13 +87,13 @@ def _wanted(names: set[str]) -> list[str]:
 def _check_shapes(source: Path, arrays: Mapping[str, Any]) -> None:
     obs = arrays["obs"].shape
     axes = {"obs": max(4, len(obs)), "actions": 4, "avail_actions": 4}
-    lead, each = obs[:2], (1, *obs[2:3])
+    lead, per_agent = obs[:2], (1, *obs[2:3])
     for name, array in arrays.items():
         shape = array.shape
-        wanted = max(2, len(shape)) if name.startswith(_EXTRAS) else axes.get(name, 3)
-        columns = {"actions": (1,), "filled": (1,), "reward": each, "terminated": each}
+        ndim = max(2, len(shape)) if name.startswith(_EXTRAS) else axes.get(name, 3)
+        columns = {"actions": (1,), "filled": (1,), "reward": per_agent, "terminated": per_agent}
         last = columns.get(name, shape[-1:])
-        if len(shape) != wanted or shape[:2] != lead or shape[-1] not in last:
+        if len(shape) != ndim or shape[:2] != lead or shape[-1] not in last:
             raise VaultError(
                 f"{source} is not of PyMARL's layout: {name!r} has shape {shape}, and obs has "
                 f"{obs}; the last axis of actions and filled is 1, and of "
@@ -101,10 +101,10 @@ def _check_shapes(source: Path, arrays: Mapping[str, Any]) -> None:
             )
 
 
-def _spec(members: Mapping[str, Any], wanted: EnvSpec | None, limit: int | None) -> EnvSpec:
+def _spec(members: Mapping[str, Any], env_spec: EnvSpec | None, limit: int | None) -> EnvSpec:
     """Return the spec of the data; `ShapeError` if it is not as wanted."""
     agents, legal = members["obs"].shape[2:3], members.get("avail_actions")
-    if legal is None and wanted is None:
+    if legal is None and env_spec is None:
         raise VaultError(
             "the data has no avail_actions, so the number of actions is unknown: name its "
             "environment."
@@ -113,16 +113,16 @@ def _spec(members: Mapping[str, Any], wanted: EnvSpec | None, limit: int | None)
     names |= {name: name for name in members if name.startswith(_EXTRAS)}
     leaves = {names[name]: _leaf(array) for name, array in members.items() if name in names}
     leaves |= {"actions": Leaf(np.dtype("i4"), agents), "rewards": Leaf(np.dtype("f4"), agents)}
-    found = encoding.spec_of(leaves)
-    if wanted:
-        _check_one_array(wanted)
-        action = wanted.action if legal is None else found.action
-        found = dataclasses.replace(found, action=action, extras=wanted.extras)
-        common.check_spec(found, wanted)
-        return dataclasses.replace(wanted, time_limit=limit or wanted.time_limit)
+    spec = encoding.spec_of(leaves)
+    if env_spec:
+        _check_one_array(env_spec)
+        action = env_spec.action if legal is None else spec.action
+        spec = dataclasses.replace(spec, action=action, extras=env_spec.extras)
+        common.check_spec(spec, env_spec)
+        return dataclasses.replace(env_spec, time_limit=limit or env_spec.time_limit)
     if members["reward"].shape[-1] == 1:
-        found = dataclasses.replace(found, reward="team")
-    return dataclasses.replace(found, time_limit=limit)
+        spec = dataclasses.replace(spec, reward="team")
+    return dataclasses.replace(spec, time_limit=limit)
 
 
 def _leaf(array: Any) -> Leaf:
@@ -133,11 +133,11 @@ def _leaf(array: Any) -> Leaf:
 
 def _check_one_array(spec: EnvSpec) -> None:
     """Raise `ShapeError` if observations or the state are trees."""
-    for what, tree in (("observations", spec.observation), ("states", spec.global_state)):
-        if tree and (not isinstance(tree, ArraySpec) or what == "states"):
+    for name, tree in (("observations", spec.observation), ("states", spec.global_state)):
+        if tree and (not isinstance(tree, ArraySpec) or name == "states"):
             raise ShapeError(
                 f"PyMARL's layout has one array of observations and one vector of the state, and "
-                f"the {what} are {', '.join(map(str, flatten_tree(tree, what)))}: use the layout "
+                f"the {name} are {', '.join(map(str, flatten_tree(tree, name)))}: use the layout "
                 "numpy, zarr or minari."
             )
 
@@ -172,10 +172,10 @@ def _record(
         "truncations": of_agents(last[..., None] & ~terminated),
         **{x: batch[x][executed][None] for x in batch if x.startswith(_EXTRAS)},
     }
-    known = np.flatnonzero(lengths) if not last_is_step else np.zeros(0, np.int64)
-    views = _view(batch, spec, (known, lengths[known]))
-    views["rewards"] = np.zeros((1, len(known), spec.num_agents))
-    time: NumpyArray = np.cumsum(lengths)[known] - 1
+    episodes = np.flatnonzero(lengths) if not last_is_step else np.zeros(0, np.int64)
+    views = _view(batch, spec, (episodes, lengths[episodes]))
+    views["rewards"] = np.zeros((1, len(episodes), spec.num_agents))
+    time: NumpyArray = np.cumsum(lengths)[episodes] - 1
     final = map_tree(lambda x: x[0], to_steps(views, spec).view)
     return Record(
         to_steps(arrays, spec, start), FinalObservations(np.zeros_like(time), time, final)
@@ -213,15 +213,15 @@ def _is_last_a_step(source: Path, ends: Mapping[str, NumpyArray]) -> bool:
     filled = ends["filled"][..., 0] != 0
     count = filled.sum(1)
     has_gaps = (filled != (np.arange(filled.shape[1]) < count[:, None])).any(1)
-    some = np.flatnonzero((count > 0) & ~has_gaps)
+    episodes = np.flatnonzero((count > 0) & ~has_gaps)
     flags = ends["terminated"][..., 0] != 0
     if ((ends["terminated"] != ends["terminated"][..., :1]) & filled[..., None]).any():
         raise VaultError(
             f"{source} has a column of `terminated` for each agent, and they differ: the flag is "
             "that of the team, so reduce them to one, by .any(-1) or .all(-1)."
         )
-    at_last = flags[some, count[some] - 1]
-    before = flags[some, np.maximum(count[some] - 2, 0)] & (count[some] > 1)
+    at_last = flags[episodes, count[episodes] - 1]
+    before = flags[episodes, np.maximum(count[episodes] - 2, 0)] & (count[episodes] > 1)
     if (at_last & ~before).any() and (before & ~at_last).any():
         raise VaultError(
             f"{source} marks in some episodes the slot after the last step as filled, and in "
@@ -231,19 +231,19 @@ def _is_last_a_step(source: Path, ends: Mapping[str, NumpyArray]) -> bool:
 
 
 def _view(
-    batch: Mapping[str, NumpyArray], spec: EnvSpec, where: tuple[NumpyArray, ...]
+    batch: Mapping[str, NumpyArray], spec: EnvSpec, index: tuple[NumpyArray, ...]
 ) -> dict[str, NumpyArray]:
     """Return the columns of views, ``(1, T, ...)`` by their names on disk."""
-    leaf, count = spec.observation_leaves[""], len(where[0])
-    found = {"observations": batch["obs"][where].reshape(1, count, spec.num_agents, *leaf.shape)}
+    leaf, count = spec.observation_leaves[""], len(index[0])
+    columns = {"observations": batch["obs"][index].reshape(1, count, spec.num_agents, *leaf.shape)}
     if "state" in batch:
-        found["infos.state"] = batch["state"][where][None]
+        columns["infos.state"] = batch["state"][index][None]
     elif spec.state_size:
-        flat = found["observations"].reshape(1, count, spec.num_agents * leaf.size)
-        found["infos.state"] = flat[..., : spec.state_size]
+        flat = columns["observations"].reshape(1, count, spec.num_agents * leaf.size)
+        columns["infos.state"] = flat[..., : spec.state_size]
     if "avail_actions" in batch:
-        found["infos.legals"] = batch["avail_actions"][where][None]
-    return found
+        columns["infos.legals"] = batch["avail_actions"][index][None]
+    return columns
 
 
 def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
@@ -285,9 +285,9 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
     }
     with whole(path) as part, _create(part, columns) as arrays:
         for episode in common.counted(vault, len(lengths), progress):
-            found = _slots(episode, rewards)
+            values_of = _slots(episode, rewards)
             for name, (shape, dtype) in columns.items():
-                values = found[name]
+                values = values_of[name]
                 slots: NumpyArray = np.zeros((1, *shape[1:]), dtype)
                 slots[0, : len(values)] = values
                 arrays[name](slots)

@@ -2,7 +2,7 @@
 
 All of them are read from chunks, whose bytes come from mapped files, from requests to another
 machine, or from a driver that a user registered. Each chunk is compared with its checksum and
-decoded. Uncompressed chunks of mapped files are used where they are, and a bounded number of others
+decoded. Uncompressed chunks of mapped files are used in place, and a bounded number of the others
 is kept in memory.
 """
 
@@ -40,7 +40,7 @@ from offmarl.vault.storage.commit import Contents
 from offmarl.vault.storage.location import is_forked
 from offmarl.vault.storage.store import Store
 
-_KEPT_BYTES = 2**26
+_CACHE_BYTES = 2**26
 """Bytes of decoded chunks that are kept in memory."""
 _DECODED_AHEAD = 2 * (os.cpu_count() or 1)
 _KEYS_A_CHUNK = 64
@@ -81,11 +81,11 @@ class Arrays:
             _check_own_length(vault, vault.manifest.schema)
             self._schema = vault.manifest.schema
         self._has_length = False
-        self._mapping = Lock()
+        self._map_lock = Lock()
         self._is_mapped = False
-        self._opened = self._open(None)
-        self._kept: OrderedDict[ChunkPlace, NumpyArray] = OrderedDict()
-        self._kept_bytes, self._keeping = 0, Lock()
+        self._chunks = self._open(None)
+        self._cache: OrderedDict[ChunkPlace, NumpyArray] = OrderedDict()
+        self._cache_bytes, self._cache_lock = 0, Lock()
         self._chunks_read = 0
         # If windows are in memory already, prefetching costs more than gathering them. If they are
         # not, gathering without prefetching would wait for the disk page by page.
@@ -132,20 +132,20 @@ class Arrays:
             start = stop
 
     def _map(self) -> Chunks:
-        """Return what is read from, mapping the files on the first call."""
+        """Return the source of chunks; the first call maps the files."""
         if self._may_map and not self._is_mapped:
-            with self._mapping:
+            with self._map_lock:
                 if not self._is_mapped:
                     contents = map_contents(self._vault.store, self._vault.manifest)
                     if contents:
-                        self._opened = self._open(contents)
+                        self._chunks = self._open(contents)
                 self._is_mapped = True
-        return self._opened
+        return self._chunks
 
     @property
     def values(self) -> Store | Contents:
         """Where to read other keys of the vault: its mapped files, if forked processes may."""
-        return self._opened.values
+        return self._chunks.values
 
     def prepare_fork(self) -> None:
         """Let forked processes read the arrays; does nothing if the files cannot be mapped."""
@@ -160,8 +160,8 @@ class Arrays:
         """
         names = list(names)
         self._check_names(names)
-        opened = self._map() if self._map_pays(names, rows, steps) else self._opened
-        found: dict[str, NumpyArray] = {}
+        chunks = self._map() if self._map_pays(names, rows, steps) else self._chunks
+        arrays: dict[str, NumpyArray] = {}
         parts: list[Part] = []
         views: dict[ChunkPlace, tuple[Index, ...]] = {}
         cuts: dict[tuple[int, int], tuple[_Cut, _Cut]] = {}
@@ -171,24 +171,23 @@ class Arrays:
                 cuts[size] = [*cut(rows, size[0])], [*cut(steps, size[1])]
             by_rows, by_steps = cuts[size]
             select = (agents[name],) if name in agents else ()
-            if name in opened.maps and len(by_rows) == len(by_steps) == 1:
+            if name in chunks.maps and len(by_rows) == len(by_steps) == 1:
                 ((block, inside, _),), ((number, times, _),) = by_rows, by_steps
                 views[ChunkPlace(name, block, number)] = inside, times, *select
                 continue
             shape, dtype = self._selected(name, select)
-            out = found[name] = np.empty((len(rows), len(steps), *shape), dtype)
+            out = arrays[name] = np.empty((len(rows), len(steps), *shape), dtype)
             for number, times, to_steps in by_steps:
                 for block, inside, to_rows in by_rows:
                     place = ChunkPlace(name, block, number)
                     parts.append(Part(place, (inside, times, *select), out[to_rows, to_steps]))
-        self._copy(opened, parts)
-        chunks = opened.mapped(views)
-        for (place, view), chunk in zip(views.items(), chunks, strict=True):
-            found[place.name] = chunk[view]
-        return {name: found[name] for name in names}
+        self._copy(chunks, parts)
+        for (place, view), chunk in zip(views.items(), chunks.mapped(views), strict=True):
+            arrays[place.name] = chunk[view]
+        return {name: arrays[name] for name in names}
 
     def _selected(self, name: str, select: tuple[Index, ...]) -> tuple[Any, Any]:
-        """Return the shape of what is selected from each step of an array, and its type."""
+        """Return the shape and the type of a selection from each step of an array."""
         leaf = self._vault.leaves[name]
         if not select:
             return leaf.shape, leaf.dtype
@@ -202,12 +201,12 @@ class Arrays:
         length: int,
     ) -> dict[str, NumpyArray]:
         """Gather W windows ``(W, length, ...)`` of some arrays, each from a row and a start."""
-        found: dict[str, NumpyArray] = {}
+        arrays: dict[str, NumpyArray] = {}
         names = list(names)
         for name, places, array in self._gather(names, rows, starts, length):
             is_mapped = not isinstance(array, np.ndarray)
-            found[name] = array.windows(places) if is_mapped else windows_of(array, places)
-        return {name: found[name] for name in names}
+            arrays[name] = array.windows(places) if is_mapped else windows_of(array, places)
+        return {name: arrays[name] for name in names}
 
     def window_steps(
         self,
@@ -240,19 +239,19 @@ class Arrays:
         All chunks of windows were compared.
         """
         self._check_names(names)
-        opened, places = self._map(), self._places(names, rows, starts, length)
-        mapped = [name for name in names if name in opened.maps]
-        others = [name for name in names if name not in opened.maps]
+        chunks, places = self._map(), self._places(names, rows, starts, length)
+        mapped = [name for name in names if name in chunks.maps]
+        unmapped = [name for name in names if name not in chunks.maps]
         if mapped:
-            opened.compare(opened.fresh(mapped, places[mapped[0]]), self._cold)
+            chunks.compare(chunks.fresh(mapped, places[mapped[0]]), self._cold)
         before = _usage()
         if self._cold:
             self.prefetch(mapped, rows, starts, length)
-        asked = _usage()
-        yield from ((name, places[name], opened.maps[name]) for name in mapped)
-        pieces = self._gather_pieces(opened, others, places) if others else {}
-        yield from ((name, places[name], pieces.pop(name)) for name in others)
-        has_read, has_waited = asked[0] > before[0], _usage()[1] > asked[1]
+        after = _usage()
+        yield from ((name, places[name], chunks.maps[name]) for name in mapped)
+        pieces = self._gather_pieces(chunks, unmapped, places) if unmapped else {}
+        yield from ((name, places[name], pieces.pop(name)) for name in unmapped)
+        has_read, has_waited = after[0] > before[0], _usage()[1] > after[1]
         self._cold = has_read or has_waited
 
     def _places(
@@ -263,11 +262,11 @@ class Arrays:
         length: int,
     ) -> dict[str, WindowPlaces]:
         """Return the places of windows in arrays, computed once for each size of chunks."""
-        found: dict[tuple[int, ...], WindowPlaces] = {}
+        by_size: dict[tuple[int, ...], WindowPlaces] = {}
         for size in (self._sizes[name] for name in names):
-            if size not in found:
-                found[size] = WindowPlaces(rows, starts, length, *size)
-        return {name: found[self._sizes[name]] for name in names}
+            if size not in by_size:
+                by_size[size] = WindowPlaces(rows, starts, length, *size)
+        return {name: by_size[self._sizes[name]] for name in names}
 
     def prefetch(
         self,
@@ -282,13 +281,13 @@ class Arrays:
         """
         names = list(names)
         self._check_names(names)
-        opened = self._map()
-        mapped = [name for name in names if name in opened.maps]
+        chunks = self._map()
+        mapped = [name for name in names if name in chunks.maps]
         places = self._places(mapped, rows, starts, length)
-        fresh = opened.fresh(mapped, places[mapped[0]]) if mapped else []
-        opened.prefetch(fresh)
+        fresh = chunks.fresh(mapped, places[mapped[0]]) if mapped else []
+        chunks.prefetch(fresh)
         for name in {*mapped} - {place.name for place in fresh}:
-            opened.maps[name].prefetch(rows, starts, length)
+            chunks.maps[name].prefetch(rows, starts, length)
 
     def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
         """Whether the map exists, or the reads so far took as long as making it would."""
@@ -306,32 +305,33 @@ class Arrays:
     # ------------------------------------------------------------------------------ chunks
 
     def _read(
-        self, opened: Chunks, places: Sequence[ChunkPlace]
+        self, chunks: Chunks, places: Sequence[ChunkPlace]
     ) -> Iterator[tuple[ChunkPlace, NumpyArray]]:
         """Yield chunks ``(rows, steps, *leaf)`` that are not mapped; do not write to them.
 
         Several are read and decoded at once, and those in memory come first.
         """
-        wanted = []
+        misses = []
         for place in places:
-            if (chunk := self._kept.get(place)) is None:
-                wanted.append(place)
+            if (chunk := self._cache.get(place)) is None:
+                misses.append(place)
             else:
                 yield place, chunk
-        if opened.checks:
-            opened.checks.load({place.number for place in wanted})
-        keys = [self._keys(place) for place in wanted]
-        depth = depth_of(max((self._bytes_of(place) for place in wanted), default=0))
-        values = opened.values.fetch([key for some in keys for key in some], depth)
+        if chunks.checks:
+            chunks.checks.load({place.number for place in misses})
+        keys = [self._keys(place) for place in misses]
+        depth = depth_of(max((self._bytes_of(place) for place in misses), default=0))
+        values = chunks.values.fetch([key for chunk_keys in keys for key in chunk_keys], depth)
         encoded = (
-            (place, [*islice(values, len(some))]) for place, some in zip(wanted, keys, strict=True)
+            (place, [*islice(values, len(chunk_keys))])
+            for place, chunk_keys in zip(misses, keys, strict=True)
         )
-        if len(wanted) < 2 or is_forked():
-            yield from ((place, self._decode(opened, place, some)) for place, some in encoded)
+        if len(misses) < 2 or is_forked():
+            yield from ((place, self._decode(chunks, place, parts)) for place, parts in encoded)
             return
 
-        def decode(one: tuple[ChunkPlace, Sequence[Any]]) -> Any:
-            return in_pool(partial(self._decode, opened, *one))
+        def decode(entry: tuple[ChunkPlace, Sequence[Any]]) -> Any:
+            return in_pool(partial(self._decode, chunks, *entry))
 
         for (place, _), done in ahead(encoded, decode, min(depth, _DECODED_AHEAD)):
             yield place, done.result()
@@ -343,7 +343,7 @@ class Arrays:
         rows, steps = self._sizes[place.name]
         return rows * steps * self._vault.leaves[place.name].step_bytes
 
-    def _decode(self, opened: Chunks, place: ChunkPlace, values: Sequence[Any]) -> NumpyArray:
+    def _decode(self, chunks: Chunks, place: ChunkPlace, values: Sequence[Any]) -> NumpyArray:
         """Return a chunk from its stored values, compared with its checksum.
 
         If offmarl wrote the vault, every chunk must exist; other programs may omit chunks that hold
@@ -356,10 +356,10 @@ class Arrays:
             place_of = f"{self._vault.path}: {key}"
             parts.append(grid.missing_chunk() if value is None else grid.decode(value, place_of))
         chunk = grid.join(parts)
-        if opened.checks is None:
+        if chunks.checks is None:
             return chunk
-        is_live = opened.values is self._vault.store
-        return opened.checks.compare(
+        is_live = chunks.values is self._vault.store
+        return chunks.checks.compare(
             place, chunk, again=partial(self._again, place) if is_live else None
         )
 
@@ -370,46 +370,46 @@ class Arrays:
 
     def _keep(self, place: ChunkPlace, chunk: NumpyArray) -> None:
         """Keep a decoded chunk until newer ones need its memory."""
-        with self._keeping:
-            if chunk.nbytes > _KEPT_BYTES or place in self._kept:
+        with self._cache_lock:
+            if chunk.nbytes > _CACHE_BYTES or place in self._cache:
                 return
-            self._kept[place] = chunk
-            self._kept_bytes += chunk.nbytes
-            while self._kept_bytes > _KEPT_BYTES:
-                _, oldest = self._kept.popitem(last=False)
-                self._kept_bytes -= oldest.nbytes
+            self._cache[place] = chunk
+            self._cache_bytes += chunk.nbytes
+            while self._cache_bytes > _CACHE_BYTES:
+                _, oldest = self._cache.popitem(last=False)
+                self._cache_bytes -= oldest.nbytes
 
-    def _copy(self, opened: Chunks, parts: Sequence[Part]) -> None:
-        """Copy parts of chunks to where they belong."""
-        others = {part.place: part for part in parts if part.place.name not in opened.maps}
-        opened.copy([part for part in parts if part.place not in others])
-        for place, chunk in self._read(opened, [*others]) if others else ():
-            part = others[place]
-            part.target[...] = taken = chunk[part.source]
-            if taken.size < chunk.size:
+    def _copy(self, chunks: Chunks, parts: Sequence[Part]) -> None:
+        """Copy parts of chunks to their targets."""
+        unmapped = {part.place: part for part in parts if part.place.name not in chunks.maps}
+        chunks.copy([part for part in parts if part.place not in unmapped])
+        for place, chunk in self._read(chunks, [*unmapped]) if unmapped else ():
+            part = unmapped[place]
+            part.target[...] = selection = chunk[part.source]
+            if selection.size < chunk.size:
                 self._keep(place, chunk)
 
     def _gather_pieces(
-        self, opened: Chunks, names: Sequence[str], places: Mapping[str, WindowPlaces]
+        self, chunks: Chunks, names: Sequence[str], places: Mapping[str, WindowPlaces]
     ) -> dict[str, NumpyArray]:
         """Gather the pieces of windows of arrays that are not mapped, ``(P, steps, *leaf)``."""
-        found: dict[str, NumpyArray] = {}
-        wanted: dict[ChunkPlace, NDArray[np.int64]] = {}
+        arrays: dict[str, NumpyArray] = {}
+        indices: dict[ChunkPlace, NDArray[np.int64]] = {}
         for name in names:
             leaf, pieces = self._vault.leaves[name], places[name].pieces
             block, number = pieces.block, pieces.number
             shape = len(block), places[name].piece_steps, *leaf.shape
-            found[name] = np.empty(shape, leaf.dtype)
+            arrays[name] = np.empty(shape, leaf.dtype)
             order = np.lexsort((block, number))
             ends = np.diff(block[order]) | np.diff(number[order])
-            for some in np.split(order, np.flatnonzero(ends) + 1) if len(order) else []:
-                wanted[ChunkPlace(name, int(block[some[0]]), int(number[some[0]]))] = some
-        for place, chunk in self._read(opened, [*wanted]):
-            some, pieces = wanted[place], places[place.name].pieces
-            steps = pieces.step[some, None] + np.arange(places[place.name].piece_steps)
-            as_items(found[place.name]).reshape(-1, steps.shape[1])[some] = as_items(chunk)[steps]
+            for index in np.split(order, np.flatnonzero(ends) + 1) if len(order) else []:
+                indices[ChunkPlace(name, int(block[index[0]]), int(number[index[0]]))] = index
+        for place, chunk in self._read(chunks, [*indices]):
+            index, pieces = indices[place], places[place.name].pieces
+            steps = pieces.step[index, None] + np.arange(places[place.name].piece_steps)
+            as_items(arrays[place.name]).reshape(-1, steps.shape[1])[index] = as_items(chunk)[steps]
             self._keep(place, chunk)
-        return found
+        return arrays
 
 
 def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
@@ -459,18 +459,18 @@ def _check_own_length(vault: Description, schema: Schema) -> None:
         return
     files = vault.store.num_bytes if schema.codec == "raw" else None
     if files is not None:
-        needed = blocks * numbers * schema.chunk_bytes
-        if files >= needed:
+        size = blocks * numbers * schema.chunk_bytes
+        if files >= size:
             return
-        found = f"that takes {needed:,} bytes, and its files have {files:,}"
+        needs = f"that takes {size:,} bytes, and its files have {files:,}"
     else:
         count = sum(1 for _ in _chunks_of(vault, next(iter(vault.leaves))))
         if count >= blocks * numbers:
             return
-        found = f"that takes {blocks * numbers:,} chunks of each array, and there are {count:,}"
+        needs = f"that takes {blocks * numbers:,} chunks of each array, and there are {count:,}"
     raise damaged(
         vault.path,
-        f"it says that it has {schema.rows:,} rows of {vault.length:,} steps, and {found}; it has "
+        f"it says that it has {schema.rows:,} rows of {vault.length:,} steps, and {needs}; it has "
         "lost data, or its length is damaged or forged",
     )
 

@@ -14,7 +14,7 @@ from offmarl.vault.format.layout import Leaf, NumpyArray
 from offmarl.vault.read.manifest import Description
 
 Index = slice | list[int]
-"""What is taken of an axis."""
+"""A selection from an axis."""
 
 
 def check_steps(vault: Description, start: int, stop: int) -> None:
@@ -56,14 +56,14 @@ def indices(part: slice, size: int, axis: str) -> range:
 
 
 def agents(leaves: Mapping[str, Leaf], spec: EnvSpec, part: slice) -> dict[str, Index]:
-    """Return what is read of each array whose third axis is that of agents."""
+    """Return the selection from the third axis of each array that has an axis of agents."""
     span = indices(part, spec.num_agents, "agents")
     having = (name for name, leaf in leaves.items() if _has_agents(name, leaf, spec))
-    some: dict[str, Index] = dict.fromkeys(having, slice(span.start, span.stop, span.step))
+    selections: dict[str, Index] = dict.fromkeys(having, slice(span.start, span.stop, span.step))
     for name, leaf in flatten_tree(spec.observation_spec, layout.OBSERVATIONS).items():
         if leaf.agents:  # of some agents alone
-            some[name] = [place for place, agent in enumerate(leaf.agents) if agent in span]
-    return some
+            selections[name] = [place for place, agent in enumerate(leaf.agents) if agent in span]
+    return selections
 
 
 def _has_agents(name: str, leaf: Leaf, spec: EnvSpec) -> bool:
@@ -81,7 +81,7 @@ def windows(
     vault: Description, rows: NumpyArray, starts: NumpyArray, length: int
 ) -> tuple[NumpyArray, NumpyArray]:
     """Return the rows and starts of windows; `VaultError` if a vault does not have them."""
-    rows, starts = _whole("rows", rows), _whole("starts", starts)
+    rows, starts = _integers("rows", rows), _integers("starts", starts)
     if rows.ndim != 1 or rows.shape != starts.shape or length < 1:
         raise VaultError(
             f"windows of {length} steps were requested with rows {rows.shape} and starts "
@@ -97,8 +97,8 @@ def windows(
     return rows, starts
 
 
-def _whole(what: str, numbers: NumpyArray) -> NumpyArray:
-    found = np.asarray(numbers)
-    if found.size and found.dtype.kind not in "iu":
-        raise VaultError(f"the {what} of windows are whole numbers: got {found.dtype}.")
-    return found.astype(np.int64, copy=False)
+def _integers(name: str, numbers: NumpyArray) -> NumpyArray:
+    array = np.asarray(numbers)
+    if array.size and array.dtype.kind not in "iu":
+        raise VaultError(f"the {name} of windows are whole numbers: got {array.dtype}.")
+    return array.astype(np.int64, copy=False)

@@ -43,7 +43,7 @@ class ChunkPlace(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a chunk, and where to copy it."""
+    """A part of a chunk, and the array to copy it to."""
 
     place: ChunkPlace
     source: tuple[Index, ...]
@@ -81,10 +81,10 @@ class MappedArray:
         addresses = self._address(places.pieces)
         if not len(crossing):
             return self._gather(addresses, places.piece_steps).reshape(shape)
-        found = self._gather(addresses[: len(places.rows)], places.piece_steps)
+        windows = self._gather(addresses[: len(places.rows)], places.piece_steps)
         steps = self._step_addresses(places, addresses)[places.index[crossing]]
-        found[crossing] = self._gather(steps.ravel(), 1).reshape(len(crossing), *shape[1:])
-        return found
+        windows[crossing] = self._gather(steps.ravel(), 1).reshape(len(crossing), *shape[1:])
+        return windows
 
     def window_steps(
         self,
@@ -103,7 +103,7 @@ class MappedArray:
             put_steps(pieces, index, out, at)
             return
         steps = self._step_addresses(places, self._address(places.pieces))
-        wanted = steps[index].ravel()
+        addresses = steps[index].ravel()
         items, target = self.region.items(self.leaf.step_bytes), as_items(out)
         to = None
         if at is not None:
@@ -111,9 +111,9 @@ class MappedArray:
         # NumPy gathers only into new arrays. Where these fit in the processor's cache, the copy
         # from there to ``out`` takes little time.
         size = max(1, _CACHED_BYTES // self.leaf.step_bytes)
-        for begin in range(0, len(wanted), size):
-            some = slice(begin, begin + size)
-            target[some if to is None else to[some]] = items[wanted[some]]
+        for begin in range(0, len(addresses), size):
+            span = slice(begin, begin + size)
+            target[span if to is None else to[span]] = items[addresses[span]]
 
     def prefetch(self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int) -> None:
         """Ask the disk to read windows in the background."""
@@ -137,8 +137,8 @@ class MappedArray:
         return self.chunk_rows * self.chunk_steps * self.leaf.step_bytes
 
     def _address(self, steps: ChunkSteps) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = self.addresses[steps.block, steps.number]
-        return found + steps.step * self.leaf.step_bytes
+        begins: NDArray[np.int64] = self.addresses[steps.block, steps.number]
+        return begins + steps.step * self.leaf.step_bytes
 
     def _step_addresses(self, places: WindowPlaces, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the addresses of all steps of pieces, given those of the pieces."""
@@ -146,12 +146,12 @@ class MappedArray:
         return (pieces.reshape(-1, 1) + steps).ravel()
 
     def _gather(self, addresses: NDArray[np.int64], steps: int) -> NumpyArray:
-        found = self.region.items(steps * self.leaf.step_bytes)[addresses]
-        return found.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
+        items = self.region.items(steps * self.leaf.step_bytes)[addresses]
+        return items.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
 
 
 class Chunks(NamedTuple):
-    """What chunks are read from: a store, or its files once they are mapped."""
+    """The source of chunks: a store, or its files once they are mapped."""
 
     values: Store | Contents
     maps: Mapping[str, MappedArray]
@@ -161,16 +161,16 @@ class Chunks(NamedTuple):
 
     def mapped(self, places: Iterable[ChunkPlace]) -> list[NumpyArray]:
         """Return mapped chunks, not copied; each is compared before its first use."""
-        found = []
+        chunks = []
         for place in places:
             chunk = self.maps[place.name].chunk(place.block, place.number)
             if self.checks and self.checks.is_fresh(place):
                 self.checks.compare(place, chunk)
-            found.append(chunk)
-        return found
+            chunks.append(chunk)
+        return chunks
 
     def copy(self, parts: Iterable[Part]) -> None:
-        """Copy parts of mapped chunks to where they belong."""
+        """Copy parts of mapped chunks to their targets."""
         unreleased = 0
         for place, source, target in parts:
             array = self.maps[place.name]
@@ -198,39 +198,38 @@ class Chunks(NamedTuple):
         largest = max(self.maps[name].chunk_bytes for name in {place.name for place in places})
         step = max(1, _COMPARED_BYTES // largest)
         for begin in range(0, len(places), step):
-            some = places[begin : begin + step]
+            batch = places[begin : begin + step]
             if cold:
-                self.prefetch(some)
-            self.mapped(some)
-            self.maps[some[0].name].region.release()
+                self.prefetch(batch)
+            self.mapped(batch)
+            self.maps[batch[0].name].region.release()
 
     def prefetch(self, places: Sequence[ChunkPlace]) -> None:
         """Ask the disk to read whole mapped chunks in the background."""
         for name in dict.fromkeys(place.name for place in places):
-            some = [(block, number) for one, block, number in places if one == name]
-            self.maps[name].prefetch_chunks(some)
+            self.maps[name].prefetch_chunks([place[1:] for place in places if place.name == name])
 
 
 def map_arrays(mapped: Contents, vault: Description) -> dict[str, MappedArray]:
-    """Return the arrays that can be mapped, by name: plain ones of which no chunk is missing."""
-    found, region, values = {}, mapped.region, mapped.tree.values
+    """Return the arrays that can be mapped, by name: plain arrays without missing chunks."""
+    arrays, region, values = {}, mapped.region, mapped.tree.values
     for name, grid in vault.grids.items():
         rows, steps, *_ = grid.chunks
         blocks, numbers = -(-vault.rows // rows), -(-vault.length // steps)
         # A forged length must not make the addresses take memory for it.
         if region is None or not grid.is_plain or blocks * numbers > len(values):
             continue
-        rest, size = ".0" * (len(grid.shape) - 2), grid.chunk_bytes
+        suffix, size = ".0" * (len(grid.shape) - 2), grid.chunk_bytes
         begins: list[int] = []
         for block in range(blocks):
             for number in range(numbers):
-                place = values.get(f"{grid.prefix}{block}.{number}{rest}")
+                place = values.get(f"{grid.prefix}{block}.{number}{suffix}")
                 if isinstance(place, ValueLocation) and place.length == size:
                     begins.append(region.starts[place.file] + place.offset)
         if len(begins) == blocks * numbers:
             addresses = np.array(begins, np.int64).reshape(blocks, numbers)
-            found[name] = MappedArray(vault.leaves[name], rows, steps, region, addresses)
-    return found
+            arrays[name] = MappedArray(vault.leaves[name], rows, steps, region, addresses)
+    return arrays
 
 
 def _copy(chunk: NumpyArray, target: NumpyArray) -> int:
@@ -291,26 +290,26 @@ class Checks:
     def load(self, numbers: Iterable[int]) -> None:
         """Load the checksums of some chunks of time, unless they are loaded, in one read."""
         numbers = {number for number in numbers if number < self._numbers}
-        if wanted := sorted(number for number in numbers if not self._loaded[number]):
+        if missing := sorted(number for number in numbers if not self._loaded[number]):
             with self._lock:
-                self._load(wanted)
+                self._load(missing)
 
     def _load(self, numbers: Sequence[int]) -> None:
         """Load checksums and the vault's length."""
         keys = [layout.HEAD_KEY, *map(layout.checksums_key, numbers)]
-        head, *found = self._values.get_all(keys)
+        head, *values = self._values.get_all(keys)
         self._written = Head.decode(head).length
-        for number, value in zip(numbers, found, strict=True):
-            decoded = layout.decode_checksums(value)[: self._expected.shape[1]]
-            checksums = np.full(self._expected.shape[1], _UNKNOWN)
-            checksums[: len(decoded)] = decoded
-            self._expected[number] = checksums  # one assignment, since other threads read the row
+        for number, value in zip(numbers, values, strict=True):
+            checksums = layout.decode_checksums(value)[: self._expected.shape[1]]
+            row = np.full(self._expected.shape[1], _UNKNOWN)
+            row[: len(checksums)] = checksums
+            self._expected[number] = row  # one assignment, since other threads read the row
             self._loaded[number] = True
 
     def fresh(
         self, names: Sequence[str], block: Int[np.ndarray, "P"], number: Int[np.ndarray, "P"]
     ) -> list[ChunkPlace]:
-        """Return which chunks of some arrays have not been compared, as they lie in the files."""
+        """Return the chunks of some arrays that have not been compared, in the files' order."""
         key, places = tuple(names), block * self._chunks + number
         sound = self._sound_in_all.get(key)
         if sound is not None and sound[places].all():
@@ -321,10 +320,10 @@ class Checks:
             self._sound_in_all[key] = sound
         places = np.unique(places)
         places = places[np.argsort(places % self._chunks, kind="stable")]
-        known = self._sound[np.ix_(rows, places)]
-        sound[places] = known.all(0)
-        found = zip(*np.nonzero(~known), strict=True)
-        return [ChunkPlace(names[i], *divmod(int(places[j]), self._chunks)) for i, j in found]
+        is_sound = self._sound[np.ix_(rows, places)]
+        sound[places] = is_sound.all(0)
+        pairs = zip(*np.nonzero(~is_sound), strict=True)
+        return [ChunkPlace(names[i], *divmod(int(places[j]), self._chunks)) for i, j in pairs]
 
     def is_fresh(self, place: ChunkPlace) -> bool:
         """Whether a chunk must still be compared."""
@@ -368,8 +367,8 @@ class Checks:
         if number >= self._numbers:
             return True
         expected = int(self._expected[number, self._index[name] * self._blocks + block])
-        filled = self._written - number * self._schema.chunk_steps
-        return checksum == expected or agrees(chunk, expected, filled)
+        steps = self._written - number * self._schema.chunk_steps
+        return checksum == expected or agrees(chunk, expected, steps)
 
     def _damaged(self, place: ChunkPlace) -> VaultFormatError:
         name, block, number = place
@@ -384,15 +383,15 @@ class Checks:
         return damaged(self._vault.path, fault, VaultChecksumError)
 
 
-def agrees(chunk: NumpyArray, expected: int, filled: int) -> bool:
-    """Whether a chunk matches its checksum, as it is or with zeros after the vault's end.
+def agrees(chunk: NumpyArray, expected: int, steps: int) -> bool:
+    """Whether a chunk matches its checksum, as it is or with zeros after the vault's last step.
 
     A stock program that died may have written past the end; these bytes are not part of the vault.
     """
     if google_crc32c.value(chunk) == expected:
         return True
-    if filled >= chunk.shape[1]:
+    if steps >= chunk.shape[1]:
         return False
-    whole = chunk.copy()
-    whole[:, filled:] = 0
-    return bool(google_crc32c.value(whole) == expected)
+    padded = chunk.copy()
+    padded[:, steps:] = 0
+    return bool(google_crc32c.value(padded) == expected)

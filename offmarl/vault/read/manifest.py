@@ -86,17 +86,17 @@ def read_manifest(store: Store) -> Manifest | None:
     # A writer may commit between two reads. Every commit changes the head, so it is compared.
     while True:
         values = [head, *store.get_all([*_KEYS.values()][1:])]
-        found = zip(_KEYS, values, strict=True)
-        own = Manifest(schema, **{name: _decode(name, schema, value) for name, value in found})
-        if own.length < own.head.length:
+        fields = zip(_KEYS, values, strict=True)
+        manifest = Manifest(schema, **{name: _decode(name, schema, data) for name, data in fields})
+        if manifest.length < manifest.head.length:
             raise VaultFormatError(
-                f"{store.path} had {own.head.length} steps a row, and its index was set back to "
-                f"{own.stock_length}: a program that does not use offmarl's lock overwrote it "
-                "during the recording. Copy the vault again from its source."
+                f"{store.path} had {manifest.head.length} steps a row, and its index was set back "
+                f"to {manifest.stock_length}: a program that does not use offmarl's lock overwrote "
+                "it during the recording. Copy the vault again from its source."
             )
         before, (head,) = head, store.get_all([layout.HEAD_KEY])
         if head == before:
-            return own
+            return manifest
 
 
 _KEYS = {
@@ -143,28 +143,29 @@ def read_table(
     """Return the first ``count`` records of a table that is stored in blocks."""
     keys = [key for key in values.keys(prefix) if _first_of(key, prefix) < count]
     data = b"".join(values.get_all(keys))
-    if len(data) != count * dtype.itemsize:
-        there = f"{len(data)} of {count * dtype.itemsize} bytes"
-        raise damaged(values.path, f"of {prefix} it has {there}")
+    size = count * dtype.itemsize
+    if len(data) != size:
+        raise damaged(values.path, f"of {prefix} it has {len(data)} of {size} bytes")
     return np.frombuffer(data, dtype)
 
 
-def read_episodes(store: Store, own: Manifest) -> tables.Table:
+def read_episodes(store: Store, manifest: Manifest) -> tables.Table:
     """Return the episodes that offmarl wrote: those that ended, and the unfinished ones."""
-    ended = read_table(store, layout.EPISODES_PREFIX, own.head.episodes, own.schema.record)
-    running = own.running[own.running["length"] > 0]
-    return tables.with_known_causes(np.concatenate([ended, running]) if len(running) else ended)
+    schema, head, running = manifest.schema, manifest.head, manifest.running
+    table = read_table(store, layout.EPISODES_PREFIX, head.episodes, schema.record)
+    running = running[running["length"] > 0]
+    return tables.with_known_causes(np.concatenate([table, running]) if len(running) else table)
 
 
-def map_contents(store: Store, own: Manifest | None) -> Contents | None:
+def map_contents(store: Store, manifest: Manifest | None) -> Contents | None:
     """Map a vault's files; None if that is impossible."""
     if not (store.can_map and isinstance(store, OcdbtStore)):
         return None
     try:
         try:
-            found = Contents.mapped(store)
+            contents = Contents.mapped(store)
         except (OSError, ValueError):
-            found = Contents.mapped(store)  # a compaction replaced the files by others
+            contents = Contents.mapped(store)  # a compaction replaced the files by others
     except MemoryError:
         return None
     except (OSError, ValueError) as error:
@@ -172,18 +173,18 @@ def map_contents(store: Store, own: Manifest | None) -> Contents | None:
             f"{store.path} was changed, moved or damaged after it was opened ({error}): open it "
             "again; if that does not help, run `offmarl verify`."
         ) from error
-    if own:
-        schema, head = found.get_all([layout.SCHEMA_KEY, layout.HEAD_KEY])
-        is_other = Schema.decode(schema) != own.schema
-        if is_other or Head.decode(head).length < own.head.length:
+    if manifest:
+        schema, head = contents.get_all([layout.SCHEMA_KEY, layout.HEAD_KEY])
+        is_other = Schema.decode(schema) != manifest.schema
+        if is_other or Head.decode(head).length < manifest.head.length:
             raise VaultError(
                 f"{store.path} was replaced or shortened after it was opened: open it again."
             )
-    return found
+    return contents
 
 
 class Parts(NamedTuple):
-    """The parts of a manifest that could be read; None for others."""
+    """The parts of a manifest; None for those that could not be read."""
 
     schema: Schema
     head: Head | None
@@ -216,28 +217,28 @@ class Parts(NamedTuple):
         blocks = [self.ended[first] for first in sorted(self.ended)]
         table = np.concatenate([*blocks, self.running[self.running["length"] > 0]])
         starts = np.cumsum([0, *map(len, blocks)])
-        whole = sorted(self.ended) == starts[:-1].tolist() and starts[-1] == self.head.episodes
-        return table if whole else None
+        is_whole = sorted(self.ended) == starts[:-1].tolist() and starts[-1] == self.head.episodes
+        return table if is_whole else None
 
     def description(self, store: Store) -> "Description":
-        """Describe the vault by what could be read; `VaultFormatError` without a head."""
+        """Describe the vault by its readable parts; `VaultFormatError` without a head."""
         schema, head, running = self.schema, self.head, self.running
         if head is None:
             raise VaultFormatError(f"the head of {store.path} is damaged.")
         if running is None:
             running = tables.none_running(schema.rows, schema.record)
         stock = head.length if self.stock_length is None else self.stock_length
-        own = Manifest(schema, head, running, dict(self.provenance or {}), stock)
-        return _description(store, own)
+        manifest = Manifest(schema, head, running, dict(self.provenance or {}), stock)
+        return _description(store, manifest)
 
 
 def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts:
     """Read the intact parts of a commit's manifest, and append the faults of the others."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, key in _KEYS.items():
-        found[name] = None
+        fields[name] = None
         with noting(faults, key):
-            found[name] = _decode(name, schema, contents.get(key))
+            fields[name] = _decode(name, schema, contents.get(key))
     ended, finals = {}, {}
     for key in contents.keys(layout.EPISODES_PREFIX):
         with noting(faults, key):
@@ -247,15 +248,15 @@ def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts
         with noting(faults, key):
             first = _first_of(key, layout.FINALS_PREFIX)
             finals[first] = len(_records(contents.get(key), encoding.view_dtype(schema.spec)))
-    return Parts(schema, ended=ended, finals=finals, **found)
+    return Parts(schema, ended=ended, finals=finals, **fields)
 
 
 def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]) -> Schema:
     """Return the schema, from ``metadata.json`` if the key is damaged."""
-    found: list[Schema] = []
+    schemas: list[Schema] = []
     with noting(faults, layout.SCHEMA_KEY):
-        found.append(Schema.decode(contents.get(layout.SCHEMA_KEY)))
-    return found[0] if found else schema_in(metadata)
+        schemas.append(Schema.decode(contents.get(layout.SCHEMA_KEY)))
+    return schemas[0] if schemas else schema_in(metadata)
 
 
 class Description(NamedTuple):
@@ -280,28 +281,28 @@ class Description(NamedTuple):
 def describe(store: Store, *, check_arrays: bool = True) -> Description:
     """Read the description of a vault of any program."""
     metadata = read_metadata(store)
-    own = read_manifest(store)
-    if own is None:
+    manifest = read_manifest(store)
+    if manifest is None:
         return _describe_foreign(store, metadata, check_arrays)
-    if any(metadata.get(key) != value for key, value in stock_metadata(own.schema).items()):
+    if any(metadata.get(key) != value for key, value in stock_metadata(manifest.schema).items()):
         raise VaultFormatError(
             f"{store.path / METADATA} contradicts the vault's own schema, so one of them was "
             "changed or damaged: copy the vault again from its source, or copy its intact "
             "episodes with `offmarl salvage`."
         )
-    return _description(store, own)
+    return _description(store, manifest)
 
 
-def _description(store: Store, own: Manifest) -> Description:
-    schema = own.schema
+def _description(store: Store, manifest: Manifest) -> Description:
+    schema = manifest.schema
     return Description(
         store=store,
-        manifest=own,
+        manifest=manifest,
         leaves=schema.leaves,
         rows=schema.rows,
-        length=own.length,
-        provenance=own.provenance,
-        unverified=own.unverified,
+        length=manifest.length,
+        provenance=manifest.provenance,
+        unverified=manifest.unverified,
         grids=own_grids(schema),
     )
 
@@ -309,15 +310,15 @@ def _description(store: Store, own: Manifest) -> Description:
 def _describe_foreign(store: Store, metadata: Mapping[str, Any], check_arrays: bool) -> Description:
     leaves, rows = parse_metadata(metadata)
     extra = {key: metadata[key] for key in metadata if key not in STOCK_KEYS}
-    found = Description(store, None, leaves, rows, stock_length(store), extra)
+    description = Description(store, None, leaves, rows, stock_length(store), extra)
     if not check_arrays:
-        return found
+        return description
     documents = store.get_all([f"{layout.prefix_of(name)}.zarray" for name in leaves])
     grids = {
         name: foreign_grid(name, leaf, rows, document)
         for (name, leaf), document in zip(leaves.items(), documents, strict=True)
     }
-    return found._replace(grids=grids)
+    return description._replace(grids=grids)
 
 
 def foreign_grids(
@@ -334,7 +335,7 @@ def foreign_grids(
 
 
 def foreign_grid(name: str, leaf: Leaf, rows: int, document: bytes) -> Grid:
-    """Return the grid of another program's array; `VaultFormatError` if it is not as it should."""
+    """Return the grid of another program's array; `VaultFormatError` if the metadata differ."""
     grid = Grid.of(name, load_json(document, f"the .zarray of {name}"))
     if grid.leaf != leaf or grid.shape[0] != rows:
         raise VaultFormatError(
@@ -368,10 +369,10 @@ def read_pull_record(store: Store) -> PullRecord:
         return PullRecord()
     try:
         content = Directory(store.path.parent).read(RECORD)
-        found = load_json(content, RECORD) if content else {}
+        record = load_json(content, RECORD) if content else {}
     except (OSError, ValueError, VaultFormatError):
         return PullRecord()
-    limit, published = found.get(TIME_LIMIT), found.get(PUBLISHED)
+    limit, published = record.get(TIME_LIMIT), record.get(PUBLISHED)
     return PullRecord(
         limit if type(limit) is int and limit > 0 else None,
         {PUBLISHED: published} if isinstance(published, dict) else {},

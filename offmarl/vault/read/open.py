@@ -53,16 +53,16 @@ def open_reader(
     return Reader(locate(path), checked, time_limit)
 
 
-def place_of(path: str | os.PathLike[str], one: bool = False) -> Store:
-    """Resolve a path or the name of a dataset, with ``one`` of one vault; see `open_vault`."""
-    return store_of(named(os.fspath(path), one) or path)
+def place_of(path: str | os.PathLike[str], single: bool = False) -> Store:
+    """Resolve a path or the name of a dataset; ``single`` refuses several vaults of a name."""
+    return store_of(named(os.fspath(path), single) or path)
 
 
 def locate(path: str | os.PathLike[str]) -> Store:
     """Return the place of the vault at a path; see `open_vault`."""
-    place = place_of(path, one=True)
-    given = place.path
-    with errors_of(given):
+    place = place_of(path, single=True)
+    root = place.path
+    with errors_of(root):
         if place.is_vault():
             return place
         inside, linked = place.vaults(), place.links()
@@ -71,12 +71,12 @@ def locate(path: str | os.PathLike[str]) -> Store:
     if linked and not inside:
         raise refused_link(linked[0])
     if inside:
-        names = ", ".join(str(vault.relative_to(given)) for vault in inside[:_MOST_NAMED])
+        names = ", ".join(str(vault.relative_to(root)) for vault in inside[:_MOST_NAMED])
         if len(inside) > _MOST_NAMED:
             names += f", ... ({len(inside)} in all)"
-        raise VaultError(f"{given} holds several vaults: add one of {names} to the path.")
+        raise VaultError(f"{root} holds several vaults: add one of {names} to the path.")
     error = place.missing()
-    raise type(error)(f"{error}{_nearby(given)}") if type(error) is VaultNotFoundError else error
+    raise type(error)(f"{error}{_nearby(root)}") if type(error) is VaultNotFoundError else error
 
 
 def _nearby(path: PurePath) -> str:
@@ -106,13 +106,12 @@ def list_vaults(
     """
     place = place_of(directory)
     with errors_of(place.path):
-        found = _walk(place) if isinstance(place, Directory) else place.vaults()
+        paths = list(_walk(place) if isinstance(place, Directory) else place.vaults())
     with ThreadPoolExecutor(_READERS) as readers:
-        paths = list(found)
-        summaries = readers.map(lambda one: _summarise(one, place.path), paths)
-        for path, one in zip(paths, summaries, strict=True):
-            if env in (None, one.env) and agents in (None, one.num_agents):
-                yield path, one
+        summaries = readers.map(lambda path: _summarise(path, place.path), paths)
+        for path, summary in zip(paths, summaries, strict=True):
+            if env in (None, summary.env) and agents in (None, summary.num_agents):
+                yield path, summary
 
 
 def _walk(place: Directory) -> Iterator[PurePath]:
@@ -139,7 +138,9 @@ def _descends_into(path: Path, linked: list[Path]) -> bool:
     if not path.is_symlink() or path.name.endswith(SUFFIX):
         return True
     target = Path(os.path.realpath(path))
-    if linked[0].is_relative_to(target) or any(target.is_relative_to(one) for one in linked):
+    if linked[0].is_relative_to(target) or any(
+        target.is_relative_to(directory) for directory in linked
+    ):
         return False
     linked.append(target)
     return True
@@ -157,16 +158,17 @@ def _summarise(path: PurePath, root: PurePath) -> Summary:
 
 
 def _described(summary: Summary, store: Store) -> Summary:
-    """Add what a vault's few small keys say."""
-    found = describe(store, check_arrays=False)
-    own, steps = found.manifest, found.rows * found.length
-    if own is None:
-        shapes = (y.shape for x, y in found.leaves.items() if encoding.is_of(OBSERVATIONS, x))
+    """Fill in a summary from a vault's small keys."""
+    description = describe(store, check_arrays=False)
+    manifest, steps = description.manifest, description.rows * description.length
+    if manifest is None:
+        shapes = (y.shape for x, y in description.leaves.items() if encoding.is_of(OBSERVATIONS, x))
         return summary._replace(num_agents=next((x[0] for x in shapes if x), None), steps=steps)
-    episodes = tables.to_episodes(read_episodes(store, own), teams_of(own.schema.spec))
+    spec = manifest.schema.spec
+    episodes = tables.to_episodes(read_episodes(store, manifest), teams_of(spec))
     return summary._replace(
-        env=own.schema.spec.name or None,
-        num_agents=own.schema.spec.num_agents,
+        env=spec.name or None,
+        num_agents=spec.num_agents,
         steps=steps,
         episodes=len(episodes.row),
         mean_return=only_or_all(episodes.mean_returns),

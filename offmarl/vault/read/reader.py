@@ -54,8 +54,8 @@ class Reader:
         if self.manifest and time_limit is not None:
             raise VaultError(f"{self.path} records how episodes end: open it without a time limit.")
         pulled = read_pull_record(store)
-        known = None if self.manifest else pulled.time_limit
-        self.time_limit = known if time_limit is None else time_limit
+        limit = None if self.manifest else pulled.time_limit
+        self.time_limit = limit if time_limit is None else time_limit
         self.provenance = {**described.provenance, **pulled.provenance}
 
     def _describe(self) -> Description:
@@ -160,10 +160,10 @@ class Reader:
         table = self._table
         cause = table["cause"].copy()
         cause[compat.by_limit(table, self.time_limit)] = tables.TRUNCATED
-        found = tables.to_episodes(table, teams_of(self.spec), cause)
+        episodes = tables.to_episodes(table, teams_of(self.spec), cause)
         if self.manifest:  # its table is not read again, and large vaults have millions of episodes
             self.__dict__.pop("_table", None)
-        return found
+        return episodes
 
     @cached_property
     def sound_episodes(self) -> tables.Episodes | None:
@@ -172,7 +172,7 @@ class Reader:
 
     @cached_property
     def illegal_steps(self) -> NumpyArray | None:
-        """In how many steps of each episode a living agent does what is forbidden; None if never.
+        """Number of steps of each episode with an illegal action of a living agent; None if zero.
 
         Batches leave out these steps.
         """
@@ -185,14 +185,14 @@ class Reader:
 
     @cached_property
     def _table(self) -> tables.Table:
-        """Every episode, its end as it is on disk."""
-        found = [self._recorded(self.manifest)] if self.manifest else []
+        """Every episode, with its end as stored."""
+        parts = [self._recorded(self.manifest)] if self.manifest else []
         start = self.manifest.head.length if self.manifest else 0
         if start < self.length or not self.manifest:
             agents = self.spec.num_agents
             record = self.manifest.schema.record if self.manifest else tables.dtype(agents, agents)
-            found += compat.infer_episodes(self, record, start)
-        return found[0] if len(found) == 1 else np.concatenate(found)
+            parts += compat.infer_episodes(self, record, start)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     @cached_property
     def _limited(self) -> NumpyArray:
@@ -271,8 +271,8 @@ class Reader:
         span = bounds.indices(rows, self.rows, "rows")
         if len(span) * (stop - start) > UNBACKED_STEPS:
             self._arrays.check_length()
-        some = {} if agents == _ALL else bounds.agents(self.leaves, self.spec, agents)
-        return self._arrays.read(names, span, range(start, stop), some)
+        selections = {} if agents == _ALL else bounds.agents(self.leaves, self.spec, agents)
+        return self._arrays.read(names, span, range(start, stop), selections)
 
     def windows(
         self,
@@ -368,20 +368,20 @@ class Reader:
         Without such arrays, all actions are legal, all agents are alive, the state is all
         observations if these are vectors, log-probabilities are NaN and policy ids -1.
         """
-        known = [name for name in layout.leaves(self.spec) if name in self.leaves]
-        steps = encoding.from_disk(self.read(start, stop, rows, known), self.spec)
+        names = [name for name in layout.leaves(self.spec) if name in self.leaves]
+        steps = encoding.from_disk(self.read(start, stop, rows, names), self.spec)
         return steps if self.manifest else compat.normalise(steps, self._limited[rows, start:stop])
 
     def rewards(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
         """Read the rewards of an interval of time, ``(B, T, N)``, and nothing else."""
-        found = self.read(start, stop, leaves=["rewards"])["rewards"]
-        shape = *found.shape[:2], self.spec.num_agents
-        return found.reshape(shape).astype(np.float32, copy=False)
+        rewards = self.read(start, stop, leaves=["rewards"])["rewards"]
+        shape = *rewards.shape[:2], self.spec.num_agents
+        return rewards.reshape(shape).astype(np.float32, copy=False)
 
     def window_transitions(self, rows: NumpyArray, starts: NumpyArray, length: int) -> Transition:
         """Gather windows as records ``(W, length, ...)``; see `windows` and `transitions`."""
-        known = [name for name in layout.leaves(self.spec) if name in self.leaves]
-        steps = encoding.from_disk(self.windows(rows, starts, length, known), self.spec)
+        names = [name for name in layout.leaves(self.spec) if name in self.leaves]
+        steps = encoding.from_disk(self.windows(rows, starts, length, names), self.spec)
         if self.manifest:
             return steps
         limited = self._limited[rows[:, None], starts[:, None] + np.arange(length)]
@@ -456,7 +456,7 @@ class Reader:
     @property
     def _arrays(self) -> Arrays:
         if self._read_through is None:
-            with self._opening:  # threads share it, and what it maps
+            with self._opening:  # threads share it and its maps
                 if self._read_through is None:
                     self._read_through = Arrays(
                         self._described, lambda: self.episodes, self._checked, self._mapped
@@ -473,7 +473,7 @@ class FinalViews:
         self._in_memory = self.count * self._dtype.itemsize <= vault._final_bytes
 
     def prepare_fork(self) -> None:
-        """Read what forked processes need besides the blocks of views."""
+        """Read the data that forked processes need besides the blocks of views."""
         _ = self.all if self._in_memory else self._firsts
 
     @cached_property
@@ -486,17 +486,17 @@ class FinalViews:
     def read(self, numbers: NumpyArray) -> View:
         """Return the views of these numbers, ``(len(numbers), ...)``."""
         if self._in_memory:
-            found: View = map_tree(lambda leaf: leaf[numbers], self.all)
-            return found
-        views: NumpyArray = np.empty(len(numbers), self._dtype)
-        block = self._block_of(numbers)
-        keys = {one: layout.finals_key(int(self._firsts[one])) for one in np.unique(block).tolist()}
-        self._vault.store.prefetch([*keys.values()])
-        for one, key in keys.items():
-            (data,) = self._vault._arrays.values.get_all([key])
-            first, here = self._firsts[one], block == one
-            views[here] = np.frombuffer(data, self._dtype)[numbers[here] - first]
-        return encoding.unpack_view(views)
+            views: View = map_tree(lambda leaf: leaf[numbers], self.all)
+            return views
+        table: NumpyArray = np.empty(len(numbers), self._dtype)
+        blocks = self._block_of(numbers)
+        firsts = {block: int(self._firsts[block]) for block in np.unique(blocks).tolist()}
+        self._vault.store.prefetch([*map(layout.finals_key, firsts.values())])
+        for block, first in firsts.items():
+            (data,) = self._vault._arrays.values.get_all([layout.finals_key(first)])
+            mask = blocks == block
+            table[mask] = np.frombuffer(data, self._dtype)[numbers[mask] - first]
+        return encoding.unpack_view(table)
 
     def in_block(self, key: str, numbers: NumpyArray) -> NumpyArray:
         """Return the mask of the numbers that are stored under a key; false for -1."""
@@ -540,9 +540,9 @@ def common_spec(vaults: Sequence[Reader]) -> EnvSpec:
     return first.spec
 
 
-def _other_settings(one: EnvSpec, other: EnvSpec) -> str:
+def _other_settings(spec: EnvSpec, other: EnvSpec) -> str:
     for setting in ("name", "time_limit", "reward", "state"):
-        a, b = getattr(one, setting), getattr(other, setting)
-        if a != b:
-            return f"{setting} ({a!r}, not {b!r})"
+        value, expected = getattr(spec, setting), getattr(other, setting)
+        if value != expected:
+            return f"{setting} ({value!r}, not {expected!r})"
     return ""

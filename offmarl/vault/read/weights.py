@@ -23,7 +23,7 @@ _EXTRAS = "extras."
 
 @dataclass(frozen=True)
 class Weights:
-    """What the steps of a dataset weigh when batches are drawn.
+    """Weights of the steps of a dataset, by which batches are drawn.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Weights:
 
     @property
     def name(self) -> str:
-        """What weights are taken from, for messages."""
+        """The source of the weights, for messages."""
         if isinstance(self.of, str):
             return repr(self.of)
         return getattr(self.of, "__name__", "the given numbers")
@@ -70,13 +70,13 @@ class Weights:
 WeightsLike = Weights | str | Callable[[Any], Any] | ArrayLike | None
 
 
-class _Values(NamedTuple):
+class _Part(NamedTuple):
     """The numbers of one dataset: ``(M,)`` for its episodes, or ``(rows, length)``."""
 
     dataset: Reader
     numbers: NDArray[np.float64]
-    counted: NDArray[np.bool_]
-    """Of the same shape: those of the episodes that are drawn from; the others weigh nothing."""
+    mask: NDArray[np.bool_]
+    """Of the same shape: numbers of the episodes that are drawn from; the others weigh nothing."""
 
     def where(self, at: NDArray[Any]) -> str:
         """Describe the place of a number."""
@@ -89,62 +89,62 @@ class _Values(NamedTuple):
 
 
 def resolve(
-    source: Any, weights: WeightsLike, chosen: NDArray[np.int64] | None = None
+    source: Any, weights: WeightsLike, episodes: NDArray[np.int64] | None = None
 ) -> tuple[Any, ...] | None:
     """Return the weights of the steps of a dataset, or of each vault of a mixture."""
     if weights is None:
         return None
     weights = weights if isinstance(weights, Weights) else Weights(weights)
     datasets: tuple[Reader, ...] = getattr(source, "sources", (source,))
-    by_return = {_RETURN, *(name for one in datasets for name in one.episodes.returns_by_name)}
+    by_return = {_RETURN}.union(*(dataset.episodes.returns_by_name for dataset in datasets))
     of_returns = isinstance(weights.of, str) and weights.of in by_return
     temperature = weights.temperature
     if of_returns and temperature is None:
         temperature = RETURN_TEMPERATURE
     count = sum(map(len, datasets))
     mask = np.zeros(count, bool)
-    mask[... if chosen is None else chosen] = True
-    masks = np.split(mask, np.cumsum([len(one) for one in datasets])[:-1])
-    values = [
-        _shaped(one, numbers, weights, _scored(one, mask) if of_returns else mask)
-        for one, numbers, mask in zip(
-            datasets, _numbers(datasets, weights, chosen), masks, strict=True
+    mask[... if episodes is None else episodes] = True
+    masks = np.split(mask, np.cumsum([*map(len, datasets)])[:-1])
+    parts = [
+        _shaped(dataset, numbers, weights, _scored(dataset, mask) if of_returns else mask)
+        for dataset, numbers, mask in zip(
+            datasets, _numbers(datasets, weights, episodes), masks, strict=True
         )
     ]
-    _check(values, weights, may_be_negative=temperature is not None)
+    _check(parts, weights, may_be_negative=temperature is not None)
     if temperature is not None:
-        values = _exponentials(values, temperature)
-    values = [one._replace(numbers=np.where(one.counted, one.numbers, 0.0)) for one in values]
-    for one in values:
-        if one.counted.any() and not one.numbers.any():
+        parts = _exponentials(parts, temperature)
+    parts = [part._replace(numbers=np.where(part.mask, part.numbers, 0.0)) for part in parts]
+    for part in parts:
+        if part.mask.any() and not part.numbers.any():
             raise OptionError(
-                f"all weights of {one.dataset.path} by {weights.name} are 0: give at least one "
+                f"all weights of {part.dataset.path} by {weights.name} are 0: give at least one "
                 "above 0, or leave this vault out."
             )
-    return tuple(one.numbers for one in values)
+    return tuple(part.numbers for part in parts)
 
 
 def _scored(dataset: Reader, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Leave out episodes without a return: those that are incomplete, or hold no finite rewards."""
-    found = mask & dataset.episodes.scored
-    if mask.any() and not found.any():
+    scored = mask & dataset.episodes.scored
+    if mask.any() and not scored.any():
         raise OptionError(
             f"{dataset.path} has no complete episode to weigh by its return: the environment ended "
             "none of them. Weigh by a function, or leave this vault out."
         )
-    return found
+    return scored
 
 
 def _numbers(
-    datasets: tuple[Reader, ...], weights: Weights, chosen: NDArray[np.int64] | None
+    datasets: tuple[Reader, ...], weights: Weights, episodes: NDArray[np.int64] | None
 ) -> list[Any]:
     """Return the numbers of each dataset."""
     of, count = weights.of, sum(map(len, datasets))
     if not (isinstance(of, str) or callable(of)):
         of = np.asarray(of)
-        if chosen is not None and of.shape == (len(chosen),):
+        if episodes is not None and of.shape == (len(episodes),):
             spread = np.zeros(count, of.dtype)
-            spread[chosen] = of
+            spread[episodes] = of
             of = spread
         if len(datasets) == 1:
             return [of]
@@ -153,55 +153,55 @@ def _numbers(
                 f"the weights of a mixture are one for each of its {count} episodes: got shape "
                 f"{of.shape}."
             )
-        return np.split(of, np.cumsum([len(one) for one in datasets])[:-1])
+        return np.split(of, np.cumsum([*map(len, datasets)])[:-1])
     if isinstance(of, str) and ":" in of:
         of, _ = records.import_code(of, "--weight")
-    return [_column(one, of) if isinstance(of, str) else of(one) for one in datasets]
+    return [_column(dataset, of) if isinstance(of, str) else of(dataset) for dataset in datasets]
 
 
-def _shaped(dataset: Reader, numbers: Any, weights: Weights, mask: NDArray[np.bool_]) -> _Values:
-    """Check the numbers of a dataset, of whose episodes the mask selects some."""
-    found = np.asarray(numbers, np.float64)
-    if found.shape not in ((len(dataset),), (dataset.rows, dataset.length)):
+def _shaped(dataset: Reader, numbers: Any, weights: Weights, mask: NDArray[np.bool_]) -> _Part:
+    """Check the numbers of a dataset, and give the mask of its episodes their shape."""
+    array = np.asarray(numbers, np.float64)
+    if array.shape not in ((len(dataset),), (dataset.rows, dataset.length)):
         raise ShapeError(
-            f"the weights of {dataset.path} by {weights.name} have shape {found.shape}: give one "
+            f"the weights of {dataset.path} by {weights.name} have shape {array.shape}: give one "
             f"for each of its {len(dataset)} episodes, or one for each step, as an array of shape "
             f"{(dataset.rows, dataset.length)}."
         )
-    counted = np.repeat(mask, dataset.episodes.length) if found.ndim == 2 else mask
-    return _Values(dataset, found, counted.reshape(found.shape))
+    mask = np.repeat(mask, dataset.episodes.length) if array.ndim == 2 else mask
+    return _Part(dataset, array, mask.reshape(array.shape))
 
 
 def _column(dataset: Reader, name: str) -> Any:
     """Return the numbers of a column, ``(M,)`` or ``(rows, length)``."""
     table, policies = dataset.episodes, policy_columns(dataset.spec)
-    known = {**table.returns_by_name, _LENGTH: table.length}
-    known |= {column: table.policy_ids[:, agent] for column, agent in policies.items()}
+    by_name = {**table.returns_by_name, _LENGTH: table.length}
+    by_name |= {column: table.policy_ids[:, agent] for column, agent in policies.items()}
     if name == _RETURN:
         return table.episode_returns  # an error if there are several teams
-    if name in known:
-        return known[name]
+    if name in by_name:
+        return by_name[name]
     if name == _REWARD:
         return dataset.rewards(0, dataset.length).mean(-1)
     leaf = _EXTRAS + name.removeprefix(_EXTRAS)
     if leaf not in dataset.leaves:
-        extras = [one.removeprefix(_EXTRAS) for one in dataset.leaves if one.startswith(_EXTRAS)]
-        columns = ", ".join([*known, _REWARD, *extras])
+        extras = [x.removeprefix(_EXTRAS) for x in dataset.leaves if x.startswith(_EXTRAS)]
+        columns = ", ".join([*by_name, _REWARD, *extras])
         raise OptionError(f"{dataset.path} has no column {name!r}: its columns are {columns}.")
-    found = dataset.read(leaves=[leaf])[leaf]
-    if found.ndim > 3 or (found.ndim == 3 and found.shape[2] not in (1, dataset.spec.num_agents)):
+    extra = dataset.read(leaves=[leaf])[leaf]
+    if extra.ndim > 3 or (extra.ndim == 3 and extra.shape[2] not in (1, dataset.spec.num_agents)):
         raise ShapeError(
-            f"the extra {name!r} of {dataset.path} has shape {found.shape[2:]} a step: weights "
+            f"the extra {name!r} of {dataset.path} has shape {extra.shape[2:]} a step: weights "
             "need one number, or one for each agent. Give a function that computes it."
         )
-    return found.astype(np.float64).mean(-1) if found.ndim == 3 else found
+    return extra.astype(np.float64).mean(-1) if extra.ndim == 3 else extra
 
 
-def _check(values: list[_Values], weights: Weights, may_be_negative: bool) -> None:
-    for one in values:
-        wrong = one.counted & ~np.isfinite(one.numbers)
+def _check(parts: list[_Part], weights: Weights, may_be_negative: bool) -> None:
+    for part in parts:
+        wrong = part.mask & ~np.isfinite(part.numbers)
         if not may_be_negative:
-            wrong |= one.counted & (one.numbers < 0)
+            wrong |= part.mask & (part.numbers < 0)
         if wrong.any():
             at = np.argwhere(wrong)[0]
             advice = (
@@ -210,18 +210,18 @@ def _check(values: list[_Values], weights: Weights, may_be_negative: bool) -> No
                 else "give numbers of at least 0, or a temperature, which takes any finite numbers."
             )
             raise OptionError(
-                f"{one.dataset.path} has a weight of {one.numbers[tuple(at)]:g} by {weights.name} "
-                f"at {one.where(at)}: {advice}"
+                f"{part.dataset.path} has a weight of {part.numbers[tuple(at)]:g} by "
+                f"{weights.name} at {part.where(at)}: {advice}"
             )
 
 
-def _exponentials(values: list[_Values], temperature: float) -> list[_Values]:
-    low = min(one.numbers.min(initial=np.inf, where=one.counted) for one in values)
-    high = max(one.numbers.max(initial=-np.inf, where=one.counted) for one in values)
+def _exponentials(parts: list[_Part], temperature: float) -> list[_Part]:
+    low = min(part.numbers.min(initial=np.inf, where=part.mask) for part in parts)
+    high = max(part.numbers.max(initial=-np.inf, where=part.mask) for part in parts)
     span = high - low if high > low else 1.0
     return [
-        one._replace(
-            numbers=np.exp(np.where(one.counted, one.numbers - high, 0.0) / span / temperature)
+        part._replace(
+            numbers=np.exp(np.where(part.mask, part.numbers - high, 0.0) / span / temperature)
         )
-        for one in values
+        for part in parts
     ]

@@ -1,1 +1,1 @@
-"""The parts of transforms: what they take of their sources, change and record."""
+"""The parts of transforms: selection from sources, changes, copying and lineage."""

@@ -62,7 +62,7 @@ class Steps(Mapping[str, Any]):
     def __init__(self, vault: Reader, part: Part):
         self.spec: EnvSpec = vault.spec
         self.vault, self._part = vault, part
-        self._found: dict[str, NumpyArray] = {}
+        self._cache: dict[str, NumpyArray] = {}
         self._disk = {column_of(name): name for name in vault.leaves}
 
     def __repr__(self) -> str:
@@ -80,11 +80,11 @@ class Steps(Mapping[str, Any]):
         return name in self._disk or name in list(self)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._found:
+        if name not in self._cache:
             array = self._read(name).view()
             array.flags.writeable = False  # a change in place would not reach the new vault
-            self._found[name] = array
-        return self._found[name]
+            self._cache[name] = array
+        return self._cache[name]
 
     @cached_property
     def episode(self) -> Int[np.ndarray, "T"]:
@@ -93,8 +93,8 @@ class Steps(Mapping[str, Any]):
         begins = table.row * self.vault.length + table.start
         row = np.arange(self._part.rows.start, self._part.rows.stop)[:, None]
         step = row * self.vault.length + np.arange(self._part.start, self._part.stop)
-        found: NumpyArray = np.searchsorted(begins, step, side="right") - 1
-        return found.reshape(rows * steps)
+        numbers: NumpyArray = np.searchsorted(begins, step, side="right") - 1
+        return numbers.reshape(rows * steps)
 
     @cached_property
     def time(self) -> Int[np.ndarray, "T"]:
@@ -119,8 +119,8 @@ class Steps(Mapping[str, Any]):
 
     def _read_steps(self, name: str, disk_name: str) -> Any:
         part = self._part
-        read = self.vault.read(part.start, part.stop, part.rows, [disk_name])[disk_name]
-        array = read.reshape(math.prod(read.shape[:2]), *read.shape[2:])
+        block = self.vault.read(part.start, part.stop, part.rows, [disk_name])[disk_name]
+        array = block.reshape(math.prod(block.shape[:2]), *block.shape[2:])
         return array != 0 if name in _MASKS else array
 
     @cached_property
@@ -134,7 +134,7 @@ class Steps(Mapping[str, Any]):
 
 
 class Result(NamedTuple):
-    """What a function returned for a part, checked."""
+    """The checked result of a function for a part."""
 
     arrays: dict[str, NumpyArray]
     """Disk name to ``(rows, T, ...)``, of the vault's types."""
@@ -150,19 +150,19 @@ def new_extras(returned: Any, steps: Steps) -> dict[str, ArraySpec]:
     Numbers of types that vaults do not have are stored in narrower ones: float64 as float32, and
     whole numbers as int32.
     """
-    found: dict[str, ArraySpec] = {}
+    extras: dict[str, ArraySpec] = {}
     for name, value in returned.items() if isinstance(returned, Mapping) else ():
         if name.startswith(f"{layout.EXTRAS}.") and name not in steps:
             array = np.asarray(value)
             kind = array.dtype.name
             if kind not in DTYPES:
                 kind = "float32" if array.dtype.kind == "f" else "int32"
-            found[name.removeprefix(f"{layout.EXTRAS}.")] = ArraySpec(array.shape[1:], kind)
-    return found
+            extras[name.removeprefix(f"{layout.EXTRAS}.")] = ArraySpec(array.shape[1:], kind)
+    return extras
 
 
 def check(returned: Any, steps: Steps, part: Part, leaves: Mapping[str, Leaf]) -> Result:
-    """Check what a function returned, and convert it to the vault's types."""
+    """Check the result of a function, and convert it to the vault's types."""
     if not isinstance(returned, Mapping):
         raise OptionError(
             f"the function returned {type(returned).__name__}: return a dictionary of columns, "
@@ -193,14 +193,14 @@ def _follow(arrays: dict[str, NumpyArray], finals: dict[str, NumpyArray], spec: 
     is_changed = layout.STATE in arrays or "state" in finals
     if spec.state != "concatenated" or not spec.is_vector or is_changed:
         return
-    own: NumpyArray = np.ones((spec.num_agents, spec.observation_size), bool)
-    if spec.state_size != own.size and spec.observation_sizes:
-        own = np.arange(spec.observation_size) < np.array(spec.observation_sizes)[:, None]
-    if own.sum() == spec.state_size:
+    mask: NumpyArray = np.ones((spec.num_agents, spec.observation_size), bool)
+    if spec.state_size != mask.size and spec.observation_sizes:
+        mask = np.arange(spec.observation_size) < np.array(spec.observation_sizes)[:, None]
+    if mask.sum() == spec.state_size:
         if layout.OBSERVATIONS in arrays:
-            arrays[layout.STATE] = arrays[layout.OBSERVATIONS][..., own]
+            arrays[layout.STATE] = arrays[layout.OBSERVATIONS][..., mask]
         if "observation" in finals:
-            finals["state"] = finals["observation"][..., own]
+            finals["state"] = finals["observation"][..., mask]
 
 
 def _fit_leaf(name: str, value: Any, leaf: Leaf, steps: Steps, part: Part) -> NumpyArray:
@@ -219,15 +219,15 @@ def _cast(
     at: NumpyArray,
 ) -> NumpyArray:
     array = np.asarray(value)
-    where = f"for {_place(steps, at)}"
+    place = f"for {_place(steps, at)}"
     if array.shape != shape:
         raise ShapeError(
-            f"{name}: the function returned shape {array.shape} {where}, and the vault needs "
+            f"{name}: the function returned shape {array.shape} {place}, and the vault needs "
             f"{shape}: one entry for each step, in the same shape."
         )
     if not encoding.can_cast(array.dtype, dtype):
         raise ShapeError(
-            f"{name}: the function returned {array.dtype} {where}, and the vault has {dtype}: "
+            f"{name}: the function returned {array.dtype} {place}, and the vault has {dtype}: "
             f"convert the result with .astype({dtype.name!r})."
         )
     if (wrong := gate.misfits(array, dtype)) is not None:
@@ -263,9 +263,9 @@ def _check_views(
     changed = {column_of(name) for name in arrays}
     views = {name.removeprefix(FINAL) for name in steps if name.startswith(FINAL)}
     for name in sorted((changed & views) ^ finals.keys()):
-        given, lacking = (name, FINAL + name) if name in changed else (FINAL + name, name)
+        present, missing = (name, FINAL + name) if name in changed else (FINAL + name, name)
         raise OptionError(
-            f"the function returned {given} and not {lacking} for "
+            f"the function returned {present} and not {missing} for "
             f"{_place(steps, steps.ends)}: the views that episodes end with must be changed like "
             "those before each step, so return both."
         )
@@ -279,13 +279,13 @@ def _check_values(
     if not any(_invalid(flat, finals, steps)):
         return
     for episode in np.unique(steps.episode).tolist():
-        here = steps.episode == episode
-        one = {name: array[:, here] for name, array in flat.items()}
-        first = int(steps.time[here][0])
+        mask = steps.episode == episode
+        episode_arrays = {name: array[:, mask] for name, array in flat.items()}
+        first = int(steps.time[mask][0])
         row = int(steps.vault.episodes.row[episode])
         place = RecordPosition(first, f"of episode {episode}", row)
         ending = {name: view[steps.episode[steps.ends] == episode] for name, view in finals.items()}
-        for message in _invalid(one, ending, steps, place):
+        for message in _invalid(episode_arrays, ending, steps, place):
             raise InvalidValueError(f"the function returned an invalid value: {message}")
 
 
@@ -295,19 +295,19 @@ def _invalid(
     steps: Steps,
     place: RecordPosition = values.IN_RECORD,
 ) -> Iterator[str]:
-    for found in values.find(arrays, steps.spec, place=place):
-        if found.is_refused:
-            yield found.message
+    for fault in values.find(arrays, steps.spec, place=place):
+        if fault.is_refused:
+            yield fault.message
     for name, view in finals.items():
         if gate.is_float(view.dtype) and not np.isfinite(view).all():
             yield f"{FINAL}{name}, the view {place.of} after its last step, is not finite."
 
 
 def _unknown(name: str, steps: Steps) -> OptionError:
-    known = list(steps)
-    near = difflib.get_close_matches(name, known, n=1)
+    names = list(steps)
+    near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return OptionError(
-        f"there is no column {name!r}: {hint}There are {', '.join(known)}. A new column is an "
+        f"there is no column {name!r}: {hint}There are {', '.join(names)}. A new column is an "
         "extra, and its name begins with extras."
     )

@@ -1,4 +1,4 @@
-"""Conditions on episodes or steps: the columns that they use, and what meets them."""
+"""Conditions on episodes or steps: their columns, and the pieces of vaults that meet them."""
 
 import warnings
 from collections.abc import Collection, Iterable, Sequence
@@ -42,14 +42,14 @@ OF_EPISODES: dict[str, Kind] = {
     "row": "number",
     "index": "number",  # in `Dataset.episodes`
 }
-"""What a condition on episodes can use."""
+"""The columns of conditions on episodes."""
 OF_STEPS: dict[str, Kind] = {
     **OF_EPISODES,
     "reward": "number",  # mean over agents
     "step": "number",  # from the start of the episode
     ANY_EXTRA: "number",  # mean over agents
 }
-"""What a condition on steps can use."""
+"""The columns of conditions on steps."""
 
 
 def parse_condition(condition: str, by: Unit) -> Expression:
@@ -77,19 +77,19 @@ def meeting(
     if len(sources) > 1:
         named = lineage.merge(named for source in sources for named in source.named)
     columns = [columns_of(source, named, parsed.names) for source in sources]
-    for source, found in zip(sources, columns, strict=True):
-        check_known(source, parsed, found)
+    for source, source_columns in zip(sources, columns, strict=True):
+        check_known(source, parsed, source_columns)
         if any(name.startswith("return") for name in parsed.names):
             _warn_of_missing_returns(source)
     if by == "episodes":
         pieces = _whole_meeting(sources, parsed, columns)
     else:
-        given = within or [whole_episodes(source.vault) for source in sources]
+        intervals = within or [whole_episodes(source.vault) for source in sources]
         pieces = [
-            _steps_meeting(source, parsed, found, named, inside)
-            for source, found, inside in zip(sources, columns, given, strict=True)
+            _steps_meeting(source, parsed, source_columns, named, inside)
+            for source, source_columns, inside in zip(sources, columns, intervals, strict=True)
         ]
-    if within is None and not sum(one.steps for one in pieces):
+    if within is None and not sum(part.steps for part in pieces):
         raise _nothing_meets(sources, parsed, columns, by)
     return pieces
 
@@ -98,10 +98,10 @@ def _whole_meeting(
     sources: Sequence[Source], parsed: Expression, columns: Sequence[Columns]
 ) -> list[Pieces]:
     pool = Pool([source.vault for source in sources])
-    shared = set.intersection(*({*found} for found in columns))
-    joined = {name: np.concatenate([found[name] for found in columns]) for name in shared}
-    joined["index"] = np.arange(len(pool.length))
-    return pool.whole(parsed.holds(joined, len(pool.length)))
+    shared = set.intersection(*map(set, columns))
+    pooled = {name: np.concatenate([x[name] for x in columns]) for name in shared}
+    pooled["index"] = np.arange(len(pool.length))
+    return pool.whole(parsed.holds(pooled, len(pool.length)))
 
 
 def _warn_of_missing_returns(source: Source) -> None:
@@ -121,43 +121,43 @@ def _nothing_meets(
     paths = ", ".join(str(source.vault.path) for source in sources)
     ranges = []
     for name in sorted(parsed.names & columns[0].keys()):
-        values = np.concatenate([found[name] for found in columns])
-        policies = {one for found in columns for one in found.get(name + POLICY_NAME, ()) if one}
+        values = np.concatenate([x[name] for x in columns])
+        policies = {policy for x in columns for policy in x.get(name + POLICY_NAME, ())} - {""}
         among = f" ({', '.join(sorted(policies))})" if 0 < len(policies) <= 20 else ""
         if values.dtype.kind in "if" and not np.isnan(values).all():
             ranges.append(f"{name} from {np.nanmin(values):g} to {np.nanmax(values):g}{among}")
-    known = f" The data has {' and '.join(ranges)}." if ranges else ""
+    hint = f" The data has {' and '.join(ranges)}." if ranges else ""
     return ExpressionError(
-        f"no {by} of {paths} meet {parsed.text!r}: an empty vault is not written.{known}"
+        f"no {by} of {paths} meet {parsed.text!r}: an empty vault is not written.{hint}"
     )
 
 
 def columns_of(
     source: Source, named: Sequence[Named] | None = None, names: Iterable[str] = ()
 ) -> Columns:
-    """Return one value for each episode, by name; without what the vault does not know.
+    """Return one value for each episode, by name, without columns that the vault does not have.
 
-    Of the columns of policies, only those that are among the names. Policies have the ids that they
-    have among the origins ``named``, by default the source's.
+    Columns of policies are returned only if they are among the names. Ids of policies are those of
+    the origins ``named``, by default the source's.
     """
-    found = source.vault.episodes
-    number = lineage.origin_of(found.policy_id, source.origins)
+    table = source.vault.episodes
+    number = lineage.origin_of(table.policy_id, source.origins)
 
     def of_origin(field: str) -> NumpyArray:
         return np.array([getattr(origin, field) for origin in source.origins])[number]
 
     columns: dict[str, Any] = {
-        **found.returns_by_name,
-        "length": found.length,
-        **_policies(source, found.policy_ids, named or source.named, names),
+        **table.returns_by_name,
+        "length": table.length,
+        **_policies(source, table.policy_ids, named or source.named, names),
         "tier": of_origin("tier"),
         "source": of_origin("vault"),
-        "cause": found.cause,
-        "terminated": found.terminated,
-        "truncated": found.truncated,
-        COMPLETE: found.complete,
-        "row": found.row,
-        "index": np.arange(len(found.row)),
+        "cause": table.cause,
+        "terminated": table.terminated,
+        "truncated": table.truncated,
+        COMPLETE: table.complete,
+        "row": table.row,
+        "index": np.arange(len(table.row)),
     }
     if any(origin.program for origin in source.origins):
         columns["program"] = np.array([o.program or "" for o in source.origins])[number]
@@ -172,11 +172,11 @@ def _policies(
 ) -> dict[str, NumpyArray]:
     """Return the ids and the names of policies, from those of each agent, for these columns."""
     columns: dict[str, NumpyArray] = {}
-    known = policy_columns(source.vault.spec)
-    for name in known.keys() & names:
-        own = ids[:, known[name]]
-        columns[name] = lineage.remap(own, source.named, named)
-        columns[name + POLICY_NAME] = _policy_names(source, own)
+    agents = policy_columns(source.vault.spec)
+    for name in agents.keys() & names:
+        policy_id = ids[:, agents[name]]
+        columns[name] = lineage.remap(policy_id, source.named, named)
+        columns[name + POLICY_NAME] = _policy_names(source, policy_id)
     return columns
 
 
@@ -197,10 +197,10 @@ def check_known(source: Source, parsed: Expression, columns: Columns) -> None:
     extras = {name: leaf.shape for name, leaf in vault.leaves.items() if name.startswith(EXTRA)}
     for name in sorted(parsed.names - columns.keys() - {"reward", "step"}):
         if not name.startswith(EXTRA):
-            known = dict.fromkeys([*columns, *policy_columns(spec)])
+            names = dict.fromkeys([*columns, *policy_columns(spec)])
             raise ExpressionError(
                 f"{vault.path} does not record the {name} of its episodes. It records: "
-                f"{', '.join(key for key in known if not key.endswith(POLICY_NAME))}."
+                f"{', '.join(key for key in names if not key.endswith(POLICY_NAME))}."
             )
         if name not in extras:
             raise ExpressionError(
@@ -217,14 +217,14 @@ def step_columns(
     source: Source, named: Sequence[Named], columns: Columns, steps: Steps, names: Collection[str]
 ) -> Columns:
     """Return columns of steps, ``(T, 1)`` or ``(T, N)``: those of their episodes, and their own."""
-    here = {x: y[steps.episode] for x, y in columns.items() if x.removesuffix(POLICY_NAME) in names}
-    here |= {"reward": steps["reward"].astype(float), "step": steps.time}
-    here |= {x: steps[x].astype(float) for x in names if x.startswith(EXTRA)}
+    data = {x: y[steps.episode] for x, y in columns.items() if x.removesuffix(POLICY_NAME) in names}
+    data |= {"reward": steps["reward"].astype(float), "step": steps.time}
+    data |= {x: steps[x].astype(float) for x in names if x.startswith(EXTRA)}
     if "policy_id" in steps and policy_columns(source.vault.spec).keys() & names:
         ids = steps["policy_id"].reshape(len(steps.time), -1)
         ids = np.broadcast_to(ids, (len(ids), source.vault.spec.num_agents))
-        here |= _policies(source, ids, named, names)
-    return {name: column.reshape(len(steps.time), -1) for name, column in here.items()}
+        data |= _policies(source, ids, named, names)
+    return {name: column.reshape(len(steps.time), -1) for name, column in data.items()}
 
 
 def _steps_meeting(
@@ -235,24 +235,24 @@ def _steps_meeting(
     within: Pieces,
 ) -> Pieces:
     """Take the intervals of steps that meet a condition, within whole episodes, row by row."""
-    vault, found = source.vault, source.vault.episodes
+    vault, table = source.vault, source.vault.episodes
     ids = [POLICY_IDS] if policy_columns(vault.spec).keys() & parsed.names else []
     leaves = [name for name in ("rewards", *ids, *parsed.names) if name in vault.leaves]
     of_rows = [whole_episodes(vault, np.zeros(0, np.int64))]
-    searched = found.row[within.episode]
+    searched = table.row[within.episode]
     for row in np.unique(searched).tolist():
-        mine, wanted = np.flatnonzero(found.row == row), within.episode[searched == row]
+        in_row, episodes = np.flatnonzero(table.row == row), within.episode[searched == row]
         first, last = within.start[searched == row].min(), within.stop[searched == row].max()
         holds = np.zeros(vault.length, bool)
         for begin, stop in vault.blocks(leaves, rows=1):
             if stop <= first or begin >= last:
                 continue
             steps = Steps(vault, Part(slice(row, row + 1), begin, stop, number=0))
-            here = step_columns(source, named, columns, steps, parsed.names)
-            means = {name: x.mean(1) if x.shape[1] > 1 else x[:, 0] for name, x in here.items()}
+            values = step_columns(source, named, columns, steps, parsed.names)
+            means = {name: x.mean(1) if x.shape[1] > 1 else x[:, 0] for name, x in values.items()}
             holds[begin:stop] = parsed.holds(means, stop - begin)
-            holds[begin:stop] &= np.isin(steps.episode, wanted)
-        of_rows.append(_runs(holds, mine, found.start[mine]))
+            holds[begin:stop] &= np.isin(steps.episode, episodes)
+        of_rows.append(_runs(holds, in_row, table.start[in_row]))
     return Pieces(*(np.concatenate(column) for column in zip(*of_rows, strict=True)))
 
 

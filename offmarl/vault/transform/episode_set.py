@@ -77,9 +77,9 @@ class EpisodeSet(ABC):
         >>> best = dataset.subset(dataset.episodes.episode_returns > 10)
         >>> replay = best.replay(256, 20)
         """
-        chosen = episode_numbers(episodes, len(self))
-        check_chosen(chosen, len(self), self._located(None)[0].path)
-        dataset, numbers = self._located(np.sort(chosen))
+        selection = episode_numbers(episodes, len(self))
+        check_chosen(selection, len(self), self._located(None)[0].path)
+        dataset, numbers = self._located(np.sort(selection))
         assert numbers is not None
         return Subset(dataset, numbers)
 
@@ -125,9 +125,9 @@ class EpisodeSet(ABC):
         >>> validation = parts["validation"].stream(256, 20, epochs=1)
         """
         shares = tables.shares(fractions, validation)
-        whole, found = self._located(None)[0], self.episodes
-        policies = None if by is None else tables.policies_by(found, whole.spec, by)
-        parts = tables.split(len(found.row), shares, seed, whole.path, policies)
+        source, table = self._located(None)[0], self.episodes
+        policies = None if by is None else tables.policies_by(table, source.spec, by)
+        parts = tables.split(len(table.row), shares, seed, source.path, policies)
         return {name: self.subset(part) for name, part in parts.items()}
 
     def replay(
@@ -278,8 +278,8 @@ class EpisodeSet(ABC):
     ) -> "WindowItems":
         """Return all windows by number, as NumPy arrays: a source for Grain and other loaders.
 
-        It has a length and an index, which all that such loaders need. It can be pickled to other
-        processes, and needs no JAX.
+        It has a length and an index, which is all that such loaders need. It can be pickled to
+        other processes, and needs no JAX.
 
         Parameters
         ----------
@@ -405,8 +405,8 @@ class EpisodeSet(ABC):
         from offmarl.replay import Circles, Windows
 
         dataset, numbers = self._located(episodes)
-        weighed = resolve(dataset, weights, numbers)
-        circles = Circles(dataset, Windows(1, length, burn_in), numbers, weighed)
+        step_weights = resolve(dataset, weights, numbers)
+        circles = Circles(dataset, Windows(1, length, burn_in), numbers, step_weights)
         return circles.step_probabilities()
 
     def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -480,6 +480,6 @@ class Subset(EpisodeSet):
     def _located(self, episodes: Chosen) -> tuple[Any, Chosen]:
         if episodes is None:
             return self.dataset, self.numbers
-        chosen = episode_numbers(episodes, len(self))
-        check_chosen(chosen, len(self), self.dataset.path)
-        return self.dataset, self.numbers[chosen]
+        selection = episode_numbers(episodes, len(self))
+        check_chosen(selection, len(self), self.dataset.path)
+        return self.dataset, self.numbers[selection]

@@ -31,7 +31,7 @@ Replace = Callable[[int, int, Transition, NumpyArray, View], tuple[Transition, V
 given by their numbers."""
 
 BLOCK_BYTES = 2**25
-"""Approximate size of what is read at once."""
+"""Approximate size of the data that is read at once."""
 
 
 def execute(
@@ -46,7 +46,7 @@ def execute(
     """Make the vault that was planned; invalid values of the sources are kept.
 
     ``sources`` are those that were examined before; ``copy`` is used in place of `copy_pieces`;
-    ``named`` are the origins whose ids policies get, by default those of what is taken.
+    ``named`` are the origins whose ids policies get, by default the origins of the pieces.
     """
     vaults = plan.vaults
     with create_whole(
@@ -60,18 +60,18 @@ def execute(
     ) as writer:
         if sources is None:
             sources = examine_all(vaults, progress)
-        taken = [*zip(sources, plan.select(sources, None), strict=True)]
+        selections = [*zip(sources, plan.select(sources, None), strict=True)]
         if plan.keeps_rows:
             copy, named = copy or copy_rows, sources[0].named
         if named is None:
-            named = lineage.merged(taken)
-        with progress(plan.operation, steps_of(taken, plan.keeps_rows)) as advance:
-            for source, pieces in taken:
+            named = lineage.merged(selections)
+        with progress(plan.operation, steps_of(selections, plan.keeps_rows)) as advance:
+            for source, pieces in selections:
                 remap: Remap = partial(lineage.remap, source=source.named, target=named)
                 remap = unchanged if plan.keeps_rows else remap
                 (copy or copy_pieces)(source.vault, pieces, writer, remap, advance)
-        about = lineage.provenance_of(plan.operation, plan.described(), taken, named)
-        writer.annotate({**about, **plan.provenance})
+        provenance = lineage.provenance_of(plan.operation, plan.described(), selections, named)
+        writer.annotate({**provenance, **plan.provenance})
 
 
 def examine_all(vaults: Sequence[Reader], progress: Progress) -> list[Source]:
@@ -80,11 +80,11 @@ def examine_all(vaults: Sequence[Reader], progress: Progress) -> list[Source]:
         return [lineage.examine(vault, advance) for vault in vaults]
 
 
-def steps_of(taken: Sequence[tuple[Source, Pieces]], may_be_empty: bool = False) -> int:
+def steps_of(selections: Sequence[tuple[Source, Pieces]], may_be_empty: bool = False) -> int:
     """Return the number of steps taken; `VaultError` if there are none."""
-    steps = sum(pieces.steps for _, pieces in taken)
+    steps = sum(pieces.steps for _, pieces in selections)
     if not steps and not may_be_empty:
-        names = ", ".join(str(source.vault.path) for source, _ in taken)
+        names = ", ".join(str(source.vault.path) for source, _ in selections)
         raise VaultError(f"no steps of {names} are left: an empty vault is not written.")
     return steps
 
@@ -103,7 +103,7 @@ def join_rows(
     chunk_steps: int | None = None,
     remap: Remap = unchanged,
 ) -> None:
-    """Make a vault of vaults with as many rows each, one after the other in time.
+    """Join vaults with the same number of rows, one after the other in time.
 
     No episode may span two of them.
     """
@@ -165,26 +165,26 @@ def copy_rows(
     advance: Advance,
     replace: Replace | None = None,
 ) -> None:
-    """Append all of a vault to one with as many rows, unchanged but for what is replaced."""
-    found = vault.episodes
-    ends = found.start + found.length
-    is_open = found.cause == CAUSES[OPEN]
+    """Append a vault to one with as many rows; only the steps that ``replace`` returns change."""
+    table = vault.episodes
+    ends = table.start + table.length
+    is_open = table.cause == CAUSES[OPEN]
     # Data after an open episode was recorded by another run.
     breaks = np.unique(ends[is_open])
     edges = sorted({0, *(stop for _, stop in vault.blocks()), *breaks.tolist()})
     for begin, stop in pairwise(edges):
         steps = vault.transitions(begin, stop)
         steps = steps._replace(policy_id=remap(steps.policy_id))
-        here = np.flatnonzero((ends > begin) & (ends <= stop) & ~is_open)
-        row: NumpyArray = found.row[here]
-        time: NumpyArray = ends[here] - 1 - begin
+        episodes = np.flatnonzero((ends > begin) & (ends <= stop) & ~is_open)
+        row: NumpyArray = table.row[episodes]
+        time: NumpyArray = ends[episodes] - 1 - begin
         cut: NumpyArray = np.zeros(steps.last.shape, bool)
-        cut[row, time] = found.cause[here] == CAUSES[CUT]
-        known = found.final[here] >= 0
-        views = vault.final_views(found.final[here][known])
+        cut[row, time] = table.cause[episodes] == CAUSES[CUT]
+        has_final = table.final[episodes] >= 0
+        views = vault.final_views(table.final[episodes][has_final])
         if replace is not None:
-            steps, views = replace(begin, stop, steps, here[known], views)
-        finals = FinalObservations(row[known], time[known], views)
+            steps, views = replace(begin, stop, steps, episodes[has_final], views)
+        finals = FinalObservations(row[has_final], time[has_final], views)
         number = np.searchsorted(breaks, begin, side="right") % 2
         writer.append(steps, finals, run=f"copy {number}", cut=cut)
         advance(steps.last.size)
@@ -203,47 +203,47 @@ def _windows(vault: Reader, pieces: Pieces) -> Iterator[_Window]:
             inside = (of_rows.start < stop) & (of_rows.stop > begin)
             if not inside.any():
                 continue
-            here = Pieces(*(column[inside] for column in of_rows))
-            start, end = np.maximum(here.start, begin), np.minimum(here.stop, stop)
-            row = vault.episodes.row[here.episode]
+            parts = Pieces(*(column[inside] for column in of_rows))
+            start, end = np.maximum(parts.start, begin), np.minimum(parts.stop, stop)
+            row = vault.episodes.row[parts.episode]
             yield _Window(
                 slice(int(row[0]), int(row[-1]) + 1),
                 int(start.min()),
                 int(end.max()),
-                Pieces(here.episode, start, end),
-                here.stop <= stop,
+                Pieces(parts.episode, start, end),
+                parts.stop <= stop,
             )
 
 
 def _gather(vault: Reader, window: _Window) -> tuple[Transition, FinalObservations, NumpyArray]:
-    """Return a window's pieces end to end ``(1, T, ...)``, their final views, and where cut."""
-    pieces, ends, found = window.pieces, window.ends, vault.episodes
+    """Return a window's pieces end to end ``(1, T, ...)``, final views, and the mask of cuts."""
+    pieces, ends, table = window.pieces, window.ends, vault.episodes
     episode = pieces.episode[ends]
-    goes_on = pieces.stop[ends] < found.start[episode] + found.length[episode]
-    unended = goes_on | (found.cause[episode] == CAUSES[OPEN])
+    goes_on = pieces.stop[ends] < table.start[episode] + table.length[episode]
+    unended = goes_on | (table.cause[episode] == CAUSES[OPEN])
 
     # If the episode continues after the piece, the view of the next step is the final view.
     stop = max(window.stop, *(pieces.stop[ends][goes_on] + 1).tolist(), 0)
-    read = vault.transitions(window.begin, stop, window.rows)
-    place = found.row[pieces.episode] - window.rows.start
-    first = place * read.last.shape[1] + pieces.start - window.begin
+    block = vault.transitions(window.begin, stop, window.rows)
+    place = table.row[pieces.episode] - window.rows.start
+    first = place * block.last.shape[1] + pieces.start - window.begin
     before = np.cumsum(pieces.length) - pieces.length
-    steps = _take(read, np.repeat(first - before, pieces.length) + np.arange(pieces.steps))
+    steps = _take(block, np.repeat(first - before, pieces.length) + np.arange(pieces.steps))
 
     last = (before + pieces.length - 1)[ends]
     truncated, is_last = steps.truncated.copy(), steps.last.copy()
     truncated[0, last[unended]] = ~steps.terminated[0, last[unended]]
     is_last[0, last[unended]] = True
     cut: NumpyArray = np.zeros(is_last.shape, bool)
-    cut[0, last] = unended | (found.cause[episode] == CAUSES[CUT])
+    cut[0, last] = unended | (table.cause[episode] == CAUSES[CUT])
 
-    known = ~goes_on & (found.final[episode] >= 0)
-    stored = vault.final_views(found.final[episode[known]])
+    has_final = ~goes_on & (table.final[episode] >= 0)
+    stored_views = vault.final_views(table.final[episode[has_final]])
     after = (first + pieces.length)[ends][goes_on]
-    seen = map_tree(lambda field: _flat(field)[after], read.view)
-    time: NumpyArray = np.concatenate([last[known], last[goes_on]])
+    next_views = map_tree(lambda field: _flat(field)[after], block.view)
+    time: NumpyArray = np.concatenate([last[has_final], last[goes_on]])
     row: NumpyArray = np.zeros_like(time)
-    views = map_tree(lambda *pair: np.concatenate(pair), stored, seen)
+    views = map_tree(lambda *pair: np.concatenate(pair), stored_views, next_views)
     finals = FinalObservations(row, time, views)
     return steps._replace(truncated=truncated, last=is_last), finals, cut
 
@@ -252,9 +252,9 @@ def _take(steps: Transition, index: NumpyArray) -> Transition:
     """Return steps ``(1, T, ...)`` of ``(rows, time, ...)`` by their number."""
     # An interval without gaps is a view, not a copy.
     gapless = index[-1] - index[0] + 1 == len(index)
-    chosen = slice(index[0], index[-1] + 1) if gapless else index
-    taken: Transition = map_tree(lambda field: _flat(field)[chosen][None], steps)
-    return taken
+    selection = slice(index[0], index[-1] + 1) if gapless else index
+    part: Transition = map_tree(lambda field: _flat(field)[selection][None], steps)
+    return part
 
 
 def _flat(field: NumpyArray) -> NumpyArray:

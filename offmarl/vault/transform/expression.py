@@ -2,7 +2,7 @@
 
 A condition is a Python expression of a few kinds: ``and``, ``or``, ``not``, comparisons, ``in``
 with values in parentheses, arithmetic, names, numbers, text in quotes, and percentiles. ``p90`` is
-the 90th percentile, over complete episodes, of what it is compared with.
+the 90th percentile, over complete episodes, of the values that it is compared with.
 
 Python's parser finds the structure, and only the nodes listed here have a meaning: every other one
 is refused, and nothing is executed as Python. Python's keywords can be names, such as ``return``.
@@ -77,13 +77,13 @@ class Expression(NamedTuple):
 
     def holds(self, columns: Columns, count: int) -> NumpyArray:
         """Return where the condition holds, ``(count,)`` booleans."""
-        found = _Evaluation(self.text, columns).value(self.tree, "truth")
-        return np.broadcast_to(np.asarray(found, bool), count)
+        mask = _Evaluation(self.text, columns).value(self.tree, "truth")
+        return np.broadcast_to(np.asarray(mask, bool), count)
 
     def value(self, columns: Columns, shape: tuple[int, ...]) -> NumpyArray:
         """Return the numbers that a formula gives, in float64."""
-        found = _Evaluation(self.text, columns, truths_count=True).value(self.tree, "number")
-        return np.broadcast_to(np.asarray(found, float), shape)
+        numbers = _Evaluation(self.text, columns, truths_count=True).value(self.tree, "number")
+        return np.broadcast_to(np.asarray(numbers, float), shape)
 
 
 def parse(
@@ -132,7 +132,7 @@ def _tree(text: str) -> ast.expr:
 
 
 def _hide(word: re.Match[str]) -> str:
-    """Return what Python's parser reads as a name, or as the text in quotes that it is."""
+    """Return a word in the form of a name of Python; text in quotes stays as it is."""
     if word[0][0] in "\"'":
         return word[0]
     if iskeyword(word[0]) and word[0] not in ("and", "or", "not", "in"):
@@ -148,7 +148,7 @@ class _Policy(NamedTuple):
 
 
 class _Percentile(float):
-    """A percentile of what it will be compared with."""
+    """A percentile of the values that it is compared with."""
 
 
 def _kind(value: Any) -> Kind:
@@ -166,15 +166,15 @@ class _Samples(dict[str, NumpyArray]):
     def __missing__(self, name: str) -> NumpyArray:
         if name == COMPLETE or name.endswith(POLICY_NAME):  # not used by their names
             return np.array([True] if name == COMPLETE else ["a"])
-        known = next((any_ for start, any_ in _FAMILIES.items() if name.startswith(start)), name)
-        if known not in self.names:
+        family = next((kind for start, kind in _FAMILIES.items() if name.startswith(start)), name)
+        if family not in self.names:
             near = difflib.get_close_matches(name, self.names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            hint = self.hints.get(known) or f"{hint}Known: {', '.join(self.names)}."
+            hint = self.hints.get(family) or f"{hint}Known: {', '.join(self.names)}."
             raise ExpressionError(f"there is no {name!r:.40}: {hint}")
         self.used.add(name)
         samples: dict[str, Any] = {"text": ["a"], "truth": [True]}
-        return np.array(samples.get(self.names[known], [1.0]))
+        return np.array(samples.get(self.names[family], [1.0]))
 
 
 class _Evaluation:
@@ -190,20 +190,20 @@ class _Evaluation:
         """Return the value of a node, which must be of a kind."""
         with np.errstate(all="ignore"):
             value = self.any_value(node)
-        found = _kind(value)
-        if found == kind:
+        actual = _kind(value)
+        if actual == kind:
             return value
-        if kind == "number" and found == "policy":
+        if kind == "number" and actual == "policy":
             return value.number
-        if kind == "number" and found == "truth" and self.truths_count:
+        if kind == "number" and actual == "truth" and self.truths_count:
             return np.asarray(value, float)
-        needed = "a condition" if kind == "truth" else "a number"
-        raise self.error(node, f"{needed} is needed, and this is a {found}")
+        expected = "a condition" if kind == "truth" else "a number"
+        raise self.error(node, f"{expected} is needed, and this is a {actual}")
 
     def any_value(self, node: ast.expr) -> Any:
         match node:
             case ast.BoolOp(op, values):
-                return reduce(_OPERATORS[type(op)], [self.value(one, "truth") for one in values])
+                return reduce(_OPERATORS[type(op)], [self.value(term, "truth") for term in values])
             case ast.UnaryOp(ast.Not(), operand):
                 return np.logical_not(self.value(operand, "truth"))
             case ast.UnaryOp(ast.USub(), operand):
@@ -212,16 +212,16 @@ class _Evaluation:
                 return _OPERATORS[type(op)](self.value(left, "number"), self.value(right, "number"))
             case ast.BinOp(op=ast.BitAnd() | ast.BitOr()):
                 raise self.error(node, "join conditions by `and` and `or`")
-            case ast.Compare(left, signs, others):
-                return self.compared(left, signs, others)
+            case ast.Compare(left, signs, operands):
+                return self.compared(left, signs, operands)
         return self.leaf(node)
 
     def leaf(self, node: ast.expr) -> Any:
         match node:
-            case ast.Constant(bool() | str() as given):
-                return np.asarray(given)
-            case ast.Constant(int() | float() as given):
-                return np.float64(given if abs(given) < 1e308 else np.inf)
+            case ast.Constant(bool() | str() as literal):
+                return np.asarray(literal)
+            case ast.Constant(int() | float() as literal):
+                return np.float64(literal if abs(literal) < 1e308 else np.inf)
             case ast.Name(id="true" | "false" as name):
                 return np.asarray(name == "true")
             case ast.Name(id=name) if _PERCENTILE.fullmatch(name):
@@ -240,16 +240,16 @@ class _Evaluation:
             raise self.error(node, "percentiles are from p0 to p100")
         return _Percentile(at)
 
-    def compared(self, left: ast.expr, signs: list[ast.cmpop], others: list[ast.expr]) -> Any:
+    def compared(self, left: ast.expr, signs: list[ast.cmpop], operands: list[ast.expr]) -> Any:
         before, parts = self.any_value(left), []
-        for sign, other in zip(signs, others, strict=True):
+        for sign, other in zip(signs, operands, strict=True):
             if isinstance(sign, ast.In | ast.NotIn):
                 options = other.elts if isinstance(other, ast.Tuple) else [other]
                 if not options:
                     raise self.error(other, "`in` needs values, such as (1, 2)")
                 equal = [self.pair(before, ast.Eq, self.any_value(x), x) for x in options]
-                found = reduce(np.logical_or, equal)
-                parts.append(found if isinstance(sign, ast.In) else ~found)
+                is_in = reduce(np.logical_or, equal)
+                parts.append(is_in if isinstance(sign, ast.In) else ~is_in)
             else:
                 after = self.any_value(other)
                 parts.append(self.pair(before, type(sign), after, other))
@@ -257,7 +257,7 @@ class _Evaluation:
         return reduce(np.logical_and, parts)
 
     def pair(self, left: Any, sign: type[ast.AST], right: Any, node: ast.expr) -> Any:
-        """Compare two values, the second of which is a node's."""
+        """Compare two values; the right one is that of the node."""
         a, b = self.beside(left, right), self.beside(right, left)
         if _kind(a) != _kind(b) or _kind(a) == "percentile" or sign not in _OPERATORS:
             raise self.error(node, f"a {_kind(left)} and a {_kind(right)} cannot be compared")
@@ -266,7 +266,7 @@ class _Evaluation:
         return _OPERATORS[sign](a, b)
 
     def beside(self, value: Any, other: Any) -> Any:
-        """Return what a policy or a percentile is beside what it is compared with."""
+        """Return a value, with policies and percentiles as values comparable with ``other``."""
         if isinstance(value, _Policy):
             return value.text if _kind(other) == "text" else value.number
         if not isinstance(value, _Percentile) or _kind(other) not in ("number", "policy"):
@@ -282,6 +282,6 @@ class _Evaluation:
             )
         return np.percentile(values, value)
 
-    def error(self, node: ast.expr, what: str) -> ExpressionError:
-        shown = ast.get_source_segment(self.text, node)
-        return ExpressionError(f"{what}: {shown!r:.60} in {self.text!r:.200}.")
+    def error(self, node: ast.expr, fault: str) -> ExpressionError:
+        segment = ast.get_source_segment(self.text, node)
+        return ExpressionError(f"{fault}: {segment!r:.60} in {self.text!r:.200}.")

@@ -83,10 +83,10 @@ def load(function: MapFunction, seed: int) -> Function:
 
 def _random_parameter(call: Callable[..., Any]) -> str | None:
     try:
-        _, *others = inspect.signature(call).parameters
+        _, *parameters = inspect.signature(call).parameters
     except ValueError:  # functions in C have no signature, or no parameters
         return None
-    return next((name for name in others if name in _RANDOM), None)
+    return next((name for name in parameters if name in _RANDOM), None)
 
 
 def _checksum(call: Any) -> str | None:
@@ -112,7 +112,7 @@ def reward_formula(text: str, source: Source) -> Function:
     conditions.check_known(source, parsed, columns)
 
     def reward(steps: Steps) -> dict[str, NumpyArray]:
-        here = conditions.step_columns(source, source.named, columns, steps, parsed.names)
-        return {"reward": parsed.value(here, steps["reward"].shape).astype(np.float32)}
+        values = conditions.step_columns(source, source.named, columns, steps, parsed.names)
+        return {"reward": parsed.value(values, steps["reward"].shape).astype(np.float32)}
 
     return Function(reward, f"reward = {text}", None, None, 0)

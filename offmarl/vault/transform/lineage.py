@@ -79,7 +79,7 @@ class Source(NamedTuple):
         return [named.origin for named in self.named]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads back without reading the vault."""
+        """Return the source as JSON; `from_json` restores it without reading the vault."""
         return {"digest": self.digest, "named": [[*named] for named in self.named]}
 
     @classmethod
@@ -92,10 +92,10 @@ class Source(NamedTuple):
 def examine(vault: Reader, advance: Advance) -> Source:
     """Compute a vault's digest and find its origins; reads all of it."""
     try:
-        found = digest(vault, lambda steps: advance(steps * vault.rows))
+        content_digest = digest(vault, lambda steps: advance(steps * vault.rows))
     except VaultError:  # if a damaged part is copied, copying raises
         return examine_damaged(vault, None)
-    return Source(vault, found, _origins(vault, found))
+    return Source(vault, content_digest, _origins(vault, content_digest))
 
 
 def examine_damaged(vault: Reader, ids: Iterable[NumpyArray] | None) -> Source:
@@ -103,8 +103,8 @@ def examine_damaged(vault: Reader, ids: Iterable[NumpyArray] | None) -> Source:
     total = hashlib.sha256()
     for column in vault.episodes.columns:
         total.update(column.tobytes())
-    found = f"damaged, episode table {total.hexdigest()}"
-    return Source(vault, found, _origins(vault, found, ids))
+    table_digest = f"damaged, episode table {total.hexdigest()}"
+    return Source(vault, table_digest, _origins(vault, table_digest, ids))
 
 
 def name_of(vault: Reader) -> str:
@@ -132,29 +132,29 @@ def merge(present: Iterable[Named]) -> list[Named]:
     distinct: dict[str, Named] = {}
     for named in present:
         distinct.setdefault(named.origin.digest, named)
-    found: list[Named] = []
+    origins: list[Named] = []
     first = 0
     for origin, policies in distinct.values():
         label = {"origin": origin.vault} if len(distinct) > 1 else {}
         shift = first - origin.first
-        moved = [
+        renumbered = [
             {name: value for name, value in policy.items() if name != "origin"}
             | {"policy_id": policy["policy_id"] + shift}
             | label
             for policy in policies
         ]
-        found.append(Named(origin._replace(first=first), moved))
-        first = found[-1].origin.stop
-    return found
+        origins.append(Named(origin._replace(first=first), renumbered))
+        first = origins[-1].origin.stop
+    return origins
 
 
-def merged(taken: Iterable[tuple[Source, Pieces]]) -> list[Named]:
-    """Return the merged origins of what is taken of some sources."""
-    found: list[Named] = []
-    for source, pieces in taken:
+def merged(selections: Iterable[tuple[Source, Pieces]]) -> list[Named]:
+    """Return the merged origins of selections from some sources."""
+    origins: list[Named] = []
+    for source, pieces in selections:
         numbers = origin_of(source.vault.episodes.policy_id[pieces.episode], source.origins)
-        found += [source.named[number] for number in np.unique(numbers).tolist()]
-    return merge(found)
+        origins += [source.named[number] for number in np.unique(numbers).tolist()]
+    return merge(origins)
 
 
 def remap(ids: NumpyArray, source: Sequence[Named], target: Sequence[Named]) -> NumpyArray:
@@ -164,15 +164,15 @@ def remap(ids: NumpyArray, source: Sequence[Named], target: Sequence[Named]) -> 
     number = origin_of(ids.ravel(), origins).reshape(ids.shape)
     result = np.empty_like(ids)
     for index, origin in enumerate(origins):
-        mine = number == index
-        own = ids[mine] - origin.first
+        mask = number == index
+        new_ids = ids[mask] - origin.first
         if len(source) > 1:
-            own = np.where(own == origin.num_policies, -1, own)
+            new_ids = np.where(new_ids == origin.num_policies, -1, new_ids)
         new = targets.get(origin.digest)
         if new is not None and len(target) > 1:
-            own = np.where(own < 0, new.num_policies, own) + new.first
+            new_ids = np.where(new_ids < 0, new.num_policies, new_ids) + new.first
         if new is not None:
-            result[mine] = own
+            result[mask] = new_ids
     return result
 
 
@@ -186,15 +186,15 @@ def _origins(vault: Reader, digest: str, ids: Iterable[NumpyArray] | None = None
         for policy in _list(vault.provenance.get("policies"))
         if isinstance(policy, Mapping) and isinstance(policy.get("policy_id"), int)
     ]
-    noted = _list(vault.provenance.get(_ORIGINS)) if vault.native else []
+    entries = _list(vault.provenance.get(_ORIGINS)) if vault.native else []
     with suppress(AttributeError, ValueError):
-        found = [msgspec.convert([*map(one.get, Origin._fields)], Origin) for one in noted]
-        if len(found) == 1 and highest < found[0].stop:
-            return [Named(found[0], policies)]
-        if len(found) > 1 and highest < found[-1].stop and lowest >= 0:
+        origins = [msgspec.convert([*map(x.get, Origin._fields)], Origin) for x in entries]
+        if len(origins) == 1 and highest < origins[0].stop:
+            return [Named(origins[0], policies)]
+        if len(origins) > 1 and highest < origins[-1].stop and lowest >= 0:
             return [
-                Named(one, [x for x in policies if one.first <= x["policy_id"] < one.stop])
-                for one in found
+                Named(x, [p for p in policies if x.first <= p["policy_id"] < x.stop])
+                for x in origins
             ]
     count = max([highest, *(policy["policy_id"] for policy in policies)]) + 1
     return [Named(_root(vault, digest, count, lowest < 0), policies)]
@@ -209,14 +209,14 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _root(vault: Reader, digest: str, count: int, unknown: bool) -> Origin:
-    known = vault.provenance
-    program = known.get("program") or _mapping(known.get("policy")).get("program")
-    seeds = [_mapping(one).get("seed") for one in (known, known.get("recipe"), known.get("args"))]
+    facts = vault.provenance
+    program = facts.get("program") or _mapping(facts.get("policy")).get("program")
+    seeds = [_mapping(x).get("seed") for x in (facts, facts.get("recipe"), facts.get("args"))]
     return Origin(
         digest=digest,
         vault=name_of(vault),
         program=str(program) if program else None,
-        tier=str(known.get("tier") or (vault.name if vault.uid == DEFAULT_UID else vault.uid)),
+        tier=str(facts.get("tier") or (vault.name if vault.uid == DEFAULT_UID else vault.uid)),
         seed=next((seed for seed in seeds if isinstance(seed, int)), None),
         first=0,
         num_policies=count,
@@ -238,12 +238,12 @@ def _ids(vault: Reader) -> Iterator[NumpyArray]:
 def provenance_of(
     operation: str,
     arguments: Mapping[str, Any],
-    taken: Sequence[tuple[Source, Pieces]],
+    selections: Sequence[tuple[Source, Pieces]],
     origins: Sequence[Named],
 ) -> dict[str, Any]:
     """Return the provenance of a vault that a transform makes."""
     policies = [policy for named in origins for policy in named.policies]
-    share = _MOST_BYTES // len(taken)
+    share = _MOST_BYTES // len(selections)
     return {
         "lineage": {
             "operation": operation,
@@ -251,7 +251,7 @@ def provenance_of(
                 name: arguments[name] for name in arguments if arguments[name] is not None
             },
             "offmarl": __version__,
-            "sources": [_describe(source, pieces, share) for source, pieces in taken],
+            "sources": [_describe(source, pieces, share) for source, pieces in selections],
         },
         _ORIGINS: [named.origin._asdict() for named in origins],
     } | ({"policies": policies} if policies else {})

@@ -41,17 +41,17 @@ def map_columns(
     progress: Progress,
 ) -> None:
     """Write a vault with changed columns; see `offmarl.vault.map`."""
-    loaded = checked_function(function, reward, seed)
+    mapper = checked_function(function, reward, seed)
     vault = opened(source)
     free_place(path)  # before anything slow
     (examined,) = examine_all([vault], progress)
-    if loaded is None:
+    if mapper is None:
         assert reward is not None
-        by, loaded = "steps", reward_formula(reward, examined)
-    schema, changed, results = _start(vault, _schema_of(vault), loaded, by)
+        by, mapper = "steps", reward_formula(reward, examined)
+    schema, changed, results = _start(vault, _schema_of(vault), mapper, by)
     copy = partial(copy_rows, replace=_Replaced(schema, changed, results))
 
-    arguments = {**loaded.described, "columns": sorted(map(column_of, changed)), "by": by}
+    arguments = {**mapper.described, "columns": sorted(map(column_of, changed)), "by": by}
     plan = Plan(
         "map",
         [vault],
@@ -80,11 +80,11 @@ def _parts_of(vault: Reader, schema: Schema, by: Unit) -> Iterator[Part]:
     Parts by steps are whole chunks of all rows that share them, so they do not depend on the
     memory or on the program that calls.
     """
-    found = vault.episodes
+    table = vault.episodes
     if by == "episodes":
-        for number in np.lexsort((found.row, found.start)).tolist():
-            row, start = int(found.row[number]), int(found.start[number])
-            yield Part(slice(row, row + 1), start, start + int(found.length[number]), number)
+        for number in np.lexsort((table.row, table.start)).tolist():
+            row, start = int(table.row[number]), int(table.start[number])
+            yield Part(slice(row, row + 1), start, start + int(table.length[number]), number)
         return
     size = max(1, _PART_BYTES // schema.chunk_bytes) * schema.chunk_steps
     starts, groups = range(0, vault.length, size), range(0, vault.rows, schema.chunk_rows)
@@ -99,7 +99,7 @@ def _start(
 ) -> tuple[Schema, frozenset[str], Iterator[tuple[Part, Result]]]:
     """Return the new vault's schema, the columns that a function changes, and all its results.
 
-    It is applied to the first part at once, which tells what it changes and adds.
+    The result for the first part, which is computed at once, determines them.
     """
     parts = _parts_of(vault, schema, by)
     first = next(parts, None)
@@ -134,22 +134,22 @@ class _Replaced:
         self, begin: int, stop: int, steps: Transition, episodes: NumpyArray, views: View
     ) -> tuple[Transition, View]:
         self._gather(stop)
-        leaves, found = self._schema.leaves, encoding.to_disk(steps)
-        arrays = {name: array for name, array in found.items() if name in leaves}
+        leaves = self._schema.leaves
+        arrays = {x: array for x, array in encoding.to_disk(steps).items() if x in leaves}
         for name in self._changed:
             leaf = leaves[name]
             arrays[name] = np.empty((*steps.last.shape, *leaf.shape), leaf.dtype)
         finals = {name: view.copy() for name, view in flatten_view(views).items()}
         for part, result in self._waiting:
-            some = slice(max(part.start, begin), min(part.stop, stop))
+            span = slice(max(part.start, begin), min(part.stop, stop))
             for name, array in result.arrays.items():
-                inside = array[:, some.start - part.start : some.stop - part.start]
-                arrays[name][part.rows, some.start - begin : some.stop - begin] = inside
+                inside = array[:, span.start - part.start : span.stop - part.start]
+                arrays[name][part.rows, span.start - begin : span.stop - begin] = inside
             if result.finals:
-                _, here, there = np.intersect1d(episodes, result.ends, return_indices=True)
+                _, targets, sources = np.intersect1d(episodes, result.ends, return_indices=True)
                 for name, view in result.finals.items():
-                    finals[name][here] = view[there]
-        self._waiting = [one for one in self._waiting if one[0].stop > stop]
+                    finals[name][targets] = view[sources]
+        self._waiting = [entry for entry in self._waiting if entry[0].stop > stop]
         return encoding.from_disk(arrays, self._schema.spec), encoding.unflatten_view(finals)
 
     def _gather(self, stop: int) -> None:
@@ -157,13 +157,13 @@ class _Replaced:
         while self._filled.min() < stop:
             part, result = next(self._results)
             if result.arrays.keys() != self._changed:
-                now, before = (
+                returned, before = (
                     ", ".join(sorted(map(column_of, names))) or "nothing"
                     for names in (result.arrays, self._changed)
                 )
                 raise OptionError(
-                    f"the function returned {now} for steps {part.start} to {part.stop - 1}, and "
-                    f"{before} before: return the same columns in every call."
+                    f"the function returned {returned} for steps {part.start} to {part.stop - 1}, "
+                    f"and {before} before: return the same columns in every call."
                 )
             self._filled[part.rows] = part.stop
             self._waiting.append((part, result))

@@ -24,12 +24,12 @@ AnyVault = StrPath | Reader
 """A vault, open or by its path."""
 
 Select = Callable[[Sequence[Source], Sequence[Pieces] | None], Sequence[Pieces]]
-"""Chooses what to take of each source. If it has to read steps, it reads those of the given whole
+"""Selects pieces of each source. If it has to read steps, it reads those of the given whole
 episodes of each source; None stands for all."""
 
 
 class Plan(NamedTuple):
-    """A transform: what it takes of which vaults, and how it is stored.
+    """A transform: the selection from its vaults, and the layout of the result.
 
     The new vault has the pieces one after the other in one row, unless it keeps the rows.
     """
@@ -42,11 +42,11 @@ class Plan(NamedTuple):
     codec: Codec | None = None
     chunk_steps: int | None = None
     spec: EnvSpec | None = None
-    """That of the new vault, unless it is the sources'."""
+    """The spec of the new vault; None for that of the sources."""
     like: Sequence[Reader] = ()
     """Vaults that the selection depends on, which the lineage names with their digests."""
     keeps_rows: bool = False
-    """Whether the new vault has the rows of its only source, of which all is taken."""
+    """Whether the new vault has the rows of its only source, and all episodes."""
     reads_steps: bool = False
     """Whether the selection reads steps, and so cannot be made from the episode tables."""
     provenance: Mapping[str, Any] = {}
@@ -54,21 +54,19 @@ class Plan(NamedTuple):
 
     def described(self) -> dict[str, Any]:
         """Return the arguments with the digests of the vaults in ``like``, which may be read."""
-        likeness = [
-            {"vault": name_of(one), "digest": one.store.digest or digest(one)} for one in self.like
-        ]
-        found = likeness[0] if len(likeness) == 1 else likeness
-        return {**self.arguments, **({"match_returns": found} if likeness else {})}
+        likeness = [{"vault": name_of(x), "digest": x.store.digest or digest(x)} for x in self.like]
+        match = likeness[0] if len(likeness) == 1 else likeness
+        return {**self.arguments, **({"match_returns": match} if likeness else {})}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the result depends on besides the sources; a JSON object."""
+        """The settings that determine the result, besides the sources; a JSON object."""
         return {
             **self.arguments,
             "codec": self.codec,
             "chunk_steps": self.chunk_steps,
-            "like": [str(one.path) for one in self.like],
-            "time_limits": [one.time_limit for one in self.vaults],
+            "like": [str(vault.path) for vault in self.like],
+            "time_limits": [vault.time_limit for vault in self.vaults],
         }
 
 
@@ -80,21 +78,19 @@ def opened(vault: AnyVault) -> Reader:
 def opened_all(
     vaults: AnyVault | Sequence[AnyVault], time_limit: int | None = None
 ) -> list[Reader]:
-    """Open one vault or several, those of other programs with the time limit."""
+    """Open one vault or several; vaults of other programs get the time limit."""
     several = [vaults] if isinstance(vaults, str | os.PathLike | Reader) else [*vaults]
     if not several:
         raise VaultError("no vaults to join: give at least one vault.")
-    found = [opened(vault) for vault in several]
+    readers = [opened(vault) for vault in several]
     if time_limit is None:
-        return found
-    if all(vault.native for vault in found):
-        names = ", ".join(str(vault.path) for vault in found)
+        return readers
+    if all(vault.native for vault in readers):
+        names = ", ".join(str(vault.path) for vault in readers)
         raise VaultError(
             f"{names}: these vaults record how episodes ended, so leave the time limit out."
         )
-    return [
-        vault if vault.native else open_reader(vault.path, time_limit=time_limit) for vault in found
-    ]
+    return [x if x.native else open_reader(x.path, time_limit=time_limit) for x in readers]
 
 
 def cat(
@@ -188,9 +184,9 @@ def map(
     seed: int = 0,
 ) -> Plan:
     """Plan `offmarl.vault.map`, but with all episodes in one row, which only tasks carry out."""
-    loaded = checked_function(function, reward, seed)
+    mapper = checked_function(function, reward, seed)
     arguments: dict[str, Any] = {"reward": reward, "by": by, "seed": seed}
-    arguments |= {} if loaded is None else {"function": loaded.name, "sha256": loaded.sha256}
+    arguments |= {} if mapper is None else {"function": mapper.name, "sha256": mapper.sha256}
     return Plan("map", opened_all(source), take_all, arguments)
 
 

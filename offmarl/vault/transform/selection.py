@@ -1,4 +1,4 @@
-"""Episodes and steps to take of vaults: by number, by time, or as a sample."""
+"""Selections of episodes and steps of vaults: by number, by time, or as a sample."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -45,10 +45,10 @@ class Pieces(NamedTuple):
 
 
 def whole_episodes(
-    vault: Reader, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"] | slice = slice(None)
+    vault: Reader, episodes: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"] | slice = slice(None)
 ) -> Pieces:
     """Take whole episodes, given by a mask or by numbers in any order; all by default."""
-    episode = np.sort(np.arange(len(vault.episodes.row))[chosen])
+    episode = np.sort(np.arange(len(vault.episodes.row))[episodes])
     start = vault.episodes.start[episode]
     return Pieces(episode, start, start + vault.episodes.length[episode])
 
@@ -64,9 +64,9 @@ def interval(start: int | None, stop: int | None, count: int) -> tuple[int, int]
     """Resolve an interval by Python's rules for slices; `OptionError` if it is empty."""
     begin, end, _ = slice(start, stop).indices(count)
     if begin >= end:
-        asked = f"{start or 0:,} to {count if stop is None else stop:,}"
+        span = f"{start or 0:,} to {count if stop is None else stop:,}"
         raise OptionError(
-            f"empty range: {asked}. There are {count:,}, counted from 0; negative numbers count "
+            f"empty range: {span}. There are {count:,}, counted from 0; negative numbers count "
             "from the end."
         )
     return begin, end
@@ -94,25 +94,25 @@ class Pool:
     @property
     def returns(self) -> Float[np.ndarray, "K"]:
         """Returns of the scored episodes; `OptionError` if there are none."""
-        found = np.concatenate([vault.episodes.complete_returns for vault in self.vaults])
-        if not len(found):
+        returns = np.concatenate([vault.episodes.complete_returns for vault in self.vaults])
+        if not len(returns):
             raise OptionError(
                 f"{self.path} has no complete episode (one that the environment ended), so there "
                 "are no returns to sample by: use --steps or --episodes."
             )
-        return found
+        return returns
 
-    def divide(self, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> list[NumpyArray]:
-        """Return chosen episodes of each vault, by their numbers there, in order."""
-        number = np.sort(np.arange(self._begins[-1])[chosen])
+    def divide(self, episodes: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> list[NumpyArray]:
+        """Return episodes episodes of each vault, by their numbers there, in order."""
+        number = np.sort(np.arange(self._begins[-1])[episodes])
         vault = np.searchsorted(self._begins, number, side="right") - 1
         return [number[vault == i] - self._begins[i] for i in range(len(self.vaults))]
 
-    def whole(self, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> list[Pieces]:
+    def whole(self, episodes: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> list[Pieces]:
         """Take whole episodes of each vault."""
         return [
             whole_episodes(vault, part)
-            for vault, part in zip(self.vaults, self.divide(chosen), strict=True)
+            for vault, part in zip(self.vaults, self.divide(episodes), strict=True)
         ]
 
 
@@ -130,24 +130,24 @@ def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed:
     edges = np.unique(deciles)
     # The lowest return is a stratum of its own only if a tenth of all have it.
     first = int(deciles[0] < deciles[1])
-    stratum, wanted = (np.maximum(np.searchsorted(edges, x), first) for x in (returns, like))
-    share = np.bincount(wanted, minlength=len(edges)) / len(like)
+    stratum, like_stratum = (np.maximum(np.searchsorted(edges, x), first) for x in (returns, like))
+    share = np.bincount(like_stratum, minlength=len(edges)) / len(like)
     inside = (returns >= edges[0]) & (returns <= edges[-1])
     due: NumpyArray = np.full(len(returns), np.inf)
     most = np.inf
     rng = np.random.default_rng(check_seed(seed))
-    for one in np.flatnonzero(share).tolist():
-        members = np.flatnonzero((stratum == one) & inside)
+    for index in np.flatnonzero(share).tolist():
+        members = np.flatnonzero((stratum == index) & inside)
         if not len(members):
             raise OptionError(
                 "the distribution of returns cannot be matched: there is no episode with a return "
-                f"from {edges[max(one - 1, 0)]:.6g} to {edges[one]:.6g}. Sample from data that "
+                f"from {edges[max(index - 1, 0)]:.6g} to {edges[index]:.6g}. Sample from data that "
                 "covers these returns."
             )
         # Episodes of a stratum are placed at even distances, which are shorter for larger shares.
         moments = np.arange(len(members)) + rng.random(len(members))
-        due[rng.permutation(members)] = moments / share[one]
-        most = min(most, len(members) / share[one])
+        due[rng.permutation(members)] = moments / share[index]
+        most = min(most, len(members) / share[index])
     order = np.argsort(due, kind="stable")
     return order[due[order] <= most]
 
@@ -171,12 +171,12 @@ def check_amount(
 
 
 def take_first(pool: Pool, order: Order, steps: int | None, episodes: int | None) -> list[Pieces]:
-    """Take the first of ordered episodes: so many steps or episodes; all if both are None."""
+    """Take the first of ordered episodes, up to a number of steps or episodes; None for all."""
     available = int(pool.length[order].sum())
-    for wanted, unit, count in ((steps, "steps", available), (episodes, "episodes", len(order))):
-        if wanted is not None and wanted > count:
+    for amount, unit, count in ((steps, "steps", available), (episodes, "episodes", len(order))):
+        if amount is not None and amount > count:
             raise OptionError(
-                f"{wanted:,} {unit} were requested, and {pool.path} has {count:,} to choose from."
+                f"{amount:,} {unit} were requested, and {pool.path} has {count:,} to choose from."
             )
     if steps is not None:
         return _first_steps(pool, order, steps)
@@ -187,11 +187,11 @@ def _first_steps(pool: Pool, order: Order, steps: int) -> list[Pieces]:
     """Take episodes in the given order up to a number of steps; the last one is cut short."""
     total = np.cumsum(pool.length[order])
     last = int(np.searchsorted(total, steps))
-    found = pool.whole(order[: last + 1])
+    selections = pool.whole(order[: last + 1])
     shortened = pool.divide(order[last : last + 1])
     return [
         pieces._replace(
             stop=pieces.stop - np.where(np.isin(pieces.episode, cut), total[last] - steps, 0)
         )
-        for pieces, cut in zip(found, shortened, strict=True)
+        for pieces, cut in zip(selections, shortened, strict=True)
     ]
