@@ -58,7 +58,7 @@ def scale_of(dataset: DatasetStatistics) -> np.float32:
 
 def normalised(
     program: Program,
-    what: tuple[str, ...],
+    inputs: tuple[str, ...],
     dataset: DatasetStatistics,
     scale_rewards: bool = False,
     blind: bool = False,
@@ -69,14 +69,14 @@ def normalised(
     that they are compiled once for data of any scale.
     """
     observation: Normalise = _same
-    if "observation" in what:
+    if "observation" in inputs:
         observation = _Standardise(dataset.observation_moments())
     if blind:
         observation = _nothing
-    state = _Standardise(dataset.state_moments()) if "state" in what else _same
+    state = _Standardise(dataset.state_moments()) if "state" in inputs else _same
     scale = scale_of(dataset) if scale_rewards else np.float32(1.0)
     return program._replace(
-        stages=tuple(_stage(one, observation, state, scale_rewards) for one in program.stages),
+        stages=tuple(_stage(stage, observation, state, scale_rewards) for stage in program.stages),
         policy=partial(_policy, program, observation, scale),
         values=program.values and _values(program.values, observation, state, scale),
     )
@@ -121,9 +121,9 @@ def _policy(program: Program, observation: Normalise, scale: np.float32, greedy:
     if observation is _same and after_step is None:  # programs with equal policies share it
         return policy
     return policy._replace(
-        act=lambda params, carry, seen, *rest: act(params, carry, observation(seen), *rest),
+        act=lambda params, carry, raw, *rest: act(params, carry, observation(raw), *rest),
         log_prob=log_prob
-        and (lambda params, carry, seen, *rest: log_prob(params, carry, observation(seen), *rest)),
+        and (lambda params, carry, raw, *rest: log_prob(params, carry, observation(raw), *rest)),
         after_step=after_step
         and (lambda carry, reward, done: after_step(carry, reward * scale, done)),
     )
@@ -142,8 +142,8 @@ class _Standardise:
 
     def __init__(self, moments: MeanAndStd):
         self._mean, self._std = (flatten_tree(tree) for tree in moments)
-        both = (self._mean, self._std)
-        self._key = tuple((path, x.tobytes()) for one in both for path, x in one.items())
+        arrays = (self._mean, self._std)
+        self._key = tuple((path, x.tobytes()) for leaves in arrays for path, x in leaves.items())
 
     def __call__(self, tree: ArrayTree) -> ArrayTree:
         return unflatten_tree(
