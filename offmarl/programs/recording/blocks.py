@@ -93,24 +93,24 @@ class RecordWork(Work):
         join_rows(
             blocks,
             self.path,
-            lambda joined: {**about, "complete": True, "recorded": recorded_return(joined)},
+            lambda reader: {**about, "complete": True, "recorded": recorded_return(reader)},
             tracking.progress,
             chunk_steps=layout.default_chunk_steps(spec, rows, length),
         )
 
     def notes(self, tasks: int) -> list[str]:
         """Return what a person should know: too few blocks, or too short ones."""
-        found = super().notes(tasks)
-        if found:
-            found = [f"{found[0]} A smaller --block-steps makes more blocks."]
+        notes = super().notes(tasks)
+        if notes:
+            notes = [f"{notes[0]} A smaller --block-steps makes more blocks."]
         limit, steps = self.recording.env.spec.time_limit or 0, self.times * self.recording.num_envs
         if self.num_blocks > 1 and self.times < _LEAST_EPISODES * limit:
-            found.append(
+            notes.append(
                 f"a block of {steps:,} steps has room for {self.times / limit:.2g} episodes of "
                 f"{limit} steps in each environment, and its last episodes are cut: use a larger "
                 "--block-steps for whole episodes."
             )
-        return found
+        return notes
 
     def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return sizes: environment steps, bytes on disk in whole chunks, memory of a task."""
@@ -118,15 +118,15 @@ class RecordWork(Work):
         spec, _ = recorded(self.recording.env, first_id=1)
         step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
         chunk = min(self.times, CHUNK) * num_envs * step_bytes
-        joined, block = (
+        total, block = (
             layout.stored_bytes(spec, num_envs, times)
             for times in (self.num_blocks * self.times, self.times)
         )
         return super().plan(tasks) | {
             "steps": self.num_blocks * self.times * num_envs,
             "steps of a block": self.times * num_envs,
-            "bytes": joined,
-            "bytes while joining": joined + self.num_blocks * block,
+            "bytes": total,
+            "bytes while joining": total + self.num_blocks * block,
             "memory of a task": int(_PROCESS_BYTES + _BUFFERS * chunk),
         }
 

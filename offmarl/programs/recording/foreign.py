@@ -133,9 +133,9 @@ def _add_code(digest: Any, value: Any) -> None:
         digest.update(f"{type(value).__name__} {value!r}".encode())
     elif isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        plain = [one for one in cells if not callable(one)]
-        named = sorted((value.__kwdefaults__ or {}).items())
-        _add_code(digest, (value.__code__, value.__defaults__, named, plain))
+        plain = [content for content in cells if not callable(content)]
+        defaults = sorted((value.__kwdefaults__ or {}).items())
+        _add_code(digest, (value.__code__, value.__defaults__, defaults, plain))
     elif isinstance(value, MethodType):
         _add_code(digest, value.__func__)
     elif isinstance(call := vars(type(value)).get("__call__"), FunctionType):

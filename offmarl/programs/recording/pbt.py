@@ -31,16 +31,16 @@ class PopulationTraining:
 
     def _start(self, text: str) -> tuple[str, Float32[np.ndarray, "members"]]:
         """Return a hyperparameter, and the value that each member starts with."""
-        option, _, given = text.partition("=")
-        name, known = option.replace("-", "_"), hyperparameter_names(self._args)
-        if name not in known:
-            raise unknown_name("numeric hyperparameter", option, known)
+        option, _, numbers = text.partition("=")
+        name, names = option.replace("-", "_"), hyperparameter_names(self._args)
+        if name not in names:
+            raise unknown_name("numeric hyperparameter", option, names)
         if name in self._args.initial:
             raise OptionError(
                 f"--pbt {text}: {name} counts at the start of the training alone: leave it out."
             )
         try:
-            values = [float(one) for one in given.split(",")]
+            values = [float(number) for number in numbers.split(",")]
         except ValueError:
             raise OptionError(f"--pbt {text}: give numbers, as in {option}=0.1,0.2.") from None
         for value in values:
@@ -54,8 +54,8 @@ class PopulationTraining:
     def _fill(self, values: Mapping[str, Float32[np.ndarray, "members"]]) -> None:
         self._values = values
         for member in range(len(self._seeds)):
-            own = {name: x[member] for name, x in values.items()}
-            self.members[member] = hyperparameters(self._args, own)
+            changes = {name: x[member] for name, x in values.items()}
+            self.members[member] = hyperparameters(self._args, changes)
 
     def resume(self, evaluation: Mapping[str, Any]) -> None:
         """Set the values to those with which the members went on after an evaluation."""
@@ -87,7 +87,8 @@ class PopulationTraining:
         self._fill(after)
         log = {PARENT: self._seeds[parents]} | {f"pbt_{name}": x for name, x in before.items()}
         log |= {f"pbt_{name}_next": x for name, x in after.items()}
-        return {place: own for place, own in enumerate(parents.tolist()) if own != place}, log
+        copies = {place: seat for place, seat in enumerate(parents.tolist()) if seat != place}
+        return copies, log
 
     def _perturbed(self, name: str, value: float, factor: float) -> float:
         """Multiply a value; of a fraction above 1/2, such as a discount, the difference to 1."""

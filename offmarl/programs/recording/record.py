@@ -132,8 +132,8 @@ def record_policy(
     VaultError
         The vault cannot be written.
     """
-    what = env, policy, params, local(path), steps, num_envs, seed
-    return Recording(*what, lambda: provenance or {}, checkpoint_seconds, devices).record()
+    arguments = env, policy, params, local(path), steps, num_envs, seed
+    return Recording(*arguments, lambda: provenance or {}, checkpoint_seconds, devices).record()
 
 
 def record_tiers(
@@ -203,8 +203,8 @@ class Recording:
         with ends_with_others(path), errors_of_functions():
             if check_recipe(path, recipe, hints=HINTS).get("complete"):
                 return False
-            about, what = self.provenance(), f"the recording {path.name}"
-            with checkpoint_timer(self.checkpoint_seconds, "step", what) as timer:
+            about, label = self.provenance(), f"the recording {path.name}"
+            with checkpoint_timer(self.checkpoint_seconds, "step", label) as timer:
                 _record(self, path, groups, layout, recipe, about, timer)
         return True
 
@@ -324,10 +324,10 @@ def _rollout_in_groups(
     parts = jax.tree.map(
         lambda leaf: leaf.reshape(groups, size, *leaf.shape[1:]), state._replace(others=())
     )
-    found = play_groups(parts, size * jnp.arange(groups), (params, others), key)
-    after = jax.tree.map(lambda leaf: leaf.reshape(total, *leaf.shape[2:]), found[0])
+    results = play_groups(parts, size * jnp.arange(groups), (params, others), key)
+    after = jax.tree.map(lambda leaf: leaf.reshape(total, *leaf.shape[2:]), results[0])
     return after._replace(others=others), *jax.tree.map(
-        lambda leaf: leaf.swapaxes(0, 1).reshape(num_steps, total, *leaf.shape[3:]), found[1:]
+        lambda leaf: leaf.swapaxes(0, 1).reshape(num_steps, total, *leaf.shape[3:]), results[1:]
     )
 
 
@@ -357,8 +357,8 @@ def _record(
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
         progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
-        begun = [begin._replace(params=copied(recording.params))]  # it will be donated
-        work = collect(program, begun, [hyper], [key], schedule, start, [chunks], layout, False)
+        states = [begin._replace(params=copied(recording.params))]  # it will be donated
+        work = collect(program, states, [hyper], [key], schedule, start, [chunks], layout, False)
         for done, (state,), _ in work:
             timer.work_done()
             advance(num_steps)
@@ -403,9 +403,9 @@ def _begin(
     init = jax.jit(program.init, compiler_options=quickly())
     shapes = jax.eval_shape(init, key, hyper)
     require_room(bytes_of(shapes), "so many environments")
-    found = checkpoints.resume({"state": shapes})
-    state: _State = meet(env, init(key, hyper)) if found is None else found.tree["state"]
-    return 0 if found is None else found.step, state
+    checkpoint = checkpoints.resume({"state": shapes})
+    state: _State = meet(env, init(key, hyper)) if checkpoint is None else checkpoint.tree["state"]
+    return 0 if checkpoint is None else checkpoint.step, state
 
 
 def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
@@ -444,9 +444,9 @@ def _checked_provenance(
         return {}
     existing = vault.open_vault(path)
     provenance = existing.provenance
-    found, wanted = provenance.get("recipe", {}), plain(recipe)
-    further = tuple(found.keys() - wanted.keys()) if partly else ()
-    for name, theirs, ours in differences(found, wanted, further):
+    old_recipe, new_recipe = provenance.get("recipe", {}), plain(recipe)
+    further = tuple(old_recipe.keys() - new_recipe.keys()) if partly else ()
+    for name, theirs, ours in differences(old_recipe, new_recipe, further):
         hint = f" ({hints[name]})" if name in hints else ""
         advice = (
             "give the same arguments to resume it, or another path for the new recording."
