@@ -108,7 +108,7 @@ class CrossPlayWork(Work):
             for one, other in zip(best, drawn, strict=True):
                 full = f"{run[0]}{one.name.removeprefix(local(run[0]).name)}" if run else name
                 about = (one.about.get(x, "") for x in ("policy", "parameters", "acting"))
-                content = " ".join(about)
+                content = " ".join(about) + one.about.get("sha256", "")
                 if content not in self._pool:
                     both = one.policy, other.policy
                     self._pool[content] = self._member(full, both, one.params, one.agents)

@@ -325,7 +325,7 @@ def lazy(env):
 """
 
 
-def test_a_recording_is_that_of_who_acts(tmp_path):
+def test_a_recording_is_that_of_who_acts(tmp_path, monkeypatch):
     def record(policy, **changed):
         given = {"env": "classic/xor", "steps": 4, "num_envs": 2, "name": "a", "out": tmp_path}
         args = fixed.PolicyArgs(policy=(policy,), **given | changed)
@@ -334,7 +334,12 @@ def test_a_recording_is_that_of_who_acts(tmp_path):
     (tmp_path / "mine.py").write_text(LAZY)
     mine = f"{tmp_path / 'mine.py'}:lazy"
     assert record(mine) == "recorded" and record(mine).startswith("complete already")
-    with pytest.raises(RunError, match=r"with policies.all.policy='.*mine.py:lazy', not 'random'"):
+    monkeypatch.chdir(tmp_path)
+    for spelling in ("mine.py:lazy", "./mine.py:lazy"):
+        assert record(spelling).startswith("complete already")
+    (about,) = vault.open_vault(tmp_path / "classic/xor.vlt/a").provenance["policies"]
+    assert about["policy"] == "mine.py:lazy"  # without the directories of this machine
+    with pytest.raises(RunError, match=r"with policies.all.policy='mine.py:lazy', not 'random'"):
         record("random")
     with pytest.raises(RunError, match="with extras=None"):
         record(mine, env_states=True)

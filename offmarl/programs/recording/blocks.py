@@ -33,11 +33,11 @@ _MOST_BLOCKS = 1024
 _LEAST_STEPS = 128
 """Least number of time steps of a block."""
 _LEAST_EPISODES = 4
-"""A block has room for this many episodes, one after the other: its last ones are cut."""
+"""Episodes that fit into a block, one after the other: the last ones are cut."""
 _PROCESS_BYTES = 6e8
-"""What a process takes that runs JAX, in addition to the data."""
+"""Memory of a process that runs JAX, in addition to the data."""
 _BUFFERS = 4
-"""Buffers of one chunk that a recording has in memory, while others are written."""
+"""Buffers of one chunk that a recording has in memory at the same time."""
 
 
 class RecordWork(Work):
@@ -99,7 +99,7 @@ class RecordWork(Work):
         )
 
     def notes(self, tasks: int) -> list[str]:
-        """Return what a person should know: too few blocks, or too short ones."""
+        """Return warnings: of too few blocks, or of too short ones."""
         notes = super().notes(tasks)
         if notes:
             notes = [f"{notes[0]} A smaller --block-steps makes more blocks."]

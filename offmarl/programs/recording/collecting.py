@@ -64,7 +64,7 @@ def collect(
     while done < schedule.updates:
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
-            # Copies, because donated leaves must not be aliases or kept elsewhere; not of buffers.
+            # Copies, because donated leaves must have no other references. Buffers have none.
             started = [_but_buffer(program.stages[stage].on_start(state)) for state in states]
             states, size = [place_state(*pair) for pair in zip(started, mesh_of, strict=True)], 1
         # Powers of two, so that few programs that copy steps out of the buffer are compiled.
@@ -131,8 +131,8 @@ def _updates(
 
 
 train = partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)(_updates)
-"""Make ``count`` updates from the number ``first`` on, ``place`` having both, and return the state
-and their metrics."""
+"""Make ``count`` updates from the number ``first`` on, of which ``place`` consists, and return the
+state and the metrics."""
 
 play = jit_in_order(static_argnums=(0, 1, 2), donate_argnums=3)(_updates)
 """Do as `train` for a program that learns nothing."""

@@ -89,12 +89,12 @@ def function_policy(
 
 
 _errors: list[Exception] = []
-"""What functions of policies have raised, in the threads in which JAX calls them."""
+"""Errors of the functions of policies, from the threads in which JAX calls them."""
 
 
 @contextmanager
 def errors_of_functions() -> Iterator[None]:
-    """Raise what the function of a policy raised, in place of JAX's error about it."""
+    """Raise the error of a policy's function in place of the one that JAX makes of it."""
     _errors.clear()
     try:
         yield

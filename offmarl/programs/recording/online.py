@@ -157,13 +157,13 @@ def _prepared(
     origin: registry.Origin,
     directory: Path,
 ) -> "_Training":
-    """Return what is trained, or raise what would stop it before anything is written."""
+    """Return the training, or raise its errors before anything is written."""
     assert isinstance(args, OnlineArgs)
     tiers, env = parse_tiers(args.tiers), learning_environment(args, directory)
     start = start_of(args, env)
     args = changed(args, **start.scale)
     source = environment_source(env.spec.name) | opponents_of(env) | start.source
-    if args.pbt:  # the data of a seed depend on those of all
+    if args.pbt:  # the data of a seed depend on all seeds
         source |= {"population": {"first": args.seed, "members": args.seeds}}
     layout = recorder_layout(args.seeds, args.num_envs, args.devices)
     runs = _recorders(make, args, env, origin, directory, source, layout)
@@ -272,7 +272,7 @@ _WAYS = (
     (tracking.RETURN, tracking.WON, LEARNED),
     (tracking.GREEDY_RETURN, tracking.GREEDY_WON, GREEDY),
 )
-"""How policies are evaluated, and the metrics of it."""
+"""Metrics of an evaluation, and how the policy acts in it."""
 
 _SOURCES = ("environment_source", "opponents", "init", "replay", "population")
 """Entries of a run's record that make `Recorder.source`."""
@@ -422,7 +422,7 @@ class _Training(Training):
         if self._start.prior is None:
             return list(states)
         prior = self._start.prior()
-        # Each seed has data of its own, since states are donated; the last one takes the original.
+        # Each seed has its own copy, since states are donated; the last one takes the original.
         more = len(states) - 1
         if more * prior.nbytes > free_bytes():
             raise OptionError(
@@ -639,7 +639,7 @@ def elsewhere(path: Path) -> Recorded:
 
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
     """Return a summary of vaults from a row for each; see `describe`."""
-    # Users copy paths from here, so these are never broken into lines.
+    # Users copy paths from here, so paths are never broken into lines.
     title, *paths = (
         Text(line, no_wrap=True, overflow="ignore")
         for line in (f"{directory}: {outcome}", *(row["path"] for row in rows))

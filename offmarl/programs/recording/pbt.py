@@ -65,11 +65,11 @@ class PopulationTraining:
     def replace(
         self, done: int, returns: Float[np.ndarray, "members episodes"], last: bool
     ) -> tuple[dict[int, int], dict[str, NDArray[Any]]]:
-        """Choose whom each replaced member copies, and perturb its hyperparameters.
+        """Choose which member each replaced one copies, and perturb its hyperparameters.
 
         Returns the places of the winners by those of the losers, and what is logged: the seed that
         each member goes on from, and its hyperparameters before and after. After the ``last``
-        update nobody is replaced.
+        update no member is replaced.
         """
         fitness, before = returns.mean(1), self._values
         after = {name: x.copy() for name, x in before.items()}

@@ -62,7 +62,7 @@ CHUNK = 64
 
 
 Whole = Callable[..., tuple[Transition, FinalObservations]]
-"""Makes the steps that are written of those that were captured; see `ChunkWriter`."""
+"""Makes the written steps from the captured ones; see `ChunkWriter`."""
 
 
 class _State(NamedTuple):
@@ -175,16 +175,16 @@ class Recording:
     num_envs: int = 64
     seed: int = 0
     provenance: Callable[[], Mapping[str, Any]] = dict
-    """Returns the provenance. It may take a while, so it is called for what is written only."""
+    """Returns the provenance. It may take a while, so it is called only before writing."""
     checkpoint_seconds: float = 30.0
     devices: int | None = None
     key: PRNGKeyArray | None = None
     """Random key, by default that of the seed."""
     identity: Mapping[str, Any] | None = None
-    """JSON of what the key was made from, and of who acts, where the parameters do not tell; by
-    default the seed, and the opponents of a side."""
+    """JSON of the origin of the key, and of the policies, as far as the parameters do not identify
+    them; by default the seed, and the opponents of a side."""
     size: int = 1
-    """How many policies it is; their ids are their numbers."""
+    """Number of policies; their ids are 0, 1 and so on."""
 
     def __post_init__(self) -> None:
         require_positive(num_envs=self.num_envs, steps=self.steps)
@@ -236,7 +236,7 @@ class Recording:
 
 
 HINTS = {"chunks": "steps decides it", "functions": "the code of the Python function"}
-"""What decides entries of a recipe, for the errors of `check_recipe`."""
+"""What entries of a recipe follow from, for the errors of `check_recipe`."""
 
 
 def chunks_of(steps: int, num_envs: int) -> tuple[int, int]:
@@ -370,7 +370,7 @@ def _record(
         if isinstance(writer, vault.Writer):
             chunks.complete(recorded=recorded_return(Reader(writer.store)))
     checkpoints.close()
-    any_process(False)  # none ends, or reads the vault, before it is complete
+    any_process(False)  # no process ends, or reads the vault, before it is complete
     if is_first():
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -409,7 +409,7 @@ def _begin(
 
 
 def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
-    """Return the spec of an environment's recordings, and what makes them of captured steps.
+    """Return the spec of an environment's recordings, and the `Whole` of their steps, if any.
 
     These differ for one side of an adversarial environment, whose recordings hold all agents.
     """
@@ -490,7 +490,7 @@ def open_for_recording(
 
 
 def software() -> dict[str, str]:
-    """Return the versions that a recording notes."""
+    """Return the versions of software that a recording notes."""
     return {
         "offmarl": __version__,
         "jax": jax.__version__,

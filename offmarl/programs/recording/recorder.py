@@ -176,7 +176,7 @@ class Recorder(NamedTuple):
         return self.layout.mesh_of(self.seeds.index(self.seed))
 
     def returns_again(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
-        """Play the episodes by which a tier is described: more than during training."""
+        """Return the returns of the episodes that describe a tier: more than during training."""
         rounds = (jax.random.fold_in(key, number) for number in range(_ROUNDS))
         return np.concatenate([self.returns_in(self.play(params, key)) for key in rounds])
 
@@ -220,7 +220,7 @@ class Recorder(NamedTuple):
     # ------------------------------------------------------------------------------ provenance
 
     def provenance(self, tier: str) -> dict[str, Any]:
-        """Return what a tier's vault says of its origin; paths of this machine stay in the run."""
+        """Return the provenance of a tier's vault; local paths stay in the run."""
         local = ("init", "prefill")
         return {
             "program": self.name,
@@ -243,7 +243,7 @@ class Recorder(NamedTuple):
 
 
 def fold_key(seed: int, *parts: int) -> PRNGKeyArray:
-    """Return a seed's random key for some numbers; neighbouring ones share nothing."""
+    """Return a seed's random key for some numbers; all combinations give independent keys."""
     return reduce(jax.random.fold_in, parts, jax.random.key(seed))
 
 

@@ -154,7 +154,7 @@ def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]
     before = np.maximum(np.arange(start - 1, start + length), 0)
     step_keys, reset_keys = _draws(recipe["num_envs"], recipe["chunks"][1])(key, row, before)
     begin = reset_keys[0] if start else jax.random.split(first, recipe["num_envs"])[row]
-    if beside:  # they drew from the keys, too: see `Side.step`
+    if beside:  # opponents drew from the keys, too: see `Side.step`
         step_keys = jax.vmap(jax.random.split)(step_keys)[:, 1]
     return begin, step_keys[1:]
 
@@ -219,7 +219,7 @@ def _compare(dataset: Dataset, number: int, pairs: Iterable[tuple[str, Any, Any]
 def _pairs(
     replayed: ReplayedEpisode, episode: Episode, was_cut: bool
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what was replayed and what was recorded; the recording moved the end of a cut one."""
+    """Yield replayed and recorded arrays by name; the recording moved the end of a cut episode."""
     steps, count = episode.transition, len(episode.transition.last)
     for name in View._fields:
         leaves = [getattr(x, name) for x in (replayed.next_view, steps.view)]

@@ -92,7 +92,7 @@ def _weighed(part: str) -> tuple[str, float]:
 
 
 def run_of(name: str) -> tuple[str, str | None] | None:
-    """Return the directory of a run and what is named after its @, if a name is that of a run."""
+    """Return the directory of a run and the text after its @, if a name is that of a run."""
     split = name.rpartition("@")
     for run, which in ((name, None), (split[0], split[2])):
         if run and (local(run) / tracking.RUN_FILE).exists():
@@ -123,7 +123,7 @@ def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[Te
     name that says how it acts takes precedence.
     """
     everyone = tuple(range(env.spec.num_agents))
-    about: dict[str, Any] = {"policy": source}
+    about: dict[str, Any] = {"policy": envs.short_name(source)}  # the digest identifies a file
     if source == RANDOM:
         policy = make_policy(PolicyConfig("random"), env.spec)
         return [TeamPolicy(policy, (), everyone, RANDOM, about)]
@@ -147,7 +147,7 @@ def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[Te
 
 
 def split_acting(which: str) -> tuple[str, str]:
-    """Split what is named after a run's @ from the way of acting at its end; "" for none."""
+    """Split the text after a run's @ from the way of acting at its end; "" for none."""
     target, _, acting = which.rpartition("/")
     return (target, acting) if acting in get_args(Acting) else (which, "")
 
@@ -212,7 +212,7 @@ def policies_by_side(
 def sources_by_side(
     sources: Sequence[str], spec: EnvSpec, agents: Sequence[int]
 ) -> list[tuple[Team, str]]:
-    """Return what is given for each side of some agents; without a name, each team is a side."""
+    """Return the given policy of each side of some agents; without a name, each team is a side."""
     teams = [
         Team(name_of_side(spec, members), members)
         for team in teams_of(spec)
@@ -262,14 +262,14 @@ def side_of(
             if run is None or not (run / tracking.OPPONENTS).is_dir():
                 raise
     pairs = sources_by_side(opponents, env.spec, other_agents) if opponents else []
-    names = {name: name for _, source in pairs for name, _ in names_in(source)}
+    names = {envs.short_name(x): x for _, source in pairs for x, _ in names_in(source)}
     about = tracking.read_run(run).get("opponents", {})
     players = {side: _kept(run, env, side, entry, names) for side, entry in about.items()}
     return play_side(env, team, players)
 
 
 def keep_opponents(env: Environment, run: Path) -> None:
-    """Copy the trained policies of opponents into a run, which then needs their runs no more.
+    """Copy the trained policies of opponents into a run, which then does not need their runs.
 
     ``opponents/FIRST-NUMBER`` is the run of policies that differ in parameters alone, of the side
     with the agent ``FIRST``. Its seeds are the numbers of the members.
@@ -278,7 +278,7 @@ def keep_opponents(env: Environment, run: Path) -> None:
     players = {side: player.members or (player,) for side, player in players_of(env).items()}
     origins = [member.run for group in players.values() for member in group]
     if any(origin and origin.parent == directory for origin in origins):
-        return  # they are the copies of a training that stopped before its first checkpoint
+        return  # these are copies, of a training that stopped before its first checkpoint
     shutil.rmtree(directory, ignore_errors=True)
     for side, group in players.items():
         first = find_side(cast(Side, env).recorded_spec, side).agents[0]
@@ -304,7 +304,7 @@ def keep_opponents(env: Environment, run: Path) -> None:
 def _kept(
     run: Path, env: Environment, side: str, about: Mapping[str, Any], names: Mapping[str, str]
 ) -> TeamPolicy:
-    """Return an opponent that a run's record describes; ``names`` are those that the user gave."""
+    """Return an opponent that a run's record describes; ``names`` are the user's, by short name."""
     team = find_side(env.spec, side)
     copies: dict[int, TeamPolicy] = {}
     for place in (run / tracking.OPPONENTS).glob(f"{team.agents[0]}-*"):
@@ -314,7 +314,7 @@ def _kept(
     for number, entry in enumerate(about.get("members") or [about]):
         if "run" not in entry:
             name = entry.get("policy", "")
-            members += members_of(names.get(name, name), env, team)
+            members += members_of(names.get(envs.short_name(name), name), env, team)
             continue
         policy = copies.get(number)
         if policy is None or policy.about["parameters"] != entry.get("parameters"):

@@ -53,10 +53,10 @@ VERSUS = "-vs-"
 """Divides the tiers of several teams, in their order, as in ``expert-vs-random``."""
 
 _FINALISTS = 4
-"""The best versions by their evaluations in training, of which a second evaluation chooses."""
+"""Number of best versions in training, from which a second evaluation chooses."""
 
 _SMALL = 0.1
-"""An expert that is less than this far from random to the best known return is warned of."""
+"""An expert is warned of if it is less than this share of the way from random to the best known."""
 
 _NAME = re.compile(r"\w[\w.-]*")
 
@@ -251,7 +251,7 @@ def _is_above(high: Float[np.ndarray, "episodes"], low: Float[np.ndarray, "episo
 
 
 def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:
-    """Raise an error if a tier cannot be, or its vault is of another recording.
+    """Raise an error if a tier is impossible, or its vault holds another recording.
 
     Called before training, which does not change what is compared.
     """
