@@ -46,8 +46,9 @@ def test_a_recording_names_the_checkpoint_of_its_policy(offmarl, run):
     for step, name in ((["--checkpoint", 1], "test-0-1"), ([], "test-0")):
         made = offmarl("record", *options, *step)
         assert made.code == 0, made.err
-        assert made.json["path"].endswith(f"bridge.vlt/{name}")
-        policy = made.json["provenance"]["policy"]
+        (row,) = made.json["vaults"]
+        assert row["path"].endswith(f"bridge.vlt/{name}")
+        policy = vault.open_vault(row["path"]).provenance["policy"]
         assert policy.get("checkpoint") == (1 if step else None)
 
 
@@ -58,8 +59,10 @@ def test_a_recording_of_a_side_is_that_of_how_it_acts_and_of_its_opponents(offma
     named = "record", "--policy", run, *sizes, "--name", "a"
     made = offmarl(*named)
     assert made.code == 0, made.err
-    assert offmarl(*named).json == made.json
-    replay_episode(vault.open_vault(made.json["path"]), 1)  # opponents draw from the same keys
+    again = offmarl(*named).json
+    assert again["vaults"] == made.json["vaults"] and "complete already" in again["outcome"]
+    path = made.json["vaults"][0]["path"]
+    replay_episode(vault.open_vault(path), 1)  # opponents draw from the same keys
     for changed, message in (
         (["--act", "sample"], "was started with act='greedy', not 'sample'"),
         (["--opponents", "scripted"], "with opponents.evaders.policy='random', not 'scripted'"),
@@ -68,8 +71,9 @@ def test_a_recording_of_a_side_is_that_of_how_it_acts_and_of_its_opponents(offma
         refused = offmarl(*named, *changed)
         assert refused.code == 1 and message in refused.json["error"]["message"]
     made = offmarl("record", "--policy", run, *sizes, "--act", "sample", "--env-states")
-    assert made.json["path"].endswith(".vlt/mappo-0-sampled"), made.err
-    data = vault.open_vault(made.json["path"])
+    path = made.json["vaults"][0]["path"]
+    assert path.endswith(".vlt/mappo-0-sampled"), made.err
+    data = vault.open_vault(path)
     assert data.spec.num_agents == 3 and {*data.spec.extras} == {"env_key", "env_state"}
     assert replay_episode(data, 0).exact
 

@@ -19,11 +19,7 @@ def test_every_command_names_the_next_one():
     [
         ("record mappo", {"run": "r", "vaults": [{"path": "a b"}]}, "offmarl show 'a b'"),
         ("record mappo", {"run": "r", "vaults": []}, "offmarl report r"),
-        (
-            "record --policy r",
-            {"path": Path("a.vlt/r")},
-            "offmarl train bc --vault a.vlt/r --updates 1000",
-        ),
+        ("show a", {"path": Path("a.vlt/r")}, "offmarl train bc --vault a.vlt/r --updates 1000"),
         ("train bc", {"run": Path("r"), "seeds": [1]}, "offmarl compare r --html report.html"),
         ("train bc", {"run": Path("r")}, "offmarl report r"),
         ("verify a", {"path": "a", "faults": []}, "offmarl show a"),

@@ -75,7 +75,7 @@ def test_every_command_takes_an_environment_from_a_file(offmarl, file):
     played = offmarl("evaluate", run, "--env", file, "--eval-episodes", 2, "--json")
     assert played.json["env"] == "line_game.py:LineGame"
     again = ("record", "--policy", run, "--env", file, "--steps", 40, "--num-envs", 2, "--json")
-    assert offmarl(*again).json["env"] == "line_game.py:LineGame"
+    assert "line_game.py:LineGame.vlt" in offmarl(*again).json["vaults"][0]["path"]
 
 
 def test_nothing_is_overwritten(offmarl, tmp_path):
@@ -149,4 +149,4 @@ def test_a_baseline_from_a_file_is_trained(offmarl, random_data, monkeypatch):
     assert mistyped.code == 2 and "there is no file" in mistyped.err
     record = ("record", "--policy", run, "--steps", 40, "--num-envs", 2, "--json")
     assert offmarl(*record).code == 1
-    assert offmarl(*record, *program).json["steps"] == 40
+    assert offmarl(*record, *program).json["vaults"][0]["steps"] == 40

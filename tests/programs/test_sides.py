@@ -376,6 +376,7 @@ def test_an_agent_learns_beside_all_seeds_of_a_run(tmp_path):
     options = {"env": XOR, "side": "agent_0", "opponents": (f"{run}@*",), "tiers": "random,replay"}
     for first, row in zip((1, 3), record(tmp_path, **options).data["vaults"], strict=True):
         data = vault.open_vault(row["path"])
+        assert str(tmp_path) not in str(data.provenance)  # nor other paths of this machine
         named = {one["policy_id"]: one["name"] for one in data.provenance["policies"][-3:]}
         assert named == {first: "run@3", first + 1: "run@4", first + 2: "run@5"}
         ids = np.asarray(data.transitions().policy_id)

@@ -221,7 +221,7 @@ class Recorder(NamedTuple):
 
     def provenance(self, tier: str) -> dict[str, Any]:
         """Return the provenance of a tier's vault; local paths stay in the run."""
-        local = ("init", "prefill")
+        local = ("init", "prefill", "opponents")
         return {
             "program": self.name,
             "training_seed": self.seed,
