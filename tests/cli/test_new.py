@@ -46,7 +46,7 @@ def test_an_environment_from_a_file_is_recorded_and_trained_on(offmarl, file):
     opened = vault.open_vault(path)
     assert opened.spec.name == "line_game.py:LineGame:time_limit=9"
     source = opened.provenance["environment_source"]
-    assert (source["file"], source["factory"]) == ("../code/line_game.py", "LineGame")
+    assert source["factory"] == "LineGame" and "file" not in source  # which is not the reader's
 
     refused = offmarl("train", "bc", "--vault", path, *TRAIN)
     assert refused.code == 2 and "path/to/file.py:FACTORY" in refused.err

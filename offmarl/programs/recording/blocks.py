@@ -87,9 +87,9 @@ class RecordWork(Work):
     def join(self) -> None:
         """Write the blocks one after the other into the vault of the recording."""
         blocks = [vault.open_vault(self._vault(block)) for block in range(self.num_blocks)]
-        about = dict(self.recording.provenance())
-        about |= {"recipe": self.identity, "software": software()}
         spec, rows, length = blocks[0].spec, blocks[0].rows, sum(block.length for block in blocks)
+        about = dict(self.recording.provenance())
+        about |= {"recipe": self.identity, **software(spec.name)}
         join_rows(
             blocks,
             self.path,

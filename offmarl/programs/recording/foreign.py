@@ -124,8 +124,8 @@ def _add_code(digest: Any, value: Any) -> None:
     elif isinstance(value, CodeType):
         digest.update(value.co_code)
         _add_code(digest, (value.co_consts, value.co_names))
-    elif isinstance(value, tuple | list):
-        for part in value:
+    elif isinstance(value, tuple | list | frozenset):  # {1, 2} in code is a frozenset
+        for part in sorted(value, key=repr) if isinstance(value, frozenset) else value:
             _add_code(digest, part)
     elif isinstance(value, np.ndarray | jax.Array | np.generic):
         digest.update(f"{value.dtype}{value.shape}".encode() + np.asarray(value).tobytes())

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from offmarl import envs, vault
+from offmarl import vault
 from offmarl._compiling import pinned, quickly
 from offmarl._mesh import DATA, by_shards, spec
 from offmarl._version import __version__
@@ -469,9 +469,7 @@ def open_for_recording(
     """Create the vault of a recording, or resume it, in the process that writes it.
 
     ``size`` is its rows, and the steps that each of them will have.
-    The provenance is stored with the data, with the recipe (see `is_complete`), the versions of the
-    software and, for an environment that is not one of offmarl, the source of its code
-    (``environment_source``).
+    The provenance is stored with the data, with the recipe (see `is_complete`) and `software`.
     """
     if not is_first():
         return NoWriter()
@@ -481,18 +479,13 @@ def open_for_recording(
                 f"{path} was started in another {spec.name}: it differs in {difference}."
             )
         return vault.resume(path)
-    about = dict(provenance) | {"recipe": dict(recipe), "software": software(), "complete": False}
+    about = dict(provenance) | {"recipe": dict(recipe), **software(spec.name), "complete": False}
     about["numerics"] = numerics()
-    if source := envs.source(spec.name):
-        about["environment_source"] = source
     rows, steps = size
     return vault.create(path, spec, rows=rows, expected_steps=steps, provenance=about)
 
 
-def software() -> dict[str, str]:
-    """Return the versions of software that a recording notes."""
-    return {
-        "offmarl": __version__,
-        "jax": jax.__version__,
-        "platform": jax.default_backend(),
-    }
+def software(env_name: str) -> dict[str, dict[str, str]]:
+    """Return what a recording notes of software: versions, and the code of the environment."""
+    versions = {"offmarl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
+    return {"software": versions, **environment_source(env_name)}
