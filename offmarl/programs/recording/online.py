@@ -365,7 +365,7 @@ class _Training(Training):
         self.unit, self.environment = first.iteration_steps, first.env.spec.name
         self.description = f"train {first.name}, {named_seeds(first.seeds)}"
         self.statistics, self.evaluations = {}, []
-        self._population, self._kept = PopulationTraining(first.args), first.policies()
+        self._population, self._saved_policies = PopulationTraining(first.args), first.policies()
         if self.args.pbt and len(_metrics(first)) > 1:
             raise OptionError("--pbt compares one return, and each team has its own: give --side.")
         self._chunks: list[ChunkWriter | None] = []
@@ -381,7 +381,7 @@ class _Training(Training):
         """Return the evaluated versions of the policy of each seed."""
         return _versions(self.runs, self.evaluations)
 
-    def _acted(self) -> list[list[Version]]:
+    def _actors(self) -> list[list[Version]]:
         """Return the versions that acted after the evaluations: copies in replaced members."""
         versions = self.versions()
         for number, (_, evaluation) in enumerate(self.evaluations):
@@ -477,8 +477,8 @@ class _Training(Training):
             if values := [np.asarray(x, np.float32) for x in wins if x is not None]:
                 metrics[won] = np.stack(values)
         shared = stacked(gathered(policies))
-        if is_first() and done not in self._kept.steps():
-            self._kept.save(done, {"policy": shared}, {})
+        if is_first() and done not in self._saved_policies.steps():
+            self._saved_policies.save(done, {"policy": shared}, {})
         if self._recording is None:
             self._recording = _record_ahead(self.runs[0], self.tiers)
         return metrics
@@ -499,7 +499,7 @@ class _Training(Training):
         first, keys = self.runs[0], [run.key(TRAIN) for run in self.runs]
         keep = any(tier.name in REPLAY_TIERS for tier in self.tiers)
         with ExitStack() as stack:
-            stack.callback(self._kept.close)
+            stack.callback(self._saved_policies.close)
             self._chunks = [stack.enter_context(_replay(run, done, keep)) for run in self.runs]
             yield collect(
                 first.program,
@@ -512,7 +512,7 @@ class _Training(Training):
                 first.layout,
             )
             wait(self._recording or [])
-            for run, chunks, versions in zip(self.runs, self._chunks, self._acted(), strict=True):
+            for run, chunks, versions in zip(self.runs, self._chunks, self._actors(), strict=True):
                 if chunks is not None:
                     opponents = described(players_of(run.env), run.iterations + 1)
                     chunks.complete(policies=[*map(run.about, versions), *opponents])

@@ -150,7 +150,7 @@ class Recorder(NamedTuple):
 
     def play(self, params: ArrayTree, key: PRNGKeyArray) -> Evaluation:
         """Play `OnlineArgs.eval_episodes` episodes of the policy."""
-        evaluation: Evaluation = gathered(play_against(*self._played(params, key)))
+        evaluation: Evaluation = gathered(play_against(*self._play_arguments(params, key)))
         return evaluation
 
     def returns_in(self, evaluation: Evaluation) -> Float[np.ndarray, "episodes"]:
@@ -160,9 +160,9 @@ class Recorder(NamedTuple):
 
     def play_ahead(self, params: ArrayTree) -> "Future[None]":
         """Compile what `play` plays, in a thread."""
-        return compile_ahead(play_against, *self._played(params, self.key(EVALUATE)))
+        return compile_ahead(play_against, *self._play_arguments(params, self.key(EVALUATE)))
 
-    def _played(self, params: ArrayTree, key: PRNGKeyArray) -> tuple[Any, ...]:
+    def _play_arguments(self, params: ArrayTree, key: PRNGKeyArray) -> tuple[Any, ...]:
         """Return the arguments of `play_against`."""
         policy, mesh = self.policy, self.mesh
         if self.team is not None:

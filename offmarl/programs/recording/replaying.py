@@ -74,7 +74,7 @@ def replay_episode(
             f"{dataset.path} and the environment {env.spec.name} differ in {difference}."
         )
     episode = dataset.episode(number)
-    states, after, timestep = _played(dataset, number, episode.transition, env)
+    states, after, timestep = _replayed(dataset, number, episode.transition, env)
     all_states = jax.tree.map(lambda x, y: jnp.concatenate([x, y[-1:]]), states, after)
     result = ReplayedEpisode(
         all_states,
@@ -97,7 +97,7 @@ def _has_states(dataset: Dataset) -> bool:
     return {STATE, KEY} <= dataset.spec.extras.keys()
 
 
-def _played(
+def _replayed(
     dataset: Dataset, number: int, steps: Transition, env: Environment
 ) -> tuple[ArrayTree, ArrayTree, Timestep]:
     """Take the steps of an episode again; return the states before and after each, and outcomes."""
@@ -146,7 +146,7 @@ def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]
     table = dataset.episodes
     row, start, length = (int(x[number]) for x in (table.row, table.start, table.length))
     recipe: Any = dataset.provenance.get("recipe")
-    origin = _begun(recipe)
+    origin = _recording_key(recipe)
     if origin is None or row >= recipe["num_envs"]:
         return jax.random.key(0), jax.random.split(jax.random.key(0), length)
     began, beside = origin
@@ -159,7 +159,7 @@ def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]
     return begin, step_keys[1:]
 
 
-def _begun(recipe: Any) -> tuple[PRNGKeyArray, bool] | None:
+def _recording_key(recipe: Any) -> tuple[PRNGKeyArray, bool] | None:
     """Return the key of a policy's recording, and whether opponents drew from it; None if unknown.
 
     Other entries of the recipe change no keys.

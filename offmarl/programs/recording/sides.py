@@ -128,7 +128,7 @@ def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[Te
         policy = make_policy(PolicyConfig("random"), env.spec)
         return [TeamPolicy(policy, (), everyone, RANDOM, about)]
     if (run := run_of(source)) is not None:
-        return _of_run(local(run[0]), run[1], env, team, **how)
+        return _policies_of_run(local(run[0]), run[1], env, team, **how)
     offered = scripted_policies(env)
     if source == "scripted" and not offered:  # the default of `--opponents`
         raise UnknownNameError(
@@ -152,7 +152,7 @@ def split_acting(which: str) -> tuple[str, str]:
     return (target, acting) if acting in get_args(Acting) else (which, "")
 
 
-def _of_run(
+def _policies_of_run(
     directory: Path, which: str | None, env: Environment, team: Team, **how: Any
 ) -> list[TeamPolicy]:
     """Return policies of a run, as SEED/STEP/ACTING names them."""
@@ -264,7 +264,7 @@ def side_of(
     pairs = sources_by_side(opponents, env.spec, other_agents) if opponents else []
     names = {envs.short_name(x): x for _, source in pairs for x, _ in names_in(source)}
     about = tracking.read_run(run).get("opponents", {})
-    players = {side: _kept(run, env, side, entry, names) for side, entry in about.items()}
+    players = {side: _opponent(run, env, side, entry, names) for side, entry in about.items()}
     return play_side(env, team, players)
 
 
@@ -301,14 +301,14 @@ def keep_opponents(env: Environment, run: Path) -> None:
             tracking.write_json(place / tracking.RUN_FILE, record)
 
 
-def _kept(
+def _opponent(
     run: Path, env: Environment, side: str, about: Mapping[str, Any], names: Mapping[str, str]
 ) -> TeamPolicy:
     """Return an opponent that a run's record describes; ``names`` are the user's, by short name."""
     team = find_side(env.spec, side)
     copies: dict[int, TeamPolicy] = {}
     for place in (run / tracking.OPPONENTS).glob(f"{team.agents[0]}-*"):
-        policies = _of_run(place, "*", env, team)
+        policies = _policies_of_run(place, "*", env, team)
         copies |= {policy.about["seed"]: policy for policy in policies}
     members = []
     for number, entry in enumerate(about.get("members") or [about]):

@@ -66,7 +66,7 @@ def read_config(path: str | Path) -> Config:
     """Read a configuration file, or what a run recorded."""
     place = local(path)
     if place.is_dir() or place.suffix == ".json":
-        return _of_run(place if place.is_dir() else place.parent, str(path))
+        return _config_of_run(place if place.is_dir() else place.parent, str(path))
     missing = f"there is no configuration file {path}: give the path of one, or of a run."
     values = records.user_toml(place, str(path), missing)
     program = values.pop(_PROGRAM, None)
@@ -80,7 +80,7 @@ def read_config(path: str | Path) -> Config:
     return Config(str(path), program, values)
 
 
-def _of_run(directory: Path, path: str) -> Config:
+def _config_of_run(directory: Path, path: str) -> Config:
     record = tracking.read_run(directory)
     unset = record.get("resolved", ())
     values = {k: x for k, x in record["args"].items() if x is not None and k not in unset}

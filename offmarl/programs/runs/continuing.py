@@ -207,14 +207,14 @@ class _Source(NamedTuple):
     def check(self, program: Program, state: ArrayTree) -> None:
         """Raise `ShapeError` if a program, with the shapes of its state, cannot continue it."""
         if not _alike(self.states[0], state):
-            theirs, ours = _named(self.program, self.states[0]), _named(program, state)
+            theirs, ours = _by_name(self.program, self.states[0]), _by_name(program, state)
             _common_parts(theirs, ours, self.name, self.sizes)
 
     def begin(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
         """Return the state of a recorder's seed, guided by the run or with its networks."""
         if program.guided is None:
             return self.carry_over(program, state, number)
-        theirs = _named(self.program, self.states[number % len(self.states)])
+        theirs = _by_name(self.program, self.states[number % len(self.states)])
         params = jax.tree_util.tree_map_with_path(
             lambda path, leaf: theirs.get(f"{_POLICY}/{_name(path)}", leaf),
             program.policy_params(state),
@@ -269,7 +269,7 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
         states = [like._replace(**learned(state)) for state in tree["state"]]
         if built.program.guided is not None and "init" in record:
             acting = [jax.tree.map(lambda leaf, i=i: leaf[i], tree[_POLICY]) for i in range(seeds)]
-            states = [_acting(built.program, *pair) for pair in zip(states, acting, strict=True)]
+            states = [_guided(built.program, *pair) for pair in zip(states, acting, strict=True)]
     else:
         tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
@@ -280,7 +280,7 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
     return built.program, states
 
 
-def _acting(program: Program, state: ArrayTree, policy: ArrayTree) -> ArrayTree:
+def _guided(program: Program, state: ArrayTree, policy: ArrayTree) -> ArrayTree:
     """Return a state with the parameters of its policy, which a better guide may have replaced."""
     params = {f"{_POLICY}/{_name(path)}": leaf for path, leaf in tree_flatten_with_path(policy)[0]}
     leaves, tree = jax.tree.flatten(state)
@@ -320,7 +320,7 @@ def carry_over(
         result = state._replace(**learned(trained, program.given)) if has_fields else trained
         tracking.notice(f"continues from {run}: everything")
         return jax.tree.map(jax.numpy.asarray, result)
-    theirs, ours = _named(source, trained), _named(program, state)
+    theirs, ours = _by_name(source, trained), _by_name(program, state)
     common, mismatches = _common_parts(theirs, ours, run, sizes)
     leaf_of = {name: theirs[name] for name in ours if name in theirs and _part(name) in common}
     # A target network that the run lacks is the copy of its network.
@@ -397,7 +397,7 @@ def _part(name: str) -> str:
     return name.split("/", maxsplit=1)[0]
 
 
-def _named(program: Program, state: ArrayTree) -> dict[str, Any]:
+def _by_name(program: Program, state: ArrayTree) -> dict[str, Any]:
     leaves = jax.tree.leaves(state)
     return {name: leaves[index] for name, index in _places(program, state).items()}
 

@@ -103,13 +103,13 @@ def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     if args.validation is not None:
         data = _validation(args, args.validation, dataset)
         indices = np.arange(len(data.episodes.length))
-        episodes = with_actions(data.whole_episodes(_some(indices, sizes[1])))
+        episodes = with_actions(data.whole_episodes(_spread(indices, sizes[1])))
         return evaluator._replace(held_out=episodes, validation=data.known_digest())
     by_default = HELD_OUT if env is None and len(dataset.episodes.length) > 1 else 0.0
     if not (fraction := by_default if args.held_out is None else args.held_out):
         return evaluator
     training, held_out = dataset.hold_out(fraction)
-    episodes = with_actions(dataset.whole_episodes(_some(held_out, sizes[1])))
+    episodes = with_actions(dataset.whole_episodes(_spread(held_out, sizes[1])))
     return evaluator._replace(held_out=episodes, learned_from=training, fraction=fraction)
 
 
@@ -151,7 +151,7 @@ def with_actions(episodes: Sequence) -> Sequence:
     return episodes if acts.all() else jax.tree.map(lambda leaf: leaf[acts], episodes)
 
 
-def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def _spread(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return at most ``most`` episodes, evenly spread: early agents may be worse than late ones."""
     indices = np.linspace(0, len(episodes) - 1, min(most, len(episodes)))
     return episodes[indices.round().astype(int)]

@@ -31,11 +31,11 @@ def gather(training: Training, run: Run, runs: Sequence[Path]) -> None:
     like = training.shapes()
     shapes = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[:1], tree), like)
     checkpoints = run.checkpoints()
-    steps = {*_kept_by_all(parts, training.keep), parts[0].last}
+    steps = {*_common_steps(parts, training.keep), parts[0].last}
     for step in sorted(steps - {*checkpoints.steps()}):
         trees, infos = zip(*(part.checkpoints.restore(shapes, step) for part in parts), strict=True)
         tree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
-        checkpoints.save(step, tree, _joined(infos))
+        checkpoints.save(step, tree, _joined_infos(infos))
     checkpoints.close()
     _write_metrics(run.metrics, [row for part in parts for row in part.rows])
 
@@ -67,7 +67,7 @@ _OF_A_SEED = (*MAY_DIFFER, "args.seed", "args.seeds", "complete", "seeds", "seed
 """Entries of a record in which the run of a seed differs from that of all."""
 
 
-def _kept_by_all(parts: Sequence[_Part], keep: Keep) -> set[int]:
+def _common_steps(parts: Sequence[_Part], keep: Keep) -> set[int]:
     """Return the steps whose checkpoints the run of all seeds keeps, beside the last one."""
     if keep == "best":
         best = (best_of(part.rows, part.seed) for part in parts)
@@ -75,7 +75,7 @@ def _kept_by_all(parts: Sequence[_Part], keep: Keep) -> set[int]:
     return set.intersection(*({*part.checkpoints.steps()} for part in parts))
 
 
-def _joined(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _joined_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the sums of metrics that are not logged yet, one for each seed."""
     sums = {
         name: [value for info in infos for value in info["sums"][name]] for name in infos[0]["sums"]

@@ -82,7 +82,7 @@ def normalised(
     )
 
 
-def _seen(observation: Normalise, state: Normalise, view: View) -> View:
+def _normalised_view(observation: Normalise, state: Normalise, view: View) -> View:
     return view._replace(observation=observation(view.observation), state=state(view.state))
 
 
@@ -90,7 +90,7 @@ def _values(values: Values, observation: Normalise, state: Normalise, scale: np.
     """Return a critic of views as they are recorded, in the unit of the recorded rewards."""
 
     def apply(params: ArrayTree, view: View, *rest: Any) -> Any:
-        return values.apply(params, _seen(observation, state, view), *rest) / scale
+        return values.apply(params, _normalised_view(observation, state, view), *rest) / scale
 
     return values._replace(apply=apply)
 
@@ -103,7 +103,7 @@ def _stage(stage: Stage, observation: Normalise, state_: Normalise, scale_reward
         scale = getattr(hyper, SCALE) if scale_rewards else np.float32(1.0)
         to_go = sequence.return_to_go
         batch = sequence._replace(
-            view=_seen(observation, state_, sequence.view),
+            view=_normalised_view(observation, state_, sequence.view),
             reward=sequence.reward * scale,
             return_to_go=None if to_go is None else to_go * scale,
         )

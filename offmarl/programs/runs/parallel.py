@@ -76,7 +76,7 @@ class Episode:
         self._steps: list[dict[str, Any]] = []
         self._final_is_known = True
         self.broken = self.over = False
-        with _named("the first view"):
+        with _locating("the first view"):
             view = self._view_of(observations, infos, present)
         self._check({}, view)
         self._views = [view]
@@ -89,7 +89,7 @@ class Episode:
 
     def joint(self, actions: Mapping[str, Any]) -> Any:
         """Return the agents' actions as an array; `InvalidValueError` if one is invalid."""
-        with _named(f"step {len(self)} of the episode", " The step was not taken."):
+        with _locating(f"step {len(self)} of the episode", " The step was not taken."):
             self._of("action", actions, required=self._present())
             return self._translator.joint(actions)
 
@@ -102,7 +102,7 @@ class Episode:
     ) -> None:
         """Add the outcome of a step, or raise `InvalidValueError` and add nothing."""
         self.broken = True
-        with _named(f"step {len(self)} of the episode"):
+        with _locating(f"step {len(self)} of the episode"):
             if len(self) == self._translator.spec.time_limit:
                 raise InvalidValueError(
                     f"the episode has not ended after {len(self)} steps, its time_limit: give the "
@@ -228,7 +228,7 @@ class Episode:
 
 
 @contextmanager
-def _named(place: str, then: str = "") -> Iterator[None]:
+def _locating(place: str, then: str = "") -> Iterator[None]:
     """Say in the messages of invalid values where they are."""
     try:
         yield

@@ -80,7 +80,7 @@ class Run:
         """
         rows, algorithms = tracking.read(self.metrics), {}
         for name, metrics in self._by_acting(_evaluated(rows)).items():
-            if runs := _of_seeds(rows, self.record["seeds"], metrics):
+            if runs := _evaluations_by_seed(rows, self.record["seeds"], metrics):
                 algorithms[name] = runs
         if not algorithms:
             return
@@ -161,7 +161,7 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
 
     `RunError` if the directory holds another run; the message names the first difference.
     """
-    record, complete, metrics = on_first(lambda: _opened(directory, record))
+    record, complete, metrics = on_first(lambda: _opened_record(directory, record))
     if not is_first():
         scratch = Path(tempfile.mkdtemp(prefix="offmarl-process-"))
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)
@@ -170,7 +170,7 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
     return Run(directory, record, complete)
 
 
-def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any], bool, str]:
+def _opened_record(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any], bool, str]:
     """Return the record of a run, whether it has ended, and its lines of metrics."""
     record = tracking.plain(record)
     if not (directory / tracking.RUN_FILE).exists():
@@ -245,7 +245,7 @@ def print_sources(args: Validated) -> None:
         tracking.notice(f"settings: {line}")
 
 
-def _of_seeds(
+def _evaluations_by_seed(
     rows: list[dict[str, Any]], seeds: list[int], names: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the evaluations of each seed as marl-eval's tools expect them; empty without one.
