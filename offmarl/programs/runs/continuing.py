@@ -62,8 +62,8 @@ class Start(NamedTuple):
             self.run.check(program, state)
         if self.prior is not None and not state.capture.is_sampled:
             raise OptionError(
-                "this program learns from its newest steps alone, and has no replay to which "
-                "--prefill could add steps: leave it out."
+                "this program learns from its newest steps alone, and has no replay to add steps "
+                "to: leave out --prefill."
             )
 
     def begin(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
