@@ -55,7 +55,7 @@ def serve(args: Args) -> None:
     keys = jax.random.split(jax.random.key(1), args.serve)
     learned = loop.Learned(loop.start(program, keys, hyper), None)
     learners = loop.Learners(program, hyper, keys, layout)
-    learned, rest = layout.place(learned, per_seed=True), loop._rest(learners)
+    learned, rest = layout.place(learned, per_seed=True), loop._per_seed(learners)
     data = layout.place(replay, per_seed=False)
     done = 0
     for _ in sys.stdin:

@@ -27,7 +27,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
         "environments": "offmarl envs swarm/coverage-3",
     },
     "doctor": {"offmarl": "offmarl demo"},
-    "record": _SHOW | _TRAIN | {"run": "offmarl report {run}"},
+    "record": _SHOW | {"run": "offmarl report {run}"},
     "train": {"seeds": "offmarl compare {run} --html report.html", "run": "offmarl report {run}"},
     "tune": {
         "own": "offmarl train {given} --vault {vault[0]} --env {env} --settings {file}",

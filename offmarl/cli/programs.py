@@ -69,26 +69,20 @@ def record(arguments: list[str]) -> Report:
         return overview("recorder", _USAGE)
     if _names_recorder(arguments):
         return _recording_report(_Command.of("recorder", arguments).run())
-    if (args := _named_policies(arguments)) is not None:
-        from offmarl.programs.recording.fixed import record_fixed
+    from offmarl.programs.recording.fixed import record_fixed, recorded_summary
 
-        outcome = record_fixed(args)
-        _only_first_reports()
-        return _recording_report(outcome)
-    if "from_run" in given_among(arguments, from_run=_SEVERAL):
+    if (args := _named_policies(arguments)) is not None:
+        result = record_fixed(args)
+    elif "from_run" in given_among(arguments, from_run=_SEVERAL):
         from offmarl.programs import record_from_run
 
         about = "Record further tiers of a finished run."
         return _recording_report(parse(record_from_run, "record", about, arguments))
-    recording = _trained_recording(arguments)
-    recording.record()
+    else:
+        recording = _trained_recording(arguments)
+        result = recorded_summary(recording.path, recording.record())
     _only_first_reports()
-    from offmarl import vault
-    from offmarl.cli.data import show  # imports the hub's libraries, which training does without
-    from offmarl.programs.recording.online import warn_of
-
-    warn_of(vault.open_vault(recording.path))
-    return show(str(recording.path))
+    return _recording_report(result)
 
 
 def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Divided:
@@ -251,13 +245,15 @@ def train(arguments: list[str]) -> Report:
 def train_work(verb: str, arguments: list[str], _block_steps: None) -> Divided:
     """Return the work of a training: a block for each seed, or one if there is one seed."""
     from offmarl.programs.offline import run_directory
+    from offmarl.programs.runs.drawing import open_data
     from offmarl.programs.runs.gathering import SeedsWork
 
     _, program, args = _Command.of("baseline", arguments)
+    dataset = open_data(args)  # its errors come before a launch
     work = (
         CommandWork(verb, arguments, train)
         if args.seeds == 1
-        else SeedsWork(program.main, args, run_directory(program.make, args))
+        else SeedsWork(program.main, args, run_directory(program.make, args, dataset))
     )
     return Divided(work, lambda _: train(arguments))
 

@@ -108,7 +108,7 @@ class CrossPlayWork(Work):
             for greedy, sampled in zip(best, samplers, strict=True):
                 full = f"{run[0]}{greedy.name.removeprefix(local(run[0]).name)}" if run else name
                 about = (greedy.about.get(x, "") for x in ("policy", "parameters", "acting"))
-                content = " ".join(about)
+                content = " ".join(about) + greedy.about.get("sha256", "")
                 if content not in self._pool:
                     both = greedy.policy, sampled.policy
                     self._pool[content] = self._member(full, both, greedy.params, greedy.agents)

@@ -46,8 +46,9 @@ def test_a_recording_names_the_checkpoint_of_its_policy(offmarl, run):
     for step, name in ((["--checkpoint", 1], "test-0-1"), ([], "test-0")):
         outcome = offmarl("record", *options, *step)
         assert outcome.code == 0, outcome.err
-        assert outcome.json["path"].endswith(f"bridge.vlt/{name}")
-        policy = outcome.json["provenance"]["policy"]
+        (row,) = outcome.json["vaults"]
+        assert row["path"].endswith(f"bridge.vlt/{name}")
+        policy = vault.open_vault(row["path"]).provenance["policy"]
         assert policy.get("checkpoint") == (1 if step else None)
 
 
@@ -55,11 +56,13 @@ def test_a_recording_names_the_checkpoint_of_its_policy(offmarl, run):
 def test_a_recording_of_a_side_is_that_of_how_it_acts_and_of_its_opponents(offmarl, tmp_path):
     run = write_side(tmp_path / "side")
     sizes = "--steps", 6, "--num-envs", 2, "--json"
-    command = "record", "--policy", run, *sizes, "--name", "a"
-    outcome = offmarl(*command)
+    named = "record", "--policy", run, *sizes, "--name", "a"
+    outcome = offmarl(*named)
     assert outcome.code == 0, outcome.err
-    assert offmarl(*command).json == outcome.json
-    replay_episode(vault.open_vault(outcome.json["path"]), 1)  # opponents draw from the same keys
+    again = offmarl(*named).json
+    assert again["vaults"] == outcome.json["vaults"] and "complete already" in again["outcome"]
+    path = outcome.json["vaults"][0]["path"]
+    replay_episode(vault.open_vault(path), 1)  # opponents draw from the same keys
     for changed, message in (
         (["--act", "sample"], "was started with act='greedy', not 'sample'"),
         (["--opponents", "scripted"], "with opponents.evaders.policy='random', not 'scripted'"),
@@ -68,8 +71,9 @@ def test_a_recording_of_a_side_is_that_of_how_it_acts_and_of_its_opponents(offma
         refused = offmarl(*command, *changed)
         assert refused.code == 1 and message in refused.json["error"]["message"]
     outcome = offmarl("record", "--policy", run, *sizes, "--act", "sample", "--env-states")
-    assert outcome.json["path"].endswith(".vlt/mappo-0-sampled"), outcome.err
-    data = vault.open_vault(outcome.json["path"])
+    path = outcome.json["vaults"][0]["path"]
+    assert path.endswith(".vlt/mappo-0-sampled"), outcome.err
+    data = vault.open_vault(path)
     assert data.spec.num_agents == 3 and {*data.spec.extras} == {"env_key", "env_state"}
     assert replay_episode(data, 0).exact
 

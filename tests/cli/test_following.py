@@ -20,7 +20,7 @@ def test_every_command_names_the_next_one():
         ("record mappo", {"run": "r", "vaults": [{"path": "a b"}]}, "offmarl show 'a b'"),
         ("record mappo", {"run": "r", "vaults": []}, "offmarl report r"),
         (
-            "record --policy r",
+            "show a",
             {"path": Path("a.vlt/r")},
             "offmarl train bc --vault a.vlt/r --seeds 5 --updates 1000",
         ),

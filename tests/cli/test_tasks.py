@@ -96,6 +96,14 @@ def test_a_training_by_tasks_is_that_of_one_process(offmarl, random_data):
     chex.assert_trees_all_equal(params("one", 1), params("shared", 1))
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_missing_vault_is_found_before_tasks_are_launched(seeds, offmarl, tmp_path):
+    train = "train", "bc", "--vault", "missing", "--seeds", seeds, "--out", "run", "--tasks", 2
+    outcome = offmarl(*train)
+    assert outcome.code == 1 and "there is no vault at" in outcome.err
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_plan_is_printed_and_nothing_is_run(offmarl, tmp_path):
     plan = offmarl(*RECORD, *BLOCKS, "--tasks", 3, "--dry-run", "--json").json
     assert (plan["blocks"], plan["tasks"], plan["steps"]) == (4, 3, 64)

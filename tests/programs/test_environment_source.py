@@ -10,9 +10,12 @@ from offmarl.cli.policies import load
 from offmarl.cli.programs import PolicyOptions
 from offmarl.envs import registry
 from offmarl.errors import RunError, ShapeError
+from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import record_policy
 from offmarl.programs.recording import online
+from offmarl.programs.recording.blocks import RecordWork
+from offmarl.programs.recording.record import Recording
 from offmarl.programs.runs import training
 from offmarl.programs.runs.continuing import start_of
 from recorders import mappo, qmix
@@ -123,13 +126,18 @@ def acting(name):
 
 
 def test_a_recording_is_of_one_environment(chase, tmp_path):
-    path = tmp_path / "data.vlt" / "main"
-    assert record_policy(*acting(chase("a", 1.0)), path, 4, 2)
+    path, joined = tmp_path / "data.vlt" / "main", tmp_path / "data.vlt" / "joined"
+    assert record_policy(*acting(f"{tmp_path}/{chase('a', 1.0)}"), path, 4, 2)
+    provenance = vault.open_vault(path).provenance
+    assert str(tmp_path) not in str(provenance)
+    work = RecordWork(Recording(*acting(chase("a", 1.0)), joined, 4, 2))
+    run_share(work, Share(0, 1))
+    assert join_work(work)
+    source = vault.open_vault(joined).provenance["environment_source"]
+    assert source == provenance["environment_source"] and len(source["sha256"]) == 64
     assert not record_policy(*acting(chase("copy", 1.0)), path, 4, 2)
     with pytest.raises(RunError, match=r"was started with environment_source\.sha256="):
         record_policy(*acting(chase("b", 2.0)), path, 4, 2)
-    recipe = vault.open_vault(path).provenance["recipe"]
-    assert str(tmp_path) not in str(recipe)
 
 
 @pytest.mark.slow

@@ -327,7 +327,7 @@ def lazy(env):
 """
 
 
-def test_a_recording_is_that_of_who_acts(tmp_path):
+def test_a_recording_is_that_of_who_acts(tmp_path, monkeypatch):
     def record(policy, **changed):
         defaults = {"env": "classic/xor", "steps": 4, "num_envs": 2, "name": "a", "out": tmp_path}
         args = fixed.PolicyArgs(policy=(policy,), **defaults | changed)
@@ -336,7 +336,12 @@ def test_a_recording_is_that_of_who_acts(tmp_path):
     (tmp_path / "mine.py").write_text(LAZY)
     mine = f"{tmp_path / 'mine.py'}:lazy"
     assert record(mine) == "recorded" and record(mine).startswith("complete already")
-    with pytest.raises(RunError, match=r"with policies.all.policy='.*mine.py:lazy', not 'random'"):
+    monkeypatch.chdir(tmp_path)
+    for spelling in ("mine.py:lazy", "./mine.py:lazy"):
+        assert record(spelling).startswith("complete already")
+    (about,) = vault.open_vault(tmp_path / "classic/xor.vlt/a").provenance["policies"]
+    assert about["policy"] == "mine.py:lazy"  # without the directories of this machine
+    with pytest.raises(RunError, match=r"with policies.all.policy='mine.py:lazy', not 'random'"):
         record("random")
     with pytest.raises(RunError, match="with extras=None"):
         record(mine, env_states=True)
@@ -373,6 +378,7 @@ def test_an_agent_learns_beside_all_seeds_of_a_run(tmp_path):
     options = {"env": XOR, "side": "agent_0", "opponents": (f"{run}@*",), "tiers": "random,replay"}
     for first, row in zip((1, 3), record(tmp_path, **options).data["vaults"], strict=True):
         data = vault.open_vault(row["path"])
+        assert str(tmp_path) not in str(data.provenance)  # nor other paths of this machine
         by_id = {p["policy_id"]: p["name"] for p in data.provenance["policies"][-3:]}
         assert by_id == {first: "run@3", first + 1: "run@4", first + 2: "run@5"}
         ids = np.asarray(data.transitions().policy_id)

@@ -33,11 +33,11 @@ _MOST_BLOCKS = 1024
 _LEAST_STEPS = 128
 """Least number of time steps of a block."""
 _LEAST_EPISODES = 4
-"""A block has room for this many episodes, one after the other: its last ones are cut."""
+"""Episodes that fit into a block, one after the other: the last ones are cut."""
 _PROCESS_BYTES = 6e8
-"""What a process takes that runs JAX, in addition to the data."""
+"""Memory of a process that runs JAX, in addition to the data."""
 _BUFFERS = 4
-"""Buffers of one chunk that a recording has in memory, while others are written."""
+"""Buffers of one chunk that a recording has in memory at the same time."""
 
 
 class RecordWork(Work):
@@ -87,30 +87,30 @@ class RecordWork(Work):
     def join(self) -> None:
         """Write the blocks one after the other into the vault of the recording."""
         blocks = [vault.open_vault(self._vault(block)) for block in range(self.num_blocks)]
-        about = dict(self.recording.provenance())
-        about |= {"recipe": self.identity, "software": software()}
         spec, rows, length = blocks[0].spec, blocks[0].rows, sum(block.length for block in blocks)
+        about = dict(self.recording.provenance())
+        about |= {"recipe": self.identity, **software(spec.name)}
         join_rows(
             blocks,
             self.path,
-            lambda joined: {**about, "complete": True, "recorded": recorded_return(joined)},
+            lambda reader: {**about, "complete": True, "recorded": recorded_return(reader)},
             tracking.progress,
             chunk_steps=layout.default_chunk_steps(spec, rows, length),
         )
 
     def notes(self, tasks: int) -> list[str]:
-        """Return what a person should know: too few blocks, or too short ones."""
-        found = super().notes(tasks)
-        if found:
-            found = [f"{found[0]} A smaller --block-steps makes more blocks."]
+        """Return warnings: of too few blocks, or of too short ones."""
+        notes = super().notes(tasks)
+        if notes:
+            notes = [f"{notes[0]} A smaller --block-steps makes more blocks."]
         limit, steps = self.recording.env.spec.time_limit or 0, self.times * self.recording.num_envs
         if self.num_blocks > 1 and self.times < _LEAST_EPISODES * limit:
-            found.append(
+            notes.append(
                 f"a block of {steps:,} steps has room for {self.times / limit:.2g} episodes of "
                 f"{limit} steps in each environment, and its last episodes are cut: use a larger "
                 "--block-steps for whole episodes."
             )
-        return found
+        return notes
 
     def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return sizes: environment steps, bytes on disk in whole chunks, memory of a task."""
@@ -118,15 +118,15 @@ class RecordWork(Work):
         spec, _ = recorded(self.recording.env, first_id=1)
         step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
         chunk = min(self.times, CHUNK) * num_envs * step_bytes
-        joined, block = (
+        total, block = (
             layout.stored_bytes(spec, num_envs, times)
             for times in (self.num_blocks * self.times, self.times)
         )
         return super().plan(tasks) | {
             "steps": self.num_blocks * self.times * num_envs,
             "steps of a block": self.times * num_envs,
-            "bytes": joined,
-            "bytes while joining": joined + self.num_blocks * block,
+            "bytes": total,
+            "bytes while joining": total + self.num_blocks * block,
             "memory of a task": int(_PROCESS_BYTES + _BUFFERS * chunk),
         }
 

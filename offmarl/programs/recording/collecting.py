@@ -58,23 +58,23 @@ def collect(
     """
     run = train if learns else play
     mesh_of, writers = [layout.mesh_of(seed) for seed in range(len(states))], list(chunks)
-    states = [place_state(*one) for one in zip(states, mesh_of, strict=True)]
+    states = [place_state(*pair) for pair in zip(states, mesh_of, strict=True)]
     metrics: list[dict[str, Array]] = [{} for _ in states]
     most, size = _most_at_once(program, states, writers), 1
     while done < schedule.updates:
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
-            # Copies, because donated leaves must not be aliases or kept elsewhere; not of buffers.
+            # Copies, because donated leaves must have no other references. Buffers have none.
             started = [_but_buffer(program.stages[stage].on_start(state)) for state in states]
-            states, size = [place_state(*one) for one in zip(started, mesh_of, strict=True)], 1
+            states, size = [place_state(*pair) for pair in zip(started, mesh_of, strict=True)], 1
         # Powers of two, so that few programs that copy steps out of the buffer are compiled.
         count = 1 << (min(size, most, schedule.next_stop(done) - done).bit_length() - 1)
-        begun = time.monotonic()
+        start_time = time.monotonic()
         for seed, (state, mesh) in enumerate(zip(states, mesh_of, strict=True)):
-            place, rest = (done, count), place_shared((keys[seed], hypers[seed]), mesh)
-            states[seed], metrics[seed] = run(program, stage, mesh, state, place, *rest)
+            place, shared = (done, count), place_shared((keys[seed], hypers[seed]), mesh)
+            states[seed], metrics[seed] = run(program, stage, mesh, state, place, *shared)
         jax.block_until_ready(states)  # type: ignore[no-untyped-call]
-        seconds = (time.monotonic() - begun) / count
+        seconds = (time.monotonic() - start_time) / count
         if most > 1:
             size = next_size(size, seconds, SECONDS_AT_ONCE)
         done += count
@@ -99,12 +99,12 @@ def _most_at_once(
 ) -> int:
     """Return the number of updates whose steps can be written at once."""
     pairs = zip(states, writers, strict=True)
-    held = [
-        chunks_at_once(one.capture, program.num_steps)
-        for one, writer in pairs
+    chunks = [
+        chunks_at_once(state.capture, program.num_steps)
+        for state, writer in pairs
         if writer is not None
     ]
-    return min([MOST_AT_ONCE, *held])
+    return min([MOST_AT_ONCE, *chunks])
 
 
 def _updates(
@@ -131,8 +131,8 @@ def _updates(
 
 
 train = partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)(_updates)
-"""Make ``count`` updates from the number ``first`` on, ``place`` having both, and return the state
-and their metrics."""
+"""Make ``count`` updates from the number ``first`` on, of which ``place`` consists, and return the
+state and the metrics."""
 
 play = jit_in_order(static_argnums=(0, 1, 2), donate_argnums=3)(_updates)
 """Do as `train` for a program that learns nothing."""

@@ -104,14 +104,14 @@ def fixed_recording(args: FixedArgs) -> Recording:
     env = envs.record_states(env) if args.env_states else env
     players = policies_by_side(args.policies, env, range(env.spec.num_agents))
     policy, params = joint_policy(env, players)
-    called = "-vs-".join(dict.fromkeys(one.name.replace("/", "-") for one in players.values()))
+    title = "-vs-".join(dict.fromkeys(player.name.replace("/", "-") for player in players.values()))
     # A vault whose name has an @, which begins a revision, or a comma cannot be published.
-    plain = called.replace("@", "-").replace(",", "-")
+    plain = title.replace("@", "-").replace(",", "-")
     name = args.name or f"{below(plain, option='--policy')}-{args.seed}"
 
     def provenance() -> dict[str, Any]:
         about = _about(env, players, args)
-        return {"program": called, "tier": called, "policies": about}
+        return {"program": title, "tier": title, "policies": about}
 
     return Recording(
         env,
@@ -137,10 +137,10 @@ def _about(
         return entries
     key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)
     policy, params = joint_policy(env, players)
-    found = play_policy(env, policy, args.eval_episodes, None, params, key)
-    returns, teams = returns_by_team(env.spec, found).mean(0), teams_of(env.spec)
-    means = {x: float(own) for team, own in zip(teams, returns, strict=True) for x in team.agents}
+    evaluation = play_policy(env, policy, args.eval_episodes, None, params, key)
+    returns, teams = returns_by_team(env.spec, evaluation).mean(0), teams_of(env.spec)
+    means = {x: float(mean) for team, mean in zip(teams, returns, strict=True) for x in team.agents}
     return [
-        one | {"return": means[find_side(env.spec, side).agents[0]]}
-        for one, side in zip(entries, players, strict=True)
+        entry | {"return": means[find_side(env.spec, side).agents[0]]}
+        for entry, side in zip(entries, players, strict=True)
     ]

@@ -89,12 +89,12 @@ def function_policy(
 
 
 _errors: list[Exception] = []
-"""What functions of policies have raised, in the threads in which JAX calls them."""
+"""Errors of the functions of policies, from the threads in which JAX calls them."""
 
 
 @contextmanager
 def errors_of_functions() -> Iterator[None]:
-    """Raise what the function of a policy raised, in place of JAX's error about it."""
+    """Raise the error of a policy's function in place of the one that JAX makes of it."""
     _errors.clear()
     try:
         yield
@@ -124,8 +124,8 @@ def _add_code(digest: Any, value: Any) -> None:
     elif isinstance(value, CodeType):
         digest.update(value.co_code)
         _add_code(digest, (value.co_consts, value.co_names))
-    elif isinstance(value, tuple | list):
-        for part in value:
+    elif isinstance(value, tuple | list | frozenset):  # {1, 2} in code is a frozenset
+        for part in sorted(value, key=repr) if isinstance(value, frozenset) else value:
             _add_code(digest, part)
     elif isinstance(value, np.ndarray | jax.Array | np.generic):
         digest.update(f"{value.dtype}{value.shape}".encode() + np.asarray(value).tobytes())
@@ -133,9 +133,9 @@ def _add_code(digest: Any, value: Any) -> None:
         digest.update(f"{type(value).__name__} {value!r}".encode())
     elif isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        plain = [one for one in cells if not callable(one)]
-        named = sorted((value.__kwdefaults__ or {}).items())
-        _add_code(digest, (value.__code__, value.__defaults__, named, plain))
+        plain = [content for content in cells if not callable(content)]
+        defaults = sorted((value.__kwdefaults__ or {}).items())
+        _add_code(digest, (value.__code__, value.__defaults__, defaults, plain))
     elif isinstance(value, MethodType):
         _add_code(digest, value.__func__)
     elif isinstance(call := vars(type(value)).get("__call__"), FunctionType):

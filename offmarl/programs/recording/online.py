@@ -157,13 +157,13 @@ def _prepared(
     origin: registry.Origin,
     directory: Path,
 ) -> "_Training":
-    """Return what is trained, or raise what would stop it before anything is written."""
+    """Return the training, or raise its errors before anything is written."""
     assert isinstance(args, OnlineArgs)
     tiers, env = parse_tiers(args.tiers), learning_environment(args, directory)
     start = start_of(args, env)
     args = changed(args, **start.scale)
     source = environment_source(env.spec.name) | opponents_of(env) | start.source
-    if args.pbt:  # the data of a seed depend on those of all
+    if args.pbt:  # the data of a seed depend on all seeds
         source |= {"population": {"first": args.seed, "members": args.seeds}}
     layout = recorder_layout(args.seeds, args.num_envs, args.devices)
     runs = _recorders(make, args, env, origin, directory, source, layout)
@@ -226,7 +226,7 @@ def record_from_run(
     OptionError
         ``out`` is missing for a run that was moved.
     """
-    directory, chosen = local(from_run), parse_tiers(tiers)
+    directory, parsed = local(from_run), parse_tiers(tiers)
     record = tracking.read_run(directory)
     if record.get("kind") != "recorder":
         raise RunError(
@@ -249,30 +249,30 @@ def record_from_run(
     )
     args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
     source = {name: record[name] for name in _SOURCES if name in record}
-    played = learning_environment(
+    game = learning_environment(
         replace(args, opponents=tuple(opponents)), None if opponents else directory
     )
-    _require_same_environment(source, environment_source(played.spec.name) | opponents_of(played))
-    if difference := EnvSpec.from_json(record["spec"]).difference(played.spec, extras=False):
-        raise RunError(f"{directory} and {played.spec.name} differ in {difference}.")
+    _require_same_environment(source, environment_source(game.spec.name) | opponents_of(game))
+    if difference := EnvSpec.from_json(record["spec"]).difference(game.spec, extras=False):
+        raise RunError(f"{directory} and {game.spec.name} differ in {difference}.")
     args = replace(args, devices=devices)
     layout = recorder_layout(args.seeds, args.num_envs, devices)
-    runs = _recorders(module.make, args, played, origin, directory, source, layout)
+    runs = _recorders(module.make, args, game, origin, directory, source, layout)
     for run in runs:
-        if any(tier.name == "replay" for tier in chosen) and not run.vault("replay").exists():
+        if any(tier.name == "replay" for tier in parsed) and not run.vault("replay").exists():
             raise RunError(
                 f"{directory} kept no training data: they are kept while a run trains with replay "
                 "or medium-replay among its --tiers, and cannot be recorded after it."
             )
-        check_vaults(run, chosen)
-    return _record_all(runs, _saved_versions(runs, directory), chosen)
+        check_vaults(run, parsed)
+    return _record_all(runs, _saved_versions(runs, directory), parsed)
 
 
 _WAYS = (
     (tracking.RETURN, tracking.WON, LEARNED),
     (tracking.GREEDY_RETURN, tracking.GREEDY_WON, GREEDY),
 )
-"""How policies are evaluated, and the metrics of it."""
+"""Metrics of an evaluation, and how the policy acts in it."""
 
 _SOURCES = ("environment_source", "opponents", "init", "replay", "population")
 """Entries of a run's record that make `Recorder.source`."""
@@ -280,11 +280,11 @@ _SOURCES = ("environment_source", "opponents", "init", "replay", "population")
 
 def _require_same_environment(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise `RunError` if the environment's code or the opponents are not those of the training."""
-    named = {"environment_source": "code of the environment", "opponents": "opponents"}
-    for name, what in named.items():
+    labels = {"environment_source": "code of the environment", "opponents": "opponents"}
+    for name, label in labels.items():
         if name in recorded and name in now and recorded[name] != now[name]:
             raise RunError(
-                f"the run was trained with {what} that changed since ({recorded[name]}, now "
+                f"the run was trained with {label} that changed since ({recorded[name]}, now "
                 f"{now[name]}): its tiers would be recorded in another environment. Put back what "
                 "it was trained with, or train again."
             )
@@ -337,10 +337,10 @@ def _record_all(
 ) -> Recorded:
     """Record the tiers of all training seeds that learned; then raise the errors of others."""
     failed = []
-    for run, own in zip(runs, versions, strict=True):
+    for run, evaluated in zip(runs, versions, strict=True):
         try:
             with more_to_come(run is not runs[-1]):
-                record_ladders(run, own, tiers)
+                record_ladders(run, evaluated, tiers)
         except NotLearnedError as error:
             failed.append(str(error))
     if failed:
@@ -365,7 +365,7 @@ class _Training(Training):
         self.unit, self.environment = first.iteration_steps, first.env.spec.name
         self.description = f"train {first.name}, {named_seeds(first.seeds)}"
         self.statistics, self.evaluations = {}, []
-        self._population, self._kept = PopulationTraining(first.args), first.policies()
+        self._population, self._saved_policies = PopulationTraining(first.args), first.policies()
         if self.args.pbt and len(_metrics(first)) > 1:
             raise OptionError("--pbt compares one return, and each team has its own: give --side.")
         self._chunks: list[ChunkWriter | None] = []
@@ -381,11 +381,11 @@ class _Training(Training):
         """Return the evaluated versions of the policy of each seed."""
         return _versions(self.runs, self.evaluations)
 
-    def _acted(self) -> list[list[Version]]:
+    def _actors(self) -> list[list[Version]]:
         """Return the versions that acted after the evaluations: copies in replaced members."""
         versions = self.versions()
-        for number, (_, found) in enumerate(self.evaluations):
-            for place, parent in enumerate(found.get(tracking.PARENT, ())):
+        for number, (_, evaluation) in enumerate(self.evaluations):
+            for place, parent in enumerate(evaluation.get(tracking.PARENT, ())):
                 versions[place][number] = versions[int(parent) - self.args.seed][number]
         return versions
 
@@ -408,13 +408,13 @@ class _Training(Training):
         init = jax.jit(program.init, compiler_options=quickly())
         # The buffers are replaced one by one.
         hypers = self._population.members
-        fresh = (init(run.key(INIT), own) for run, own in zip(self.runs, hypers, strict=True))
-        begun = (self._start.begin(program, state, number) for number, state in enumerate(fresh))
-        return self._beside_prior([meet(first.env, state) for state in begun])
+        fresh = (init(run.key(INIT), hyper) for run, hyper in zip(self.runs, hypers, strict=True))
+        states = (self._start.begin(program, state, number) for number, state in enumerate(fresh))
+        return self._beside_prior([meet(first.env, state) for state in states])
 
     def resume(self, tree: Mapping[str, ArrayTree]) -> list[ArrayTree]:
-        for _, found in self.evaluations:
-            self._population.resume(found)
+        for _, evaluation in self.evaluations:
+            self._population.resume(evaluation)
         return self._beside_prior(tree["state"])
 
     def _beside_prior(self, states: Sequence[ArrayTree]) -> list[ArrayTree]:
@@ -422,7 +422,7 @@ class _Training(Training):
         if self._start.prior is None:
             return list(states)
         prior = self._start.prior()
-        # Each seed has data of its own, since states are donated; the last one takes the original.
+        # Each seed has its own copy, since states are donated; the last one takes the original.
         more = len(states) - 1
         if more * prior.nbytes > free_bytes():
             raise OptionError(
@@ -430,10 +430,10 @@ class _Training(Training):
                 f"{more * prior.nbytes / 1e9:,.1f} GB beside the first are too many: give fewer "
                 "--seeds, or a smaller vault."
             )
-        each = [*(jax.tree.map(jnp.copy, prior) for _ in range(more)), prior]
+        replays = [*(jax.tree.map(jnp.copy, prior) for _ in range(more)), prior]
         return [
-            state._replace(capture=state.capture._replace(prior=own))
-            for state, own in zip(states, each, strict=True)
+            state._replace(capture=state.capture._replace(prior=replay))
+            for state, replay in zip(states, replays, strict=True)
         ]
 
     def checkpoint(self, states: Sequence[ArrayTree]) -> dict[str, ArrayTree]:
@@ -460,46 +460,46 @@ class _Training(Training):
 
     def evaluate(self, policies: Sequence[ArrayTree], done: int) -> Evaluated:
         """Evaluate the policies, sampled and greedy, and keep them as a version."""
-        found: Evaluated = {}
+        metrics: Evaluated = {}
         teams = [run.by_team() for run in self.runs]
         for metric, won, way in _WAYS:
-            played = [
-                [one.play((way, params), one.key(EVALUATE, done)) for one in own]
-                for own, params in zip(teams, policies, strict=True)
+            results = [
+                [run.play((way, params), run.key(EVALUATE, done)) for run in runs]
+                for runs, params in zip(teams, policies, strict=True)
             ]
             returns = [
-                [one.returns_in(x) for one, x in zip(*pair, strict=True)]
-                for pair in zip(teams, played, strict=True)
+                [run.returns_in(x) for run, x in zip(*pair, strict=True)]
+                for pair in zip(teams, results, strict=True)
             ]
             by_team = map(np.stack, zip(*returns, strict=True))
-            found |= zip(_metrics(self.runs[0], metric), by_team, strict=True)
-            wins = [own[0].won for own in played if len(own) == 1]
-            if told := [np.asarray(x, np.float32) for x in wins if x is not None]:
-                found[won] = np.stack(told)
+            metrics |= zip(_metrics(self.runs[0], metric), by_team, strict=True)
+            wins = [of_teams[0].won for of_teams in results if len(of_teams) == 1]
+            if values := [np.asarray(x, np.float32) for x in wins if x is not None]:
+                metrics[won] = np.stack(values)
         shared = stacked(gathered(policies))
-        if is_first() and done not in self._kept.steps():
-            self._kept.save(done, {"policy": shared}, {})
+        if is_first() and done not in self._saved_policies.steps():
+            self._saved_policies.save(done, {"policy": shared}, {})
         if self._recording is None:
             self._recording = _record_ahead(self.runs[0], self.tiers)
-        return found
+        return metrics
 
-    def observe(self, done: int, states: list[ArrayTree], found: Evaluated) -> Evaluated:
+    def observe(self, done: int, states: list[ArrayTree], evaluation: Evaluated) -> Evaluated:
         """Replace members of a population, and add their lineage to the evaluation."""
         if not self.args.pbt:
-            return found
-        last, returns = done == self.schedule.updates, found[tracking.RETURN]
+            return evaluation
+        last, returns = done == self.schedule.updates, evaluation[tracking.RETURN]
         copies, log = self._population.replace(done, returns, last)
         for loser, winner in copies.items():
             gained = copied(jax.device_get(gathered(learned(states[winner]))))
             states[loser] = place_state(states[loser]._replace(**gained), self.runs[loser].mesh)
-        return found | log
+        return evaluation | log
 
     @contextmanager
     def work(self, states: list[ArrayTree], done: int) -> Iterator[Work]:
         first, keys = self.runs[0], [run.key(TRAIN) for run in self.runs]
         keep = any(tier.name in REPLAY_TIERS for tier in self.tiers)
         with ExitStack() as stack:
-            stack.callback(self._kept.close)
+            stack.callback(self._saved_policies.close)
             self._chunks = [stack.enter_context(_replay(run, done, keep)) for run in self.runs]
             yield collect(
                 first.program,
@@ -512,10 +512,10 @@ class _Training(Training):
                 first.layout,
             )
             wait(self._recording or [])
-            for run, chunks, versions in zip(self.runs, self._chunks, self._acted(), strict=True):
+            for run, chunks, versions in zip(self.runs, self._chunks, self._actors(), strict=True):
                 if chunks is not None:
-                    others = described(players_of(run.env), run.iterations + 1)
-                    chunks.complete(policies=[*map(run.about, versions), *others])
+                    opponents = described(players_of(run.env), run.iterations + 1)
+                    chunks.complete(policies=[*map(run.about, versions), *opponents])
 
     def unfinished(self) -> list[Path]:
         paths = [(run.vault("replay"), run.recipe) for run in self.runs]
@@ -524,22 +524,22 @@ class _Training(Training):
 
 def _record_ahead(run: Recorder, tiers: Sequence[Tier]) -> "list[Future[None]]":
     """Compile the recording of tiers in a thread, while the policy is trained."""
-    played = any(tier.name not in REPLAY_TIERS and not tier.shares for tier in tiers)
-    if not played or len(run.by_team()) > 1 or run.args.devices or jax.process_count() > 1:
+    any_played = any(tier.name not in REPLAY_TIERS and not tier.shares for tier in tiers)
+    if not any_played or len(run.by_team()) > 1 or run.args.devices or jax.process_count() > 1:
         return []
-    what = run.env, run.policy, run.uniform()
-    recording = Recording(*what, run.directory, run.args.steps, run.args.num_envs)
+    arguments = run.env, run.policy, run.uniform()
+    recording = Recording(*arguments, run.directory, run.args.steps, run.args.num_envs)
     return [recording.compile_ahead()]
 
 
 def _check_room(runs: Sequence[Recorder], shapes: ArrayTree) -> None:
     """Raise `OptionError` if the states of all seeds do not fit into memory."""
-    needed, devices = len(runs) * bytes_of(shapes), runs[0].layout.local_devices
+    num_bytes, devices = len(runs) * bytes_of(shapes), runs[0].layout.local_devices
     room, hint = room_on(devices), "give smaller numbers"
-    if needed > room and shapes.capture.is_sampled and hasattr(runs[0].args, "capacity"):
+    if num_bytes > room and shapes.capture.is_sampled and hasattr(runs[0].args, "capacity"):
         most = _fitting_capacity(runs, shapes, room)
         hint += f", such as --capacity {most}" if most >= runs[0].program.num_steps else ""
-    require_room(needed, "the environments, networks and buffers of all seeds", devices, hint)
+    require_room(num_bytes, "the environments, networks and buffers of all seeds", devices, hint)
 
 
 def _chosen_capacity(runs: Sequence[Recorder]) -> int:
@@ -550,27 +550,27 @@ def _chosen_capacity(runs: Sequence[Recorder]) -> int:
         return cast(int, converted("capacity", PositiveInt, before))
     shapes, room = state_shapes(runs[0].program, args), room_on(runs[0].layout.local_devices) // 2
     least = max(runs[0].program.num_steps, args.window + args.burn_in)
-    chosen = min(max(_fitting_capacity(runs, shapes, room), least), args.default_capacity)
-    if chosen < args.default_capacity:
+    capacity = min(max(_fitting_capacity(runs, shapes, room), least), args.default_capacity)
+    if capacity < args.default_capacity:
         tracking.notice(
-            f"--capacity {chosen}, so that the run takes at most half of the {2 * room / 1e9:,.1f} "
-            f"GB of memory: with the default, {args.default_capacity}, it would take "
-            f"{len(runs) * bytes_of(shapes) / 1e9:,.1f} GB."
+            f"--capacity {capacity}, so that the run takes at most half of the "
+            f"{2 * room / 1e9:,.1f} GB of memory: with the default, {args.default_capacity}, it "
+            f"would take {len(runs) * bytes_of(shapes) / 1e9:,.1f} GB."
         )
-    return chosen
+    return capacity
 
 
 def _fitting_capacity(runs: Sequence[Recorder], shapes: ArrayTree, room: int) -> int:
     """Return the largest capacity, up to that of the shapes, with which all seeds fit into room."""
     capture = shapes.capture
     num_steps = runs[0].program.num_steps if capture.num_finals < capture.capacity else None
-    others, rows = bytes_of(shapes) - bytes_of(capture), len(capture.buffer.experience.ends)
+    other_bytes, rows = bytes_of(shapes) - bytes_of(capture), len(capture.buffer.experience.ends)
 
-    def needed(capacity: int) -> int:
+    def num_bytes(capacity: int) -> int:
         make = partial(init_capture, make_buffer(rows, capacity), runs[0].env.spec, True, num_steps)
-        return len(runs) * (others + bytes_of(jax.eval_shape(make)))
+        return len(runs) * (other_bytes + bytes_of(jax.eval_shape(make)))
 
-    return bisect_right(range(1, capture.capacity + 1), room, key=needed)
+    return bisect_right(range(1, capture.capacity + 1), room, key=num_bytes)
 
 
 def _metrics(run: Recorder, metric: str = tracking.RETURN) -> list[str]:
@@ -590,13 +590,13 @@ def _versions(
     runs: Sequence[Recorder], evaluations: Iterable[Sequence[Any]]
 ) -> list[list[Version]]:
     """Return the evaluated versions of the policies of all seeds."""
-    found: list[list[Version]] = [[] for _ in runs]
+    by_seed: list[list[Version]] = [[] for _ in runs]
     for done, returns in evaluations:
-        for place, versions in enumerate(found):
+        for place, versions in enumerate(by_seed):
             teams = (np.asarray(returns[name][place], float) for name in _metrics(runs[0]))
-            first, *others = (own.tolist() for own in teams)
+            first, *others = (array.tolist() for array in teams)
             versions.append(Version(done, first, tuple(others)))
-    return found
+    return by_seed
 
 
 def _replay(run: Recorder, start: int, keep: bool) -> AbstractContextManager[ChunkWriter | None]:
@@ -633,13 +633,13 @@ def _summary(runs: Sequence[Recorder], tiers: Sequence[Tier], title: str) -> Rec
 
 def elsewhere(path: Path) -> Recorded:
     """Return the summary of a process that wrote nothing."""
-    where = f"process {jax.process_index()} of {jax.process_count()}: process 0 wrote {path}"
-    return Recorded({"run": str(path), "outcome": where, "vaults": []}, Text(where))
+    text = f"process {jax.process_index()} of {jax.process_count()}: process 0 wrote {path}"
+    return Recorded({"run": str(path), "outcome": text, "vaults": []}, Text(text))
 
 
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
     """Return a summary of vaults from a row for each; see `describe`."""
-    # Users copy paths from here, so these are never broken into lines.
+    # Users copy paths from here, so paths are never broken into lines.
     title, *paths = (
         Text(line, no_wrap=True, overflow="ignore")
         for line in (f"{directory}: {outcome}", *(row["path"] for row in rows))
@@ -656,13 +656,13 @@ def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> 
 
 def warn_of(recorded: vault.Dataset) -> None:
     """Warn if a recording has no complete episode, and if other programs appended to it."""
-    episodes, own = recorded.episodes, recorded.manifest
+    episodes, manifest = recorded.episodes, recorded.manifest
     if episodes.incomplete == len(episodes.row):
         tracking.notice(
             f"warning: no episode of {recorded.path} is complete, so it has no returns: record "
             "more --steps, or in fewer environments (--num-envs)."
         )
-    if own is not None and (len(own.head.runs) > 1 or own.unverified):
+    if manifest is not None and (len(manifest.head.runs) > 1 or manifest.unverified):
         tracking.notice(
             f"warning: {recorded.path} also holds steps that were appended to the recording."
         )
@@ -670,13 +670,13 @@ def warn_of(recorded: vault.Dataset) -> None:
 
 def describe(path: Path, tier: str) -> dict[str, Any]:
     """Return what a vault holds, for a summary."""
-    found = vault.open_vault(path)
-    warn_of(found)
+    dataset = vault.open_vault(path)
+    warn_of(dataset)
     return {
         "tier": tier,
-        "steps": found.num_steps,
-        "episodes": len(found.episodes.row),
-        "incomplete": found.episodes.incomplete,
-        "mean_return": only_or_all(found.episodes.mean_returns),
+        "steps": dataset.num_steps,
+        "episodes": len(dataset.episodes.row),
+        "incomplete": dataset.episodes.incomplete,
+        "mean_return": only_or_all(dataset.episodes.mean_returns),
         "path": str(path),
     }

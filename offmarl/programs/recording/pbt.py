@@ -31,16 +31,16 @@ class PopulationTraining:
 
     def _start(self, text: str) -> tuple[str, Float32[np.ndarray, "members"]]:
         """Return a hyperparameter, and the value that each member starts with."""
-        option, _, given = text.partition("=")
-        name, known = option.replace("-", "_"), hyperparameter_names(self._args)
-        if name not in known:
-            raise unknown_name("numeric hyperparameter", option, known)
+        option, _, numbers = text.partition("=")
+        name, names = option.replace("-", "_"), hyperparameter_names(self._args)
+        if name not in names:
+            raise unknown_name("numeric hyperparameter", option, names)
         if name in self._args.initial:
             raise OptionError(
                 f"--pbt {text}: {name} counts at the start of the training alone: leave it out."
             )
         try:
-            values = [float(one) for one in given.split(",")]
+            values = [float(number) for number in numbers.split(",")]
         except ValueError:
             raise OptionError(f"--pbt {text}: give numbers, as in {option}=0.1,0.2.") from None
         for value in values:
@@ -54,8 +54,8 @@ class PopulationTraining:
     def _fill(self, values: Mapping[str, Float32[np.ndarray, "members"]]) -> None:
         self._values = values
         for member in range(len(self._seeds)):
-            own = {name: x[member] for name, x in values.items()}
-            self.members[member] = hyperparameters(self._args, own)
+            changes = {name: x[member] for name, x in values.items()}
+            self.members[member] = hyperparameters(self._args, changes)
 
     def resume(self, evaluation: Mapping[str, Any]) -> None:
         """Set the values to those with which the members went on after an evaluation."""
@@ -65,11 +65,11 @@ class PopulationTraining:
     def replace(
         self, done: int, returns: Float[np.ndarray, "members episodes"], last: bool
     ) -> tuple[dict[int, int], dict[str, NDArray[Any]]]:
-        """Choose whom each replaced member copies, and perturb its hyperparameters.
+        """Choose which member each replaced one copies, and perturb its hyperparameters.
 
         Returns the places of the winners by those of the losers, and what is logged: the seed that
         each member goes on from, and its hyperparameters before and after. After the ``last``
-        update nobody is replaced.
+        update no member is replaced.
         """
         fitness, before = returns.mean(1), self._values
         after = {name: x.copy() for name, x in before.items()}
@@ -87,7 +87,8 @@ class PopulationTraining:
         self._fill(after)
         log = {PARENT: self._seeds[parents]} | {f"pbt_{name}": x for name, x in before.items()}
         log |= {f"pbt_{name}_next": x for name, x in after.items()}
-        return {place: own for place, own in enumerate(parents.tolist()) if own != place}, log
+        copies = {place: seat for place, seat in enumerate(parents.tolist()) if seat != place}
+        return copies, log
 
     def _perturbed(self, name: str, value: float, factor: float) -> float:
         """Multiply a value; of a fraction above 1/2, such as a discount, the difference to 1."""

@@ -318,9 +318,9 @@ class RandomPolicy:
                 actions[agent] = int(self._random.choice(legal)) + int(space.start)
                 log_prob[agent] = -float(np.log(len(legal)))
             else:
-                drawn = self._random.uniform(space.low, space.high)
-                actions[agent] = drawn.astype(space.dtype)
-                log_prob[agent] = -drawn.size * float(np.log(2))
+                sample = self._random.uniform(space.low, space.high)
+                actions[agent] = sample.astype(space.dtype)
+                log_prob[agent] = -sample.size * float(np.log(2))
         return actions, log_prob
 
 
@@ -396,18 +396,18 @@ def _play_all(
     """Return how many episodes were played."""
 
     def count(answers: Process | Answers) -> int:
-        played = 0
+        total = 0
         while answers.send(None):
             advance(1)
-            played += 1
-        return played
+            total += 1
+        return total
 
     if processes == 1:
         return count(play(0))
     started = [Process(name, partial(play, number)) for number in range(processes)]
-    played = sum(in_threads(started, count))
+    total = sum(in_threads(started, count))
     close(started)
-    return played
+    return total
 
 
 def _check(path: Path, episodes: int, recipe: Mapping[str, Any]) -> None:
@@ -417,12 +417,12 @@ def _check(path: Path, episodes: int, recipe: Mapping[str, Any]) -> None:
             f"{episodes}, {recipe['processes']} and {recipe['seed']}."
         )
     try:
-        found = vault.open_vault(path).provenance.get("recipe")
+        old = vault.open_vault(path).provenance.get("recipe")
     except (VaultNotFoundError, VaultFormatError):  # nothing, or the remains of a killed process
         return
-    if found != recipe:
+    if old != recipe:
         raise RunError(
-            f"{path} was started with {found or 'another kind of recording'}, not {dict(recipe)}: "
+            f"{path} was started with {old or 'another kind of recording'}, not {dict(recipe)}: "
             "give the same arguments to resume it, or another path."
         )
 
@@ -441,8 +441,8 @@ def _play(
     run = f"process {number} of {processes}"
     mine = range(number, episodes, processes)
     with record(env, path, resume=True, run=run, **options) as recorder:
-        there = recorder.recorded()
-        for episode in mine[there:]:
+        num_recorded = recorder.recorded()
+        for episode in mine[num_recorded:]:
             try:
                 _play_episode(recorder, policy, *episode_seeds(seed, episode))
             except BaseException:
@@ -459,8 +459,8 @@ def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int, draws: in
         if hasattr(policy, start):
             getattr(policy, start)(*arguments)
     while recorder.running:
-        chosen = policy(observations, infos)
-        actions, log_prob = chosen if isinstance(chosen, tuple) else (chosen, None)
+        output = policy(observations, infos)
+        actions, log_prob = output if isinstance(output, tuple) else (output, None)
         observations, *outcome, infos = recorder.step(actions, log_prob)
         if hasattr(policy, "after_step"):
             policy.after_step(*outcome)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from offmarl import envs, vault
+from offmarl import vault
 from offmarl._compiling import pinned, quickly
 from offmarl._mesh import DATA, by_shards, spec
 from offmarl._version import __version__
@@ -62,7 +62,7 @@ CHUNK = 64
 
 
 Whole = Callable[..., tuple[Transition, FinalObservations]]
-"""Makes the steps that are written of those that were captured; see `ChunkWriter`."""
+"""Makes the written steps from the captured ones; see `ChunkWriter`."""
 
 
 class _State(NamedTuple):
@@ -132,8 +132,8 @@ def record_policy(
     VaultError
         The vault cannot be written.
     """
-    what = env, policy, params, local(path), steps, num_envs, seed
-    return Recording(*what, lambda: provenance or {}, checkpoint_seconds, devices).record()
+    arguments = env, policy, params, local(path), steps, num_envs, seed
+    return Recording(*arguments, lambda: provenance or {}, checkpoint_seconds, devices).record()
 
 
 def record_tiers(
@@ -175,16 +175,16 @@ class Recording:
     num_envs: int = 64
     seed: int = 0
     provenance: Callable[[], Mapping[str, Any]] = dict
-    """Returns the provenance. It may take a while, so it is called for what is written only."""
+    """Returns the provenance. It may take a while, so it is called only before writing."""
     checkpoint_seconds: float = 30.0
     devices: int | None = None
     key: PRNGKeyArray | None = None
     """Random key, by default that of the seed."""
     identity: Mapping[str, Any] | None = None
-    """JSON of what the key was made from, and of who acts, where the parameters do not tell; by
-    default the seed, and the opponents of a side."""
+    """JSON of the origin of the key, and of the policies, as far as the parameters do not identify
+    them; by default the seed, and the opponents of a side."""
     size: int = 1
-    """How many policies it is; their ids are their numbers."""
+    """Number of policies; their ids are 0, 1 and so on."""
 
     def __post_init__(self) -> None:
         require_positive(num_envs=self.num_envs, steps=self.steps)
@@ -203,8 +203,8 @@ class Recording:
         with ends_with_others(path), errors_of_functions():
             if check_recipe(path, recipe, hints=HINTS).get("complete"):
                 return False
-            about, what = self.provenance(), f"the recording {path.name}"
-            with checkpoint_timer(self.checkpoint_seconds, "step", what) as timer:
+            about, label = self.provenance(), f"the recording {path.name}"
+            with checkpoint_timer(self.checkpoint_seconds, "step", label) as timer:
                 _record(self, path, groups, layout, recipe, about, timer)
         return True
 
@@ -236,7 +236,7 @@ class Recording:
 
 
 HINTS = {"chunks": "steps decides it", "functions": "the code of the Python function"}
-"""What decides entries of a recipe, for the errors of `check_recipe`."""
+"""What entries of a recipe follow from, for the errors of `check_recipe`."""
 
 
 def chunks_of(steps: int, num_envs: int) -> tuple[int, int]:
@@ -324,10 +324,10 @@ def _rollout_in_groups(
     parts = jax.tree.map(
         lambda leaf: leaf.reshape(groups, size, *leaf.shape[1:]), state._replace(others=())
     )
-    found = play_groups(parts, size * jnp.arange(groups), (params, others), key)
-    after = jax.tree.map(lambda leaf: leaf.reshape(total, *leaf.shape[2:]), found[0])
+    results = play_groups(parts, size * jnp.arange(groups), (params, others), key)
+    after = jax.tree.map(lambda leaf: leaf.reshape(total, *leaf.shape[2:]), results[0])
     return after._replace(others=others), *jax.tree.map(
-        lambda leaf: leaf.swapaxes(0, 1).reshape(num_steps, total, *leaf.shape[3:]), found[1:]
+        lambda leaf: leaf.swapaxes(0, 1).reshape(num_steps, total, *leaf.shape[3:]), results[1:]
     )
 
 
@@ -357,8 +357,8 @@ def _record(
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
         progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
-        begun = [begin._replace(params=copied(recording.params))]  # it will be donated
-        work = collect(program, begun, [hyper], [key], schedule, start, [chunks], layout, False)
+        states = [begin._replace(params=copied(recording.params))]  # it will be donated
+        work = collect(program, states, [hyper], [key], schedule, start, [chunks], layout, False)
         for done, (state,), _ in work:
             timer.work_done()
             advance(num_steps)
@@ -370,7 +370,7 @@ def _record(
         if isinstance(writer, vault.Writer):
             chunks.complete(recorded=recorded_return(Reader(writer.store)))
     checkpoints.close()
-    any_process(False)  # none ends, or reads the vault, before it is complete
+    any_process(False)  # no process ends, or reads the vault, before it is complete
     if is_first():
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -403,13 +403,13 @@ def _begin(
     init = jax.jit(program.init, compiler_options=quickly())
     shapes = jax.eval_shape(init, key, hyper)
     require_room(bytes_of(shapes), "so many environments")
-    found = checkpoints.resume({"state": shapes})
-    state: _State = meet(env, init(key, hyper)) if found is None else found.tree["state"]
-    return 0 if found is None else found.step, state
+    checkpoint = checkpoints.resume({"state": shapes})
+    state: _State = meet(env, init(key, hyper)) if checkpoint is None else checkpoint.tree["state"]
+    return 0 if checkpoint is None else checkpoint.step, state
 
 
 def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
-    """Return the spec of an environment's recordings, and what makes them of captured steps.
+    """Return the spec of an environment's recordings, and the `Whole` of their steps, if any.
 
     These differ for one side of an adversarial environment, whose recordings hold all agents.
     """
@@ -444,9 +444,9 @@ def _checked_provenance(
         return {}
     existing = vault.open_vault(path)
     provenance = existing.provenance
-    found, wanted = provenance.get("recipe", {}), plain(recipe)
-    further = tuple(found.keys() - wanted.keys()) if partly else ()
-    for name, theirs, ours in differences(found, wanted, further):
+    old_recipe, new_recipe = provenance.get("recipe", {}), plain(recipe)
+    further = tuple(old_recipe.keys() - new_recipe.keys()) if partly else ()
+    for name, theirs, ours in differences(old_recipe, new_recipe, further):
         hint = f" ({hints[name]})" if name in hints else ""
         advice = (
             "give the same arguments to resume it, or another path for the new recording."
@@ -469,9 +469,7 @@ def open_for_recording(
     """Create the vault of a recording, or resume it, in the process that writes it.
 
     ``size`` is its rows, and the steps that each of them will have.
-    The provenance is stored with the data, with the recipe (see `is_complete`), the versions of the
-    software and, for an environment that is not one of offmarl, the source of its code
-    (``environment_source``).
+    The provenance is stored with the data, with the recipe (see `is_complete`) and `software`.
     """
     if not is_first():
         return NoWriter()
@@ -481,18 +479,13 @@ def open_for_recording(
                 f"{path} was started in another {spec.name}: it differs in {difference}."
             )
         return vault.resume(path)
-    about = dict(provenance) | {"recipe": dict(recipe), "software": software(), "complete": False}
+    about = dict(provenance) | {"recipe": dict(recipe), **software(spec.name), "complete": False}
     about["numerics"] = numerics()
-    if source := envs.source(spec.name):
-        about["environment_source"] = source
     rows, steps = size
     return vault.create(path, spec, rows=rows, expected_steps=steps, provenance=about)
 
 
-def software() -> dict[str, str]:
-    """Return the versions that a recording notes."""
-    return {
-        "offmarl": __version__,
-        "jax": jax.__version__,
-        "platform": jax.default_backend(),
-    }
+def software(env_name: str) -> dict[str, dict[str, str]]:
+    """Return what a recording notes of software: versions, and the code of the environment."""
+    versions = {"offmarl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
+    return {"software": versions, **environment_source(env_name)}

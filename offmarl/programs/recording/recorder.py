@@ -58,7 +58,7 @@ class Version(NamedTuple):
     @property
     def means(self) -> list[float]:
         """Mean return of each team."""
-        return [float(np.mean(own)) for own in (self.returns, *self.others)]
+        return [float(np.mean(returns)) for returns in (self.returns, *self.others)]
 
     def of_team(self, number: int) -> "Version":
         """Return the version with the returns of one team."""
@@ -134,8 +134,8 @@ class Recorder(NamedTuple):
     def recipe(self) -> dict[str, Any]:
         """Everything that determines the training of this seed, for the vaults."""
         later = with_role(type(self.args), Role.TRACED)  # what is recorded after the training
-        kept = {name: value for name, value in self.settings.items() if name not in later}
-        return {"program": self.name, "file_sha256": self.origin.sha256} | kept | dict(self.source)
+        args = {name: value for name, value in self.settings.items() if name not in later}
+        return {"program": self.name, "file_sha256": self.origin.sha256} | args | dict(self.source)
 
     def vault(self, tier: str) -> Path:
         """Return the path of a tier's vault."""
@@ -150,19 +150,19 @@ class Recorder(NamedTuple):
 
     def play(self, params: ArrayTree, key: PRNGKeyArray) -> Evaluation:
         """Play `OnlineArgs.eval_episodes` episodes of the policy."""
-        found: Evaluation = gathered(play_against(*self._played(params, key)))
-        return found
+        evaluation: Evaluation = gathered(play_against(*self._play_arguments(params, key)))
+        return evaluation
 
-    def returns_in(self, found: Evaluation) -> Float[np.ndarray, "episodes"]:
+    def returns_in(self, evaluation: Evaluation) -> Float[np.ndarray, "episodes"]:
         """Return the returns of played episodes."""
         team = 0 if self.team is None else teams_of(self.env.spec).index(self.team)
-        return returns_by_team(self.env.spec, found)[:, team]
+        return returns_by_team(self.env.spec, evaluation)[:, team]
 
     def play_ahead(self, params: ArrayTree) -> "Future[None]":
         """Compile what `play` plays, in a thread."""
-        return compile_ahead(play_against, *self._played(params, self.key(EVALUATE)))
+        return compile_ahead(play_against, *self._play_arguments(params, self.key(EVALUATE)))
 
-    def _played(self, params: ArrayTree, key: PRNGKeyArray) -> tuple[Any, ...]:
+    def _play_arguments(self, params: ArrayTree, key: PRNGKeyArray) -> tuple[Any, ...]:
         """Return the arguments of `play_against`."""
         policy, mesh = self.policy, self.mesh
         if self.team is not None:
@@ -176,7 +176,7 @@ class Recorder(NamedTuple):
         return self.layout.mesh_of(self.seeds.index(self.seed))
 
     def returns_again(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
-        """Play the episodes by which a tier is described: more than during training."""
+        """Return the returns of the episodes that describe a tier: more than during training."""
         rounds = (jax.random.fold_in(key, number) for number in range(_ROUNDS))
         return np.concatenate([self.returns_in(self.play(params, key)) for key in rounds])
 
@@ -186,8 +186,8 @@ class Recorder(NamedTuple):
 
     def policy_shapes(self) -> ArrayTree:
         """Return the shapes of the parameters of all seeds' policies, ``(seeds, ...)``."""
-        one = jax.eval_shape(self.program.policy_params, state_shapes(self.program, self.args))
-        return of_seeds(one, self.args.seeds)
+        shapes = jax.eval_shape(self.program.policy_params, state_shapes(self.program, self.args))
+        return of_seeds(shapes, self.args.seeds)
 
     def uniform(self) -> ArrayTree:
         """Return the parameters of uniform legal actions."""
@@ -198,9 +198,10 @@ class Recorder(NamedTuple):
         shapes = {"policy": self.policy_shapes()}
         tree = load_on_first(lambda: self._restore(shapes, version.iteration), shapes)
         index = self.seeds.index(self.seed)
-        found = jax.tree.map(lambda leaf: np.asarray(leaf)[index], tree["policy"])
-        require_finite(found, f"policy {version.iteration} of seed {self.seed} in {self.directory}")
-        return LEARNED, found
+        policy = jax.tree.map(lambda leaf: np.asarray(leaf)[index], tree["policy"])
+        label = f"policy {version.iteration} of seed {self.seed} in {self.directory}"
+        require_finite(policy, label)
+        return LEARNED, policy
 
     def _restore(self, like: dict[str, ArrayTree], iteration: int) -> dict[str, ArrayTree]:
         policies = self.policies()
@@ -219,8 +220,8 @@ class Recorder(NamedTuple):
     # ------------------------------------------------------------------------------ provenance
 
     def provenance(self, tier: str) -> dict[str, Any]:
-        """Return what a tier's vault says of its origin; paths of this machine stay in the run."""
-        local = ("init", "prefill")
+        """Return the provenance of a tier's vault; local paths stay in the run."""
+        local = ("init", "prefill", "opponents")
         return {
             "program": self.name,
             "training_seed": self.seed,
@@ -231,9 +232,9 @@ class Recorder(NamedTuple):
 
     def about(self, version: Version) -> dict[str, Any]:
         """Describe a version of the policy for a vault."""
-        one = self.team is not None  # and the version has the returns of this team alone
+        alone = self.team is not None  # and the version has the returns of this team alone
         names = (team.name for team in teams_of(self.env.spec))
-        mean = version.mean if one else only_or_all(dict(zip(names, version.means, strict=True)))
+        mean = version.mean if alone else only_or_all(dict(zip(names, version.means, strict=True)))
         return {
             "policy_id": version.iteration,
             "training_steps": version.iteration * self.iteration_steps,
@@ -242,7 +243,7 @@ class Recorder(NamedTuple):
 
 
 def fold_key(seed: int, *parts: int) -> PRNGKeyArray:
-    """Return a seed's random key for some numbers; neighbouring ones share nothing."""
+    """Return a seed's random key for some numbers; all combinations give independent keys."""
     return reduce(jax.random.fold_in, parts, jax.random.key(seed))
 
 

@@ -74,10 +74,10 @@ def replay_episode(
             f"{dataset.path} and the environment {env.spec.name} differ in {difference}."
         )
     episode = dataset.episode(number)
-    states, after, timestep = _played(dataset, number, episode.transition, env)
-    whole = jax.tree.map(lambda x, y: jnp.concatenate([x, y[-1:]]), states, after)
-    found = ReplayedEpisode(
-        whole,
+    states, after, timestep = _replayed(dataset, number, episode.transition, env)
+    all_states = jax.tree.map(lambda x, y: jnp.concatenate([x, y[-1:]]), states, after)
+    result = ReplayedEpisode(
+        all_states,
         timestep.next_view,
         timestep.reward,
         timestep.terminated,
@@ -86,18 +86,18 @@ def replay_episode(
         exact=True,
     )
     was_cut = dataset.episodes.cause[number] == "cut"
-    pairs = _pairs(found, episode, was_cut)
+    pairs = _pairs(result, episode, was_cut)
     if not _has_states(dataset):
         compared = ("observation", "the final observation", "reward")
         pairs = (pair for pair in pairs if pair[0] in compared)
-    return found._replace(exact=_compare(dataset, number, pairs))
+    return result._replace(exact=_compare(dataset, number, pairs))
 
 
 def _has_states(dataset: Dataset) -> bool:
     return {STATE, KEY} <= dataset.spec.extras.keys()
 
 
-def _played(
+def _replayed(
     dataset: Dataset, number: int, steps: Transition, env: Environment
 ) -> tuple[ArrayTree, ArrayTree, Timestep]:
     """Take the steps of an episode again; return the states before and after each, and outcomes."""
@@ -110,12 +110,12 @@ def _played(
     if _has_states(dataset):
         assert steps.extras is not None
         states, keys = recorded_states(env, steps.extras)
-        found = states, *_take_steps(env)(*pad((keys, states, action)))  # type: ignore[arg-type]
+        padded = states, *_take_steps(env)(*pad((keys, states, action)))  # type: ignore[arg-type]
     else:
         begin, keys = _keys(dataset, number)
-        found = _play(env)(begin, *pad((keys, action)))  # type: ignore[arg-type]
-    played: tuple[ArrayTree, ArrayTree, Timestep] = jax.tree.map(lambda leaf: leaf[:count], found)
-    return played
+        padded = _play(env)(begin, *pad((keys, action)))  # type: ignore[arg-type]
+    result: tuple[ArrayTree, ArrayTree, Timestep] = jax.tree.map(lambda leaf: leaf[:count], padded)
+    return result
 
 
 @lru_cache(maxsize=4)
@@ -146,20 +146,20 @@ def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]
     table = dataset.episodes
     row, start, length = (int(x[number]) for x in (table.row, table.start, table.length))
     recipe: Any = dataset.provenance.get("recipe")
-    known = _begun(recipe)
-    if known is None or row >= recipe["num_envs"]:
+    origin = _recording_key(recipe)
+    if origin is None or row >= recipe["num_envs"]:
         return jax.random.key(0), jax.random.split(jax.random.key(0), length)
-    began, beside = known
+    began, beside = origin
     first, key = jax.random.split(began)
     before = np.maximum(np.arange(start - 1, start + length), 0)
     step_keys, reset_keys = _draws(recipe["num_envs"], recipe["chunks"][1])(key, row, before)
     begin = reset_keys[0] if start else jax.random.split(first, recipe["num_envs"])[row]
-    if beside:  # they drew from the keys, too: see `Side.step`
+    if beside:  # opponents drew from the keys, too: see `Side.step`
         step_keys = jax.vmap(jax.random.split)(step_keys)[:, 1]
     return begin, step_keys[1:]
 
 
-def _begun(recipe: Any) -> tuple[PRNGKeyArray, bool] | None:
+def _recording_key(recipe: Any) -> tuple[PRNGKeyArray, bool] | None:
     """Return the key of a policy's recording, and whether opponents drew from it; None if unknown.
 
     Other entries of the recipe change no keys.
@@ -190,8 +190,8 @@ def _draws(num_envs: int, chunk: int) -> Any:
             keys = jax.random.split(of_chunk, (chunk, 2, num_envs))
             return jax.random.split(keys[time % chunk, 1, row])
 
-        drawn = jax.lax.map(of_step, times)
-        return drawn[:, 0], drawn[:, 1]
+        pairs = jax.lax.map(of_step, times)
+        return pairs[:, 0], pairs[:, 1]
 
     return draw
 
@@ -217,18 +217,18 @@ def _compare(dataset: Dataset, number: int, pairs: Iterable[tuple[str, Any, Any]
 
 
 def _pairs(
-    found: ReplayedEpisode, episode: Episode, was_cut: bool
+    replayed: ReplayedEpisode, episode: Episode, was_cut: bool
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what was replayed and what was recorded; the recording moved the end of a cut one."""
+    """Yield replayed and recorded arrays by name; the recording moved the end of a cut episode."""
     steps, count = episode.transition, len(episode.transition.last)
     for name in View._fields:
-        leaves = [getattr(x, name) for x in (found.next_view, steps.view)]
+        leaves = [getattr(x, name) for x in (replayed.next_view, steps.view)]
         final = getattr(episode.final, name) if episode.final is not None else leaves[1]
         for ours, theirs, end in zip(*map(jax.tree.leaves, (*leaves, final)), strict=True):
             yield name, ours[: count - 1], theirs[1:]
             if episode.final is not None:
                 yield f"the final {name}", ours[-1:], np.asarray(end)[None]
-    yield "reward", found.reward, steps.reward
+    yield "reward", replayed.reward, steps.reward
     ends = slice(count - was_cut)
     for name in ("terminated", "truncated", "last"):
-        yield name, getattr(found, name)[ends], getattr(steps, name)[ends]
+        yield name, getattr(replayed, name)[ends], getattr(steps, name)[ends]

@@ -60,10 +60,11 @@ def team_policy(source: str, env: Environment, team: Team, **how: Any) -> TeamPo
     """
     members, weights, names = [], [], []
     for name, weight in names_in(source):
-        found = members_of(name, env, team, **how)
-        members += found
-        weights += [weight] * len(found)
-        names += [found[0].name if len(found) == 1 else f"{found[0].name.partition('@')[0]}@all"]
+        policies = members_of(name, env, team, **how)
+        members += policies
+        weights += [weight] * len(policies)
+        first = policies[0].name
+        names.append(first if len(policies) == 1 else f"{first.partition('@')[0]}@all")
     return replace(population(env.spec, members, weights), name="+".join(names))
 
 
@@ -78,8 +79,8 @@ def _parts(source: str) -> list[str]:
     The path of a run may have a plus, too.
     """
     first, plus, rest = source.partition("+")
-    whole = run_of(_weighed(source)[0])
-    if not plus or (whole and "+" not in (whole[1] or "")):
+    run = run_of(_weighed(source)[0])
+    if not plus or (run and "+" not in (run[1] or "")):
         return [source]
     return [first, *_parts(rest)]
 
@@ -91,7 +92,7 @@ def _weighed(part: str) -> tuple[str, float]:
 
 
 def run_of(name: str) -> tuple[str, str | None] | None:
-    """Return the directory of a run and what is named after its @, if a name is that of a run."""
+    """Return the directory of a run and the text after its @, if a name is that of a run."""
     split = name.rpartition("@")
     for run, which in ((name, None), (split[0], split[2])):
         if run and (local(run) / tracking.RUN_FILE).exists():
@@ -107,11 +108,11 @@ def environment_of(
     By default it is that of the first run; `OptionError` if there is none.
     """
     split = ((source, source.partition("=")[2]) for source in sources)
-    named = (run_of(name) for either in split for x in either if x for name, _ in names_in(x))
-    runs = [tracking.read_run(local(one[0])) for one in named if one]
+    matches = (run_of(name) for either in split for x in either if x for name, _ in names_in(x))
+    runs = [tracking.read_run(local(pair[0])) for pair in matches if pair]
     if env is None and not runs:
-        given = ", ".join(sources) or "the policies"
-        raise OptionError(f"none of {given} is the directory of a run: give one, or give --env.")
+        listing = ", ".join(sources) or "the policies"
+        raise OptionError(f"none of {listing} is the directory of a run: give one, or give --env.")
     return envs.make(EnvSpec.from_json(runs[0]["spec"]).name if env is None else env), runs
 
 
@@ -122,12 +123,12 @@ def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[Te
     name that says how it acts takes precedence.
     """
     everyone = tuple(range(env.spec.num_agents))
-    about: dict[str, Any] = {"policy": source}
+    about: dict[str, Any] = {"policy": envs.short_name(source)}  # the digest identifies a file
     if source == RANDOM:
         policy = make_policy(PolicyConfig("random"), env.spec)
         return [TeamPolicy(policy, (), everyone, RANDOM, about)]
-    if (named := run_of(source)) is not None:
-        return _of_run(local(named[0]), named[1], env, team, **how)
+    if (run := run_of(source)) is not None:
+        return _policies_of_run(local(run[0]), run[1], env, team, **how)
     offered = scripted_policies(env)
     if source == "scripted" and not offered:  # the default of `--opponents`
         raise UnknownNameError(
@@ -146,43 +147,43 @@ def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[Te
 
 
 def split_acting(which: str) -> tuple[str, str]:
-    """Split what is named after a run's @ from the way of acting at its end; "" for none."""
-    named, _, acting = which.rpartition("/")
-    return (named, acting) if acting in get_args(Acting) else (which, "")
+    """Split the text after a run's @ from the way of acting at its end; "" for none."""
+    target, _, acting = which.rpartition("/")
+    return (target, acting) if acting in get_args(Acting) else (which, "")
 
 
-def _of_run(
+def _policies_of_run(
     directory: Path, which: str | None, env: Environment, team: Team, **how: Any
 ) -> list[TeamPolicy]:
     """Return policies of a run, as SEED/STEP/ACTING names them."""
-    named, acting = split_acting(which or "")
-    seed, _, step = named.partition("/")
+    target, acting = split_acting(which or "")
+    seed, _, step = target.partition("/")
     if which is not None and seed != "*" and not seed.isdecimal():
         raise OptionError(
             f"{directory}@{which} names no seed: write RUN@SEED, RUN@SEED/STEP or RUN@*, each with "
             "/sampled or /greedy at its end if it shall act so."
         )
-    found = list[TeamPolicy]()
+    members = list[TeamPolicy]()
     how = {"greedy": None, **how} | ({"greedy": acting == "greedy"} if acting else {})
     seeds = tracking.read_run(directory)["seeds"] if seed == "*" else [int(seed or 0)]
     steps = [step]
     if step == "*":
-        steps = [str(one) for one in TrainedRun.open(directory, how.get("program")).steps()] or [""]
-    for own, at in product(seeds, steps):
+        steps = [*map(str, TrainedRun.open(directory, how.get("program")).steps())] or [""]
+    for run_seed, at in product(seeds, steps):
         number = int(at) if at.isdecimal() else at or None
-        loaded = load_policy(directory, own if seed else None, step=number, **how)
+        loaded = load_policy(directory, run_seed if seed else None, step=number, **how)
         about: dict[str, Any] = {
             "policy": loaded.name,
             "run": directory.name,
             "parameters": fingerprint(loaded.params),
         }
-        about |= {"seed": own, "step": at or "last"} if seed else {}
+        about |= {"seed": run_seed, "step": at or "last"} if seed else {}
         about |= {"acting": acting} if acting else {}
-        policy = found[0].policy if found else loaded.policy  # compiled once for all of them
+        policy = members[0].policy if members else loaded.policy  # compiled once for all of them
         agents = _agents_of(loaded.spec, directory, env, team)
         name = _name_of(about)
-        found.append(TeamPolicy(policy, loaded.params, agents, name, about, run=directory))
-    return found
+        members.append(TeamPolicy(policy, loaded.params, agents, name, about, run=directory))
+    return members
 
 
 def _agents_of(trained: EnvSpec, directory: Path, env: Environment, team: Team) -> tuple[int, ...]:
@@ -204,25 +205,25 @@ def policies_by_side(
     sources: Sequence[str], env: Environment, agents: Sequence[int]
 ) -> dict[str, TeamPolicy]:
     """Return the policies of some agents, by the name of their side."""
-    given = sources_by_side(sources, env.spec, agents)
-    return {side.name: team_policy(source, env, side) for side, source in given}
+    pairs = sources_by_side(sources, env.spec, agents)
+    return {side.name: team_policy(source, env, side) for side, source in pairs}
 
 
 def sources_by_side(
     sources: Sequence[str], spec: EnvSpec, agents: Sequence[int]
 ) -> list[tuple[Team, str]]:
-    """Return what is given for each side of some agents; without a name, each team is a side."""
+    """Return the given policy of each side of some agents; without a name, each team is a side."""
     teams = [
-        Team(name_of_side(spec, own), own)
+        Team(name_of_side(spec, members), members)
         for team in teams_of(spec)
-        if (own := tuple(agent for agent in team.agents if agent in agents))
+        if (members := tuple(agent for agent in team.agents if agent in agents))
     ]
     names = ", ".join(team.name for team in teams)
-    known = {name_of_side(spec, (agent,)) for agent in range(spec.num_agents)}
-    known |= {team.name for team in teams_of(spec)}
-    if len(sources) == 1 and sources[0].partition("=")[0].split(",")[0] not in known:
+    side_names = {name_of_side(spec, (agent,)) for agent in range(spec.num_agents)}
+    side_names |= {team.name for team in teams_of(spec)}
+    if len(sources) == 1 and sources[0].partition("=")[0].split(",")[0] not in side_names:
         return [(team, sources[0]) for team in teams]
-    given: list[tuple[Team, str]] = []
+    pairs: list[tuple[Team, str]] = []
     missing = [agent for team in teams for agent in team.agents]
     for pair in sources:
         name, equals, source = pair.partition("=")
@@ -237,12 +238,12 @@ def sources_by_side(
         if not set(side.agents) <= set(missing):
             raise OptionError(f"{name} was given two policies: leave one of them out.")
         missing = [agent for agent in missing if agent not in side.agents]
-        given.append((side, source))
+        pairs.append((side, source))
     if missing:
-        left = name_of_side(spec, missing)
-        raise OptionError(f"{left} has no policy: add {left}=POLICY.")
+        side_name = name_of_side(spec, missing)
+        raise OptionError(f"{side_name} has no policy: add {side_name}=POLICY.")
     order = [agent for team in teams for agent in team.agents]
-    return sorted(given, key=lambda one: order.index(one[0].agents[0]))
+    return sorted(pairs, key=lambda entry: order.index(entry[0].agents[0]))
 
 
 def side_of(
@@ -253,42 +254,43 @@ def side_of(
     If they are not named, or no longer found, they are those that a run learned against; see
     `keep_opponents`.
     """
-    rest = rest_of(env.spec, find_side(env.spec, team))
+    other_agents = rest_of(env.spec, find_side(env.spec, team))
     if opponents or run is None:
         try:
-            return play_side(env, team, policies_by_side(opponents, env, rest))
+            return play_side(env, team, policies_by_side(opponents, env, other_agents))
         except (RunError, UnknownNameError):
             if run is None or not (run / tracking.OPPONENTS).is_dir():
                 raise
-    given = sources_by_side(opponents, env.spec, rest) if opponents else []
-    names = {name: name for _, source in given for name, _ in names_in(source)}
+    pairs = sources_by_side(opponents, env.spec, other_agents) if opponents else []
+    names = {envs.short_name(x): x for _, source in pairs for x, _ in names_in(source)}
     about = tracking.read_run(run).get("opponents", {})
-    kept = {side: _kept(run, env, side, one, names) for side, one in about.items()}
-    return play_side(env, team, kept)
+    players = {side: _opponent(run, env, side, entry, names) for side, entry in about.items()}
+    return play_side(env, team, players)
 
 
 def keep_opponents(env: Environment, run: Path) -> None:
-    """Copy the trained policies of opponents into a run, which then needs their runs no more.
+    """Copy the trained policies of opponents into a run, which then does not need their runs.
 
     ``opponents/FIRST-NUMBER`` is the run of policies that differ in parameters alone, of the side
     with the agent ``FIRST``. Its seeds are the numbers of the members.
     """
-    kept = run / tracking.OPPONENTS
-    players = {side: one.members or (one,) for side, one in players_of(env).items()}
-    if any(one.run and one.run.parent == kept for each in players.values() for one in each):
-        return  # they are the copies of a training that stopped before its first checkpoint
-    shutil.rmtree(kept, ignore_errors=True)
-    for side, each in players.items():
+    directory = run / tracking.OPPONENTS
+    players = {side: player.members or (player,) for side, player in players_of(env).items()}
+    origins = [member.run for group in players.values() for member in group]
+    if any(origin and origin.parent == directory for origin in origins):
+        return  # these are copies, of a training that stopped before its first checkpoint
+    shutil.rmtree(directory, ignore_errors=True)
+    for side, group in players.items():
         first = find_side(cast(Side, env).recorded_spec, side).agents[0]
         alike: dict[Policy, dict[int, TeamPolicy]] = {}
-        for number, one in enumerate(each):
-            if one.run is not None:
-                alike.setdefault(one.policy, {})[number] = one
+        for number, member in enumerate(group):
+            if member.run is not None:
+                alike.setdefault(member.policy, {})[number] = member
         for members in alike.values():
             origin = cast(Path, next(iter(members.values())).run)
-            place = kept / f"{first}-{min(members)}"
+            place = directory / f"{first}-{min(members)}"
             place.mkdir(parents=True)
-            params = [one.params for one in members.values()]
+            params = [member.params for member in members.values()]
             policy = jax.tree.map(lambda *leaves: np.stack(leaves), *params)
             Checkpoints(place / tracking.CHECKPOINTS).save(1, {"policy": policy}, {})
             statistics = dataset.read(origin / dataset.STATISTICS_FILE)
@@ -299,28 +301,28 @@ def keep_opponents(env: Environment, run: Path) -> None:
             tracking.write_json(place / tracking.RUN_FILE, record)
 
 
-def _kept(
+def _opponent(
     run: Path, env: Environment, side: str, about: Mapping[str, Any], names: Mapping[str, str]
 ) -> TeamPolicy:
-    """Return an opponent that a run's record describes; ``names`` are those that the user gave."""
+    """Return an opponent that a run's record describes; ``names`` are the user's, by short name."""
     team = find_side(env.spec, side)
-    kept: dict[int, TeamPolicy] = {}
+    copies: dict[int, TeamPolicy] = {}
     for place in (run / tracking.OPPONENTS).glob(f"{team.agents[0]}-*"):
-        found = _of_run(place, "*", env, team)
-        kept |= {own.about["seed"]: own for own in found}
+        policies = _policies_of_run(place, "*", env, team)
+        copies |= {policy.about["seed"]: policy for policy in policies}
     members = []
-    for number, one in enumerate(about.get("members") or [about]):
-        if "run" not in one:
-            name = one.get("policy", "")
-            members += members_of(names.get(name, name), env, team)
+    for number, entry in enumerate(about.get("members") or [about]):
+        if "run" not in entry:
+            name = entry.get("policy", "")
+            members += members_of(names.get(envs.short_name(name), name), env, team)
             continue
-        own = kept.get(number)
-        if own is None or own.about["parameters"] != one.get("parameters"):
+        policy = copies.get(number)
+        if policy is None or policy.about["parameters"] != entry.get("parameters"):
             raise RunError(
-                f"{run} has no copy of the policy {_name_of(one)} that it learned against: name "
+                f"{run} has no copy of the policy {_name_of(entry)} that it learned against: name "
                 "the opponents with --opponents."
             )
-        members.append(replace(own, name=_name_of(one), about=one))
+        members.append(replace(policy, name=_name_of(entry), about=entry))
     return population(env.spec, members, about.get("weights"))
 
 
@@ -352,13 +354,13 @@ def opponents_of(env: Environment) -> dict[str, dict[str, Any]]:
 
     ``{"opponents": ...}``, with what identifies the policy of each side; empty if there are none.
     """
-    found = identified(players_of(env))
-    return {"opponents": found} if found else {}
+    opponents = identified(players_of(env))
+    return {"opponents": opponents} if opponents else {}
 
 
 def identified(players: Mapping[str, TeamPolicy]) -> dict[str, dict[str, Any]]:
     """Return what identifies the policies of sides."""
-    return {side: dict(one.about) for side, one in players.items()}
+    return {side: dict(player.about) for side, player in players.items()}
 
 
 def players_of(env: Environment) -> Mapping[str, TeamPolicy]:
@@ -369,11 +371,11 @@ def players_of(env: Environment) -> Mapping[str, TeamPolicy]:
 def described(players: Mapping[str, TeamPolicy], first_id: int) -> list[dict[str, Any]]:
     """Return what a vault says of the policies of sides, whose ids follow one another."""
     policies = [
-        ({} if side == "all" else {"team": side}) | {"name": one.name, **one.about}
+        ({} if side == "all" else {"team": side}) | {"name": member.name, **member.about}
         for side, player in players.items()
-        for one in player.members or (player,)
+        for member in player.members or (player,)
     ]
-    return [{"policy_id": first_id + number, **one} for number, one in enumerate(policies)]
+    return [{"policy_id": first_id + number, **entry} for number, entry in enumerate(policies)]
 
 
 @lru_cache(maxsize=16)
@@ -388,8 +390,8 @@ def against_reference(
     reference = scripted_policies(env).get(SCRIPTED) or make_policy(
         PolicyConfig("random"), env.spec
     )
-    rest = rest_of(env.spec, team)
-    seats = [Seat(team.agents, policy, everyone), Seat(rest, reference, everyone)]
+    other_agents = rest_of(env.spec, team)
+    seats = [Seat(team.agents, policy, everyone), Seat(other_agents, reference, everyone)]
     return compose(env.spec, seats), ((),)
 
 
@@ -397,5 +399,5 @@ def joint_policy(
     env: Environment, players: Mapping[str, TeamPolicy]
 ) -> tuple[Policy, tuple[ArrayTree, ...]]:
     """Return the policy of all agents, and its parameters, from a policy for each side."""
-    seats = [one.seat(find_side(env.spec, side).agents) for side, one in players.items()]
-    return compose(env.spec, seats), tuple(one.params for one in players.values())
+    seats = [player.seat(find_side(env.spec, side).agents) for side, player in players.items()]
+    return compose(env.spec, seats), tuple(player.params for player in players.values())

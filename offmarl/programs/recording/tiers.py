@@ -53,10 +53,10 @@ VERSUS = "-vs-"
 """Divides the tiers of several teams, in their order, as in ``expert-vs-random``."""
 
 _FINALISTS = 4
-"""The best versions by their evaluations in training, of which a second evaluation chooses."""
+"""Number of best versions in training, from which a second evaluation chooses."""
 
 _SMALL = 0.1
-"""An expert that is less than this far from random to the best known return is warned of."""
+"""An expert is warned of if it is less than this share of the way from random to the best known."""
 
 _NAME = re.compile(r"\w[\w.-]*")
 
@@ -144,7 +144,7 @@ class Ladder:
         """Return the version that plays a tier; `check` refuses one that is not good enough."""
         if tier not in self._chosen:
             if tier == "expert":
-                finalists = sorted(self._versions, key=lambda one: -one.mean)[:_FINALISTS]
+                finalists = sorted(self._versions, key=lambda version: -version.mean)[:_FINALISTS]
                 self._chosen[tier] = max(finalists, key=self._trial)
             else:
                 self._chosen[tier] = self._nearest(*self._band(tier))
@@ -156,17 +156,18 @@ class Ladder:
         return random + FRACTIONS[tier] * (expert - random), (expert - random) / 8
 
     def _nearest(self, target: float, width: float) -> Version:
-        trained = [one for one in self._versions if one.iteration] or self._versions
-        near = sorted(trained, key=lambda one: abs(one.mean - target))
-        proposed = (one for one in near if abs(one.mean - target) <= 2 * width)
-        return next((one for one in proposed if abs(self._trial(one) - target) <= width), near[0])
+        trained = [version for version in self._versions if version.iteration] or self._versions
+        near = sorted(trained, key=lambda version: abs(version.mean - target))
+        proposed = (version for version in near if abs(version.mean - target) <= 2 * width)
+        accepted = (version for version in proposed if abs(self._trial(version) - target) <= width)
+        return next(accepted, near[0])
 
     def player(self, tier: str) -> tuple[ArrayTree, dict[str, Any]]:
         """Return the parameters of a tier's policy, and what the provenance says of it."""
-        found = mean_interval(self.returns(tier))
+        estimate = mean_interval(self.returns(tier))
         about = {
-            "return": found.value,
-            "return_interval": None if found.low is None else [found.low, found.high],
+            "return": estimate.value,
+            "return_interval": None if estimate.low is None else [estimate.low, estimate.high],
             "evaluation_episodes": len(self.returns(tier)),
         }
         if tier == "random":
@@ -250,7 +251,7 @@ def _is_above(high: Float[np.ndarray, "episodes"], low: Float[np.ndarray, "episo
 
 
 def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:
-    """Raise an error if a tier cannot be, or its vault is of another recording.
+    """Raise an error if a tier is impossible, or its vault holds another recording.
 
     Called before training, which does not change what is compared.
     """
@@ -291,8 +292,8 @@ def record_ladders(run: Recorder, versions: Sequence[Version], tiers: Sequence[T
     Then raise `NotLearnedError` if `Ladder.check` refused some.
     """
     ladders = [
-        Ladder(one, [version.of_team(number) for version in versions])
-        for number, one in enumerate(run.by_team())
+        Ladder(recorder, [version.of_team(number) for version in versions])
+        for number, recorder in enumerate(run.by_team())
     ]
     refused: dict[str, None] = {}
     for tier in tiers:
@@ -328,11 +329,11 @@ def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None
     (ladder,) = ladders
     spec, members, about = run.env.spec, [], []
     for number, name in enumerate(tier.shares or [tier.name]):
-        params, one = ladder.player(name)
+        params, entry = ladder.player(name)
         members.append(TeamPolicy(run.policy, params, tuple(range(spec.num_agents)), name))
-        about.append(one | ({"tier": name} if tier.shares else {}) | {"policy_id": number})
-    drawn = population(spec, members, [*tier.shares.values()] or None)
-    _record(run, tier, drawn.policy, drawn.params, about)
+        about.append(entry | ({"tier": name} if tier.shares else {}) | {"policy_id": number})
+    mixture = population(spec, members, [*tier.shares.values()] or None)
+    _record(run, tier, mixture.policy, mixture.params, about)
 
 
 def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
@@ -342,10 +343,10 @@ def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
     for number, (team, name, ladder) in enumerate(
         zip(teams, _skills(run, tier), ladders, strict=True)
     ):
-        own, one = ladder.player(name)
+        team_params, entry = ladder.player(name)
         seats.append(Seat(team.agents, run.policy, everyone))
-        params.append(own)
-        about.append(one | {"team": team.name, "tier": name, "policy_id": number})
+        params.append(team_params)
+        about.append(entry | {"team": team.name, "tier": name, "policy_id": number})
     policy = compose(run.env.spec, seats)
     _record(run, tier, policy, tuple(params), about)
 
@@ -358,7 +359,7 @@ def _record(
     about: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write the vault of a tier; ``about`` describes its policies."""
-    others = described(players_of(run.env), len(about))
+    opponents = described(players_of(run.env), len(about))
     Recording(
         run.env,
         policy,
@@ -367,7 +368,7 @@ def _record(
         run.args.steps,
         run.args.num_envs,
         run.seed,
-        lambda: run.provenance(tier.name) | {"policies": [*about, *others]},
+        lambda: run.provenance(tier.name) | {"policies": [*about, *opponents]},
         run.args.checkpoint_seconds,
         run.args.devices,
         tier_key(run.seed, tier.name),
@@ -411,7 +412,7 @@ def _slice_replay(run: Recorder, tier: Tier, until: int, recipe: Mapping[str, An
     # The ids of opponents follow those of all versions.
     later = range(until + 1, run.iterations + 1)
     policies = vault.open_vault(run.vault("replay")).provenance["policies"]
-    acted = [one for one in policies if one["policy_id"] not in later]
+    acted = [entry for entry in policies if entry["policy_id"] not in later]
     about = {"recipe": recipe, "complete": True, "policies": acted, "origins": []}
     vault.slice(
         run.vault("replay"),

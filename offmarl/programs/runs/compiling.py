@@ -31,8 +31,8 @@ def use_cores(seeds: int, batching: str) -> None:
     because the bits of their results depend on how many are computed side by side.
     """
     config: Any = jax.config
-    chosen = config.jax_num_cpu_devices >= 0 or _DEVICE_COUNT in os.environ.get("XLA_FLAGS", "")
-    if batching != "vmap" and not chosen:
+    is_set = config.jax_num_cpu_devices >= 0 or _DEVICE_COUNT in os.environ.get("XLA_FLAGS", "")
+    if batching != "vmap" and not is_set:
         with suppress(RuntimeError):  # JAX has started
             config.update("jax_num_cpu_devices", min(seeds, threads()))
 

@@ -31,7 +31,7 @@ _REPEATED = {"seeds", "replay"}
 class Config(NamedTuple):
     """The content of a configuration file."""
 
-    shown: str
+    label: str
     """The file's name, for messages."""
     program: str | None
     """Name of a program of offmarl; None if the file does not name one."""
@@ -44,12 +44,12 @@ class Config(NamedTuple):
         """Return the program to run, from the one that the user named, if any."""
         if name is None and self.program is None:
             raise OptionError(
-                f'{self.shown} names no program: add `program = "bc"` to it, or give the name of '
+                f'{self.label} names no program: add `program = "bc"` to it, or give the name of '
                 "one before the options."
             )
-        own = name is not None and (name.endswith(".py") or "/" in name)
-        if name is not None and self.program not in (None, name) and not own:
-            raise OptionError(f"{self.shown} is for {self.program}, not for {name}.")
+        is_file = name is not None and (name.endswith(".py") or "/" in name)
+        if name is not None and self.program not in (None, name) and not is_file:
+            raise OptionError(f"{self.label} is for {self.program}, not for {name}.")
         return name or str(self.program)
 
     def arguments(self, kind: type[Validated]) -> dict[str, Any]:
@@ -59,14 +59,14 @@ class Config(NamedTuple):
         """
         free = with_role(kind, Role.FREE) - _REPEATED if self.is_record else ()
         values = {name: value for name, value in self.values.items() if name not in free}
-        return read_values(kind, values, self.shown)
+        return read_values(kind, values, self.label)
 
 
 def read_config(path: str | Path) -> Config:
     """Read a configuration file, or what a run recorded."""
     place = local(path)
     if place.is_dir() or place.suffix == ".json":
-        return _of_run(place if place.is_dir() else place.parent, str(path))
+        return _config_of_run(place if place.is_dir() else place.parent, str(path))
     missing = f"there is no configuration file {path}: give the path of one, or of a run."
     values = records.user_toml(place, str(path), missing)
     program = values.pop(_PROGRAM, None)
@@ -80,11 +80,11 @@ def read_config(path: str | Path) -> Config:
     return Config(str(path), program, values)
 
 
-def _of_run(directory: Path, shown: str) -> Config:
+def _config_of_run(directory: Path, path: str) -> Config:
     record = tracking.read_run(directory)
     unset = record.get("resolved", ())
     values = {k: x for k, x in record["args"].items() if x is not None and k not in unset}
     if "shuffle_buffer" in record:  # by default only where the data was on another machine
         values["replay"] = "blocks"
     program = record["program"] if record.get("file") is None else None
-    return Config(shown, program, values, is_record=True)
+    return Config(path, program, values, is_record=True)

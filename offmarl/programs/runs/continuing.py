@@ -62,8 +62,8 @@ class Start(NamedTuple):
             self.run.check(program, state)
         if self.prior is not None and not state.capture.is_sampled:
             raise OptionError(
-                "this program learns from its newest steps alone, and has no replay beside which "
-                "others could stand: leave out --prefill."
+                "this program learns from its newest steps alone, and has no replay to add steps "
+                "to: leave out --prefill."
             )
 
     def begin(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
@@ -111,21 +111,21 @@ def _prior(args: OnlineArgs, data: Dataset) -> Replay:
 
 def _windows(args: OnlineArgs) -> int:
     """Return how many windows a batch of a recorder has; 2 where it has no replay."""
-    found: int = getattr(args, "windows", 0) or getattr(args, "batch_size", 2)
-    return found
+    windows: int = getattr(args, "windows", 0) or getattr(args, "batch_size", 2)
+    return windows
 
 
 def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
     """Return what a baseline's arguments ask to start from; raises what `start_of` raises.
 
-    What its networks know observations, states, rewards and returns by, such as the moments that
-    these are normalised by, stays that of the run.
+    The statistics by which its networks scale observations, states, rewards and returns stay those
+    of the run.
     """
     if args.init is None:
         return Start({})
     run = _Source.of(args.init, spec, args.normalise)
-    kept = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
-    statistics = {name: kept[name] for name in kept if dataset.is_scale(name)}
+    arrays = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
+    statistics = {name: arrays[name] for name in arrays if dataset.is_scale(name)}
     if "reward_scale" in run.scale and getattr(args, "scale_rewards", False):
         statistics["return_scale"] = np.asarray(UNIT / run.scale["reward_scale"])
     return Start({"init": run.about}, run, run.taken_over(args), statistics)
@@ -134,8 +134,8 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
 def started(start: Start, program: Program, states: ArrayTree) -> ArrayTree:
     """Return the states of all seeds, ``(seeds, ...)``, after `Start.begin`."""
     seeds = len(jax.tree.leaves(states)[0])
-    each = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(seeds)]
-    return stacked([start.begin(program, state, i) for i, state in enumerate(each)])
+    fresh = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(seeds)]
+    return stacked([start.begin(program, state, i) for i, state in enumerate(fresh)])
 
 
 # ---------------------------------------------------------------------------------- the run
@@ -163,12 +163,12 @@ class _Source(NamedTuple):
             raise ShapeError(
                 f"{directory} and {spec.name} differ in {difference}: give another run."
             )
-        theirs, ours = (set(one or ()) for one in (record["args"].get("normalise"), normalise))
+        theirs, ours = (set(x or ()) for x in (record["args"].get("normalise"), normalise))
         if theirs != ours:
-            there, here = (" and ".join(sorted(one)) or "nothing" for one in (theirs, ours))
+            old, new = (" and ".join(sorted(inputs)) or "nothing" for inputs in (theirs, ours))
             raise OptionError(
-                f"{directory} learned from data with normalised {there}, and this program learns "
-                f"from data with normalised {here}: give a run that was trained with the same "
+                f"{directory} learned from data with normalised {old}, and this program learns "
+                f"from data with normalised {new}: give a run that was trained with the same "
                 "--normalise (a recorder normalises nothing)."
             )
         program, states = _load(record, directory)
@@ -178,18 +178,18 @@ class _Source(NamedTuple):
             "seeds": record["seeds"],
             "state": fingerprint([learned(state) or state for state in states]),
         }
-        given = {name: x for name, x in record["args"].items() if name in _SHAPING}
-        sizes = ", ".join(f"{name}={x}" for name, x in given.items())
+        shaping = {name: x for name, x in record["args"].items() if name in _SHAPING}
+        sizes = ", ".join(f"{name}={x}" for name, x in shaping.items())
         return cls(str(directory), program, states, about, sizes, _scale(record, directory))
 
     def taken_over(self, args: Args | OnlineArgs) -> dict[str, Any]:
-        """Return those arguments of its values that a new program does not have yet.
+        """Return the arguments of its values in which a new program differs by default.
 
-        `OptionError` if the new program was given others.
+        `OptionError` if the user gave the new program others.
         """
         if not hasattr(args, "reward_scale") and not hasattr(args, "scale_rewards"):
             return {}
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, value in self.scale.items():
             now, option = getattr(args, name, None), f"--{name.replace('_', '-')}"
             if name == "reward_scale" and getattr(args, "scale_rewards", None) is False:
@@ -197,24 +197,24 @@ class _Source(NamedTuple):
             # Discounts of 0.999 and 1 are as far apart as 1000 steps are from all.
             if now is None or np.isclose(now, value, rtol=1e-9 if name == "gamma" else 1e-3):
                 continue
-            what = f"{self.name} has values with {name} {value:.5g}, and not {now:.5g}"
+            conflict = f"{self.name} has values with {name} {value:.5g}, and not {now:.5g}"
             if option == "--no-scale-rewards" or _was_given(args, name):
-                raise OptionError(f"{what}: leave out {option}, or --init.")
-            tracking.notice(f"{what}: this run has {name} {value:.5g}, too.")
-            found[name] = value
-        return found
+                raise OptionError(f"{conflict}: leave out {option}, or --init.")
+            tracking.notice(f"{conflict}: this run has {name} {value:.5g}, too.")
+            values[name] = value
+        return values
 
     def check(self, program: Program, state: ArrayTree) -> None:
         """Raise `ShapeError` if a program, with the shapes of its state, cannot continue it."""
         if not _alike(self.states[0], state):
-            theirs, ours = _named(self.program, self.states[0]), _named(program, state)
+            theirs, ours = _by_name(self.program, self.states[0]), _by_name(program, state)
             _common_parts(theirs, ours, self.name, self.sizes)
 
     def begin(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
         """Return the state of a recorder's seed, guided by the run or with its networks."""
         if program.guided is None:
             return self.carry_over(program, state, number)
-        theirs = _named(self.program, self.states[number % len(self.states)])
+        theirs = _by_name(self.program, self.states[number % len(self.states)])
         params = jax.tree_util.tree_map_with_path(
             lambda path, leaf: theirs.get(f"{_POLICY}/{_name(path)}", leaf),
             program.policy_params(state),
@@ -244,8 +244,8 @@ def _was_given(args: Args | OnlineArgs, name: str) -> bool:
     """Whether an argument is neither its default nor from a packaged file."""
     default = next(field.default for field in fields(args) if field.name == name)
     used, setting = settings.used(args), settings.used(args).settings.get(name)
-    kept = getattr(args, name) == default if setting is None else setting.packaged
-    return name in used.given or not kept
+    is_default = getattr(args, name) == default if setting is None else setting.packaged
+    return name in used.given or not is_default
 
 
 def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[ArrayTree]]:
@@ -263,13 +263,13 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
         raise RunError(f"{directory} has no checkpoint: repeat its command first.")
     if online:
         # The rest depends on the environment and its opponents, which may not exist here.
-        rest = dict.fromkeys(set(like._fields) - learned(like).keys())
-        parts = {"state": [like._replace(**rest)] * seeds, _POLICY: of_seeds(built.policy, seeds)}
+        unused = dict.fromkeys(set(like._fields) - learned(like).keys())
+        parts = {"state": [like._replace(**unused)] * seeds, _POLICY: of_seeds(built.policy, seeds)}
         tree, _ = checkpoints.restore(parts, partly=True)
         states = [like._replace(**learned(state)) for state in tree["state"]]
         if built.program.guided is not None and "init" in record:
-            own = [jax.tree.map(lambda leaf, i=i: leaf[i], tree[_POLICY]) for i in range(seeds)]
-            states = [_acting(built.program, *pair) for pair in zip(states, own, strict=True)]
+            acting = [jax.tree.map(lambda leaf, i=i: leaf[i], tree[_POLICY]) for i in range(seeds)]
+            states = [_guided(built.program, *pair) for pair in zip(states, acting, strict=True)]
     else:
         tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
@@ -280,12 +280,12 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
     return built.program, states
 
 
-def _acting(program: Program, state: ArrayTree, policy: ArrayTree) -> ArrayTree:
-    """Return a state whose agents have the parameters of its policy: those of a better guide."""
-    own = {f"{_POLICY}/{_name(path)}": leaf for path, leaf in tree_flatten_with_path(policy)[0]}
+def _guided(program: Program, state: ArrayTree, policy: ArrayTree) -> ArrayTree:
+    """Return a state with the parameters of its policy, which a better guide may have replaced."""
+    params = {f"{_POLICY}/{_name(path)}": leaf for path, leaf in tree_flatten_with_path(policy)[0]}
     leaves, tree = jax.tree.flatten(state)
     for name, index in _places(program, state).items():
-        leaves[index] = own.get(name.removeprefix("target "), leaves[index])
+        leaves[index] = params.get(name.removeprefix("target "), leaves[index])
     return jax.tree.unflatten(tree, leaves)
 
 
@@ -297,8 +297,8 @@ def learned(state: ArrayTree, given: Sequence[str] = ()) -> dict[str, ArrayTree]
 
     ``given`` are `Program.given`.
     """
-    fields, others = getattr(state, "_fields", ()), {_COUNT, *given}
-    names = _ONLINE if "capture" in fields else [name for name in fields if name not in others]
+    fields, unlearned = getattr(state, "_fields", ()), {_COUNT, *given}
+    names = _ONLINE if "capture" in fields else [name for name in fields if name not in unlearned]
     return {name: getattr(state, name) for name in names if name in fields}
 
 
@@ -316,32 +316,34 @@ def carry_over(
     arguments that the policy's network depends on. Other networks start anew where sizes differ.
     """
     if _alike(trained, state):
-        named = hasattr(state, "_fields")
-        whole = state._replace(**learned(trained, program.given)) if named else trained
+        has_fields = hasattr(state, "_fields")
+        result = state._replace(**learned(trained, program.given)) if has_fields else trained
         tracking.notice(f"continues from {run}: everything")
-        return jax.tree.map(jax.numpy.asarray, whole)
-    theirs, ours = _named(source, trained), _named(program, state)
-    common, others = _common_parts(theirs, ours, run, sizes)
-    found = {name: theirs[name] for name in ours if name in theirs and _part(name) in common}
+        return jax.tree.map(jax.numpy.asarray, result)
+    theirs, ours = _by_name(source, trained), _by_name(program, state)
+    common, mismatches = _common_parts(theirs, ours, run, sizes)
+    leaf_of = {name: theirs[name] for name in ours if name in theirs and _part(name) in common}
     # A target network that the run lacks is the copy of its network.
-    found |= {
-        name: found[name.removeprefix("target ")]
+    leaf_of |= {
+        name: leaf_of[name.removeprefix("target ")]
         for name in ours
         if name.startswith("target ")
         and name not in theirs
-        and name.removeprefix("target ") in found
+        and name.removeprefix("target ") in leaf_of
     }
     adam = [name for name in ours if name.startswith(("mu ", "nu ", "count"))]
-    if not all(name in found and np.shape(found[name]) == np.shape(ours[name]) for name in adam):
-        found = {name: leaf for name, leaf in found.items() if name not in adam}
-    kept = sorted({_part(name) for name in found if not name.startswith("count")})
-    new = sorted({_part(name) for name in ours if not name.startswith("count")} - set(kept))
-    new = [f"{part} (of other sizes there)" if part in others else part for part in new]
-    tracking.notice(f"continues from {run}: {', '.join(kept)}; new: {', '.join(new) or 'nothing'}")
+    if not all(
+        name in leaf_of and np.shape(leaf_of[name]) == np.shape(ours[name]) for name in adam
+    ):
+        leaf_of = {name: leaf for name, leaf in leaf_of.items() if name not in adam}
+    parts = sorted({_part(name) for name in leaf_of if not name.startswith("count")})
+    new = sorted({_part(name) for name in ours if not name.startswith("count")} - set(parts))
+    new = [f"{part} (of other sizes there)" if part in mismatches else part for part in new]
+    tracking.notice(f"continues from {run}: {', '.join(parts)}; new: {', '.join(new) or 'nothing'}")
     leaves, tree = jax.tree.flatten(state)
     for name, index in _places(program, state).items():
-        if name in found:
-            leaves[index] = jax.numpy.asarray(found[name], leaves[index].dtype)
+        if name in leaf_of:
+            leaves[index] = jax.numpy.asarray(leaf_of[name], leaves[index].dtype)
     return jax.tree.unflatten(tree, leaves)
 
 
@@ -358,13 +360,13 @@ def _alike(trained: ArrayTree, state: ArrayTree) -> bool:
 def _common_parts(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], run: str, sizes: str
 ) -> tuple[set[str], set[str]]:
-    """Return the parts that both states have in the same sizes, and in others.
+    """Return the parts that both states have in the same sizes, and those in different sizes.
 
-    `ShapeError` if the policy is among the others. A policy of theirs may hold more than ours, such
+    `ShapeError` if the policy is among the latter. A policy of theirs may hold more than ours, such
     as the behaviour by which ``qmix_bcq`` chooses among actions.
     """
     common = {_part(name) for name in theirs} & {_part(name) for name in ours} | {_POLICY}
-    others: set[str] = set()
+    mismatches: set[str] = set()
     for name in [*ours, *theirs]:
         part = _part(name)
         more = name not in ours and part in (_POLICY, f"target {_POLICY}")
@@ -374,15 +376,15 @@ def _common_parts(
         if shapes[0] == shapes[1]:
             continue
         if part == _POLICY:
-            there, here = ("absent" if shape is None else shape for shape in shapes)
+            old, new = ("absent" if shape is None else shape for shape in shapes)
             raise ShapeError(
                 f"the policy of {run} has another network than that of the new program: {name} is "
-                f"{there} there, and {here} here. Give the new program the arguments of that run "
+                f"{old} there, and {new} here. Give the new program the arguments of that run "
                 f"({sizes or '--hidden, --network, --agent-id ...'}), if it has them, or leave out "
                 "--init."
             )
-        others.add(part)
-    return common - others, others
+        mismatches.add(part)
+    return common - mismatches, mismatches
 
 
 def _part(name: str) -> str:
@@ -395,51 +397,51 @@ def _part(name: str) -> str:
     return name.split("/", maxsplit=1)[0]
 
 
-def _named(program: Program, state: ArrayTree) -> dict[str, Any]:
+def _by_name(program: Program, state: ArrayTree) -> dict[str, Any]:
     leaves = jax.tree.leaves(state)
     return {name: leaves[index] for name, index in _places(program, state).items()}
 
 
 def _places(program: Program, state: ArrayTree) -> dict[str, int]:
-    """Return the index of each learned leaf among the leaves of a state, by a name of its own."""
+    """Return the index of each learned leaf among the leaves of a state, by a unique name."""
     paths = [path for path, _ in tree_flatten_with_path(state)[0]]
     fields = {_name(path[:1]) for path in paths}
-    kept = set(learned(state, program.given)) or fields
+    learned_fields = set(learned(state, program.given)) or fields
     names: dict[str, int] = {}
     params: dict[str, str] = {}
     acting, unclear = _policy_leaves(program, state), False
     for index, path in enumerate(paths):
-        field, rest = _name(path[:1]), _name(path[1:])
-        if field in kept and not _is_derived(field):
-            own = rest if field == "params" else f"{field}/{rest}"
-            unclear |= rest in params
-            params.setdefault(rest, acting.get(index, own))
-            names[acting.get(index, own)] = index
+        field, tail = _name(path[:1]), _name(path[1:])
+        if field in learned_fields and not _is_derived(field):
+            name = tail if field == "params" else f"{field}/{tail}"
+            unclear |= tail in params
+            params.setdefault(tail, acting.get(index, name))
+            names[acting.get(index, name)] = index
     for index, path in enumerate(paths):
-        field, rest = _name(path[:1]), _name(path[1:])
-        if field == "target" and rest in params:
-            names[f"target {params[rest]}"] = index
+        field, tail = _name(path[:1]), _name(path[1:])
+        if field == "target" and tail in params:
+            names[f"target {params[tail]}"] = index
         elif field == "moments":
-            names[f"moments/{rest}"] = index
+            names[f"moments/{tail}"] = index
         elif "optimiser" in field and not unclear:
-            found = _adam_name(path, index, params)
-            if "count" in found and "count" in names:  # of a second optimiser
-                found = {f"count {len(names)}": index}
-            names |= found
+            entry = _adam_name(path, index, params)
+            if "count" in entry and "count" in names:  # of a second optimiser
+                entry = {f"count {len(names)}": index}
+            names |= entry
     return names
 
 
 def _is_derived(field: str) -> bool:
-    """Whether a field belongs to the parameters in others: targets, moments and optimisers."""
+    """Whether a field follows the parameters in other fields: targets, moments and optimisers."""
     return field in ("target", "moments") or "optimiser" in field
 
 
 def _adam_name(path: tuple[Any, ...], index: int, params: Mapping[str, str]) -> dict[str, int]:
     """Return the name of a leaf of an optimiser's state; empty if it is no moment of Adam."""
     for place, key in enumerate(path):
-        moment, rest = getattr(key, "name", ""), _name(path[place + 1 :])
-        if moment in ("mu", "nu") and rest in params:
-            return {f"{moment} {params[rest]}": index}
+        moment, tail = getattr(key, "name", ""), _name(path[place + 1 :])
+        if moment in ("mu", "nu") and tail in params:
+            return {f"{moment} {params[tail]}": index}
     return {"count": index} if _name(path).endswith("count") else {}
 
 
@@ -448,7 +450,7 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 def _policy_leaves(program: Program, state: ArrayTree) -> dict[int, str]:
-    """Return names of the leaves of a state that the policy's parameters are, by index."""
+    """Return the names of a state's leaves that are parameters of the policy, by index."""
     shapes = jax.eval_shape(lambda tree: tree, state)
     jaxpr = jax.make_jaxpr(program.policy_params)(shapes).jaxpr
     places = {id(variable): index for index, variable in enumerate(jaxpr.invars)}

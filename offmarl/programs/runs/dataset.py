@@ -22,10 +22,10 @@ from offmarl.vault.mixture import Part
 
 STATISTICS_FILE = "dataset.npz"
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, BadZipFile)
-"""Errors of reading it."""
+"""Errors of reading a damaged file."""
 _LEAST_STD = 1e-3
 _WHOLE = 2**40
-"""What shares are counted in."""
+"""Number of values that a share of 1 counts as."""
 
 
 class MeanAndStd(NamedTuple):
@@ -65,7 +65,7 @@ class DatasetStatistics:
         episodes: NDArray[np.int64] | None = None,
     ):
         self._dataset, self._episodes = dataset, episodes
-        self._kept = dict(arrays or {})
+        self._arrays = dict(arrays or {})
         self._frozen = False
         self.used: dict[str, NDArray[Any]] = {}
         """The arrays used so far, by name."""
@@ -92,14 +92,14 @@ class DatasetStatistics:
                 f"the program reads {name} of its dataset outside of make: read it in make, and "
                 "use the result in init, update or the policy."
             )
-        if name not in self._kept:
+        if name not in self._arrays:
             if self._dataset is None:
                 raise RunError(
                     f"this run has no {name} of its dataset, because another version of the "
                     "program trained it: train again."
                 )
-            self._kept[name] = np.asarray(compute(self._dataset))
-        self.used[name] = self._kept[name]
+            self._arrays[name] = np.asarray(compute(self._dataset))
+        self.used[name] = self._arrays[name]
         return self.used[name]
 
     def observation_moments(self) -> MeanAndStd:
@@ -127,9 +127,9 @@ class DatasetStatistics:
         """
 
         def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
-            found = dataset.episodes.take(self._chosen(dataset))
-            counts = found.scored if found.scored.any() else np.isfinite(found.team_returns).all(1)
-            return np.asarray(np.abs(found.team_returns[counts]).max(initial=0.0) or 1.0)
+            table = dataset.episodes.take(self._training_episodes(dataset))
+            counts = table.scored if table.scored.any() else np.isfinite(table.team_returns).all(1)
+            return np.asarray(np.abs(table.team_returns[counts]).max(initial=0.0) or 1.0)
 
         return float(self.array("return_scale", compute))
 
@@ -147,42 +147,42 @@ class DatasetStatistics:
         return tuple((name, x.dtype.str, x.shape, x.tobytes()) for name, x in used)
 
     def _returns(self, dataset: Dataset | Mixture) -> NDArray[np.float32]:
-        found, chosen = dataset.episodes, self._chosen(dataset)
-        return found.episode_returns[chosen][found.scored[chosen]].astype(np.float32)
+        episodes, indices = dataset.episodes, self._training_episodes(dataset)
+        return episodes.episode_returns[indices][episodes.scored[indices]].astype(np.float32)
 
-    def _chosen(self, dataset: Dataset | Mixture) -> NDArray[np.int64]:
-        every = np.arange(len(dataset.episodes.length))
-        return every if self._episodes is None else self._episodes
+    def _training_episodes(self, dataset: Dataset | Mixture) -> NDArray[np.int64]:
+        indices = np.arange(len(dataset.episodes.length))
+        return indices if self._episodes is None else self._episodes
 
     def _moments(self, field: str, leaves: Callable[[EnvSpec], dict[str, ArraySpec]]) -> MeanAndStd:
         def compute(path: str, dataset: Dataset | Mixture) -> NDArray[Any]:
             leaf = leaves(dataset.spec)[path]
             if not jnp.issubdtype(leaf.numpy_dtype, jnp.floating):
                 return np.array([0, 1], np.float32)
-            found = self._ranges(dataset, f"{field}.{path}" if path else field)
-            mean, std = (np.where(found.finite > 0, x, 0) for x in (found.mean, found.std))
+            ranges = self._ranges(dataset, f"{field}.{path}" if path else field)
+            mean, std = (np.where(ranges.finite > 0, x, 0) for x in (ranges.mean, ranges.std))
             return np.stack([mean, std.clip(_LEAST_STD)]).astype(np.float32)
 
         if self._dataset is not None:
             paths = [*leaves(self._dataset.spec)]
         else:
-            stored = (name for name in self._kept if name.endswith("_moments"))
-            names = (name.removesuffix("_moments").partition(".") for name in stored)
+            entries = (name for name in self._arrays if name.endswith("_moments"))
+            names = (name.removesuffix("_moments").partition(".") for name in entries)
             paths = [path for start, _, path in names if start == field] or [""]
-        found = {
+        moments = {
             path: self.array(
                 f"{field}.{path}_moments" if path else f"{field}_moments", partial(compute, path)
             )
             for path in paths
         }
-        mean, std = ({path: array[i] for path, array in found.items()} for i in (0, 1))
+        mean, std = ({path: array[i] for path, array in moments.items()} for i in (0, 1))
         return MeanAndStd(unflatten_tree(mean), unflatten_tree(std))
 
     def _ranges(self, dataset: Dataset | Mixture, column: str) -> Ranges:
         """Return the statistics of a column over all agents."""
-        parts = _parts(dataset, self._chosen(dataset))
-        found = [(self._ranges_of(part, column), part.share) for part in parts]
-        ranges = found[0][0] if len(found) == 1 else _shared(found)
+        parts = _parts(dataset, self._training_episodes(dataset))
+        pairs = [(self._ranges_of(part, column), part.share) for part in parts]
+        ranges = pairs[0][0] if len(pairs) == 1 else _shared(pairs)
         if column.startswith("observation") and ranges.mean.ndim == 2:
             return ranges.pooled(0)
         return ranges
@@ -191,9 +191,9 @@ class DatasetStatistics:
         # The run keeps what it uses: training changes nothing in the dataset. The statistics of
         # data on another machine are those that were published, of all of its episodes: those of
         # the training episodes would need a download.
-        whole = self._episodes is None or part.dataset.is_remote
-        if whole and (known := stored(part.dataset)) is not None:
-            return known[column].ranges
+        uses_all = self._episodes is None or part.dataset.is_remote
+        if uses_all and (statistics := stored(part.dataset)) is not None:
+            return statistics[column].ranges
         accumulator = StatisticsAccumulator(part.dataset.spec, columns=[column])
         for steps in _steps(part):
             accumulator.add(jax.tree.map(lambda leaf: leaf[None], steps))
@@ -202,11 +202,11 @@ class DatasetStatistics:
 
 def _shared(parts: list[tuple[Ranges, float]]) -> Ranges:
     """Return the statistics of several vaults, each of which counts by its share."""
-    counted = [
-        found._replace(finite=np.where(found.finite > 0, round(share * _WHOLE), 0))
-        for found, share in parts
+    weighted = [
+        ranges._replace(finite=np.where(ranges.finite > 0, round(share * _WHOLE), 0))
+        for ranges, share in parts
     ]
-    return Ranges(*map(np.stack, zip(*counted, strict=True))).pooled(0)
+    return Ranges(*map(np.stack, zip(*weighted, strict=True))).pooled(0)
 
 
 def _parts(dataset: Dataset | Mixture, episodes: NDArray[np.int64]) -> list[Part]:
@@ -219,12 +219,12 @@ def _parts(dataset: Dataset | Mixture, episodes: NDArray[np.int64]) -> list[Part
 def _steps(part: Part) -> Iterator[Transition]:
     """Yield the steps of some episodes, ``(M, ...)``, block by block."""
     dataset = part.dataset
-    table, chosen = dataset.episodes, np.zeros(len(dataset.episodes.length), bool)
-    chosen[part.episodes] = True
+    table, mask = dataset.episodes, np.zeros(len(dataset.episodes.length), bool)
+    mask[part.episodes] = True
     begins = table.row * dataset.length + table.start
     for start, stop in dataset.blocks():
         step = np.arange(dataset.rows)[:, None] * dataset.length + np.arange(start, stop)
-        kept = chosen[np.searchsorted(begins, step, side="right") - 1]
+        kept = mask[np.searchsorted(begins, step, side="right") - 1]
         yield jax.tree.map(itemgetter(kept), dataset.transitions(start, stop))
 
 
@@ -238,7 +238,7 @@ def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def is_scale(name: str) -> bool:
-    """Whether networks know something of their data by a statistic, and not only the new data."""
+    """Whether a statistic scales what networks see or predict, and stays with their parameters."""
     return name.endswith("_moments") or name == "return_scale"
 
 
@@ -247,12 +247,12 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
     if not path.exists():
         return {}
     try:
-        with ZipFile(path) as archive:  # of a pulled policy, another wrote it
+        with ZipFile(path) as archive:  # a pulled one is not trusted
             members = archive.infolist()
-        size, packed = sum(one.file_size for one in members), path.stat().st_size
-        if size > packed or any(one.compress_type != ZIP_STORED for one in members):
+        size, packed = sum(member.file_size for member in members), path.stat().st_size
+        if size > packed or any(member.compress_type != ZIP_STORED for member in members):
             raise ValueError(f"its {packed} bytes would become {size}")
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return dict(file)
     except _DAMAGE as error:
         raise RunError(f"{path} is damaged ({error}): delete the run and train again.") from None

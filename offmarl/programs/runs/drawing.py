@@ -36,15 +36,15 @@ def open_data(args: Args) -> Dataset | Mixture:
         if share == 0:
             raise OptionError(f"{path} has the share 0, and there is no other vault: leave it out.")
         return open_vault(path, time_limit=args.time_limit)
-    given = {path: share for path, share in shares.items() if share is not None}
-    if given and len(given) < len(shares):
-        missing = next(path for path in shares if path not in given)
+    explicit = {path: share for path, share in shares.items() if share is not None}
+    if explicit and len(explicit) < len(shares):
+        missing = next(path for path in shares if path not in explicit)
         raise OptionError(f"{missing} has no share: give PATH=SHARE for each vault, or for none.")
-    return mix(given or [*shares], time_limit=args.time_limit)
+    return mix(explicit or [*shares], time_limit=args.time_limit)
 
 
 def environment_of(args: Args) -> str:
-    """Return the name of the environment of a program's data, which is not opened if it tells."""
+    """Return the name of the environment of a program's data, from the metadata if they have it."""
     first = next(iter(_shares(args.vault)))
     try:
         return EnvSpec.from_json(intact_copy(read_metadata(locate(first))).get("spec", {})).name
@@ -58,11 +58,11 @@ def _shares(vaults: Vaults) -> dict[str, float | None]:
         return dict(vaults)
     if isinstance(vaults, str | Path):
         return {str(vaults): None}
-    found = [_share(text) for text in vaults]
-    paths = [path for path, _ in found]
+    pairs = [_share(text) for text in vaults]
+    paths = [path for path, _ in pairs]
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise OptionError(f"{twice[0]} is given twice: name it once, with its whole share.")
-    return dict(found)
+    return dict(pairs)
 
 
 def _share(text: str) -> tuple[str, float | None]:
@@ -75,7 +75,7 @@ def _share(text: str) -> tuple[str, float | None]:
 
 
 _SHORT = 100
-"""Windows of so many steps may go around tiny data more than once."""
+"""Windows of at most this many steps may wrap around tiny data more than once."""
 
 
 class Drawing(NamedTuple):
@@ -138,8 +138,8 @@ def drawing_of(
 def _require_room_for(args: Args, dataset: Dataset | Mixture, windows: Windows) -> None:
     """Raise `OptionError` if no memory holds a batch and its gradients."""
     steps = args.batch_size * (args.length + args.burn_in)
-    needed = 2 * steps * layout_of(dataset.spec, windows).slot_bytes
-    require_room(needed, f"batches of {args.batch_size:,} windows")
+    num_bytes = 2 * steps * layout_of(dataset.spec, windows).slot_bytes
+    require_room(num_bytes, f"batches of {args.batch_size:,} windows")
 
 
 def _weights(args: Args, dataset: Dataset | Mixture, episodes: Chosen) -> Weighting:
@@ -158,7 +158,7 @@ def _recorded_vaults(dataset: Dataset | Mixture) -> dict[str, Any]:
     parts = zip(dataset.sources, dataset.shares, strict=True)
     return {
         "vaults": [
-            {"vault": f"{one.name}/{one.uid}", "share": share, "digest": one.known_digest()}
-            for one, share in parts
+            {"vault": f"{data.name}/{data.uid}", "share": share, "digest": data.known_digest()}
+            for data, share in parts
         ]
     }

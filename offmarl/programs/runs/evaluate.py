@@ -76,69 +76,70 @@ def default_sizes(env: object) -> tuple[int, int, int]:
 
 def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     """Make the environment, read the held-out episodes, and choose those to train on."""
-    found = _evaluator(args, dataset)
+    evaluator = _evaluator(args, dataset)
     if args.top is None:
-        return found
-    table, rest = dataset.episodes, found.learned_from
+        return evaluator
+    table, training = dataset.episodes, evaluator.learned_from
     scored = np.flatnonzero(table.scored)
-    scored = scored if rest is None else np.intersect1d(scored, rest)
+    scored = scored if training is None else np.intersect1d(scored, training)
     if not len(scored):
         raise OptionError("no episode to learn from is complete: leave out --top.")
     count = max(round(args.top * len(scored)), 1)
     order = np.argsort(-table.episode_returns[scored], kind="stable")
-    return found._replace(learned_from=np.sort(scored[order[:count]]))
+    return evaluator._replace(learned_from=np.sort(scored[order[:count]]))
 
 
 def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     env = environment_for(args.env, dataset)
-    each, last, evaluations = default_sizes(env)
-    sizes = args.eval_episodes or each, args.final_episodes or last
-    played = Evaluator(dataset.spec, env, None, None, *sizes, evaluations)
+    size, last, evaluations = default_sizes(env)
+    sizes = args.eval_episodes or size, args.final_episodes or last
+    evaluator = Evaluator(dataset.spec, env, None, None, *sizes, evaluations)
     if isinstance(env, ParallelEnvironment):
-        _note_fewer(args, played)
+        _note_fewer(args, evaluator)
     elif env is not None:
         require_room_for(env.spec, max(sizes))
     if env is not None:
         _warn_of_other_code(env, dataset)
     if args.validation is not None:
         data = _validation(args, args.validation, dataset)
-        every = np.arange(len(data.episodes.length))
-        episodes = with_actions(data.whole_episodes(_some(every, sizes[1])))
-        return played._replace(held_out=episodes, validation=data.known_digest())
+        indices = np.arange(len(data.episodes.length))
+        episodes = with_actions(data.whole_episodes(_spread(indices, sizes[1])))
+        return evaluator._replace(held_out=episodes, validation=data.known_digest())
     by_default = HELD_OUT if env is None and len(dataset.episodes.length) > 1 else 0.0
     if not (fraction := by_default if args.held_out is None else args.held_out):
-        return played
-    rest, held_out = dataset.hold_out(fraction)
-    episodes = with_actions(dataset.whole_episodes(_some(held_out, sizes[1])))
-    return played._replace(held_out=episodes, learned_from=rest, fraction=fraction)
+        return evaluator
+    training, held_out = dataset.hold_out(fraction)
+    episodes = with_actions(dataset.whole_episodes(_spread(held_out, sizes[1])))
+    return evaluator._replace(held_out=episodes, learned_from=training, fraction=fraction)
 
 
-def _note_fewer(args: Args, played: Evaluator) -> None:
-    """Print how often policies are evaluated in a PettingZoo environment, unless the user said."""
+def _note_fewer(args: Args, evaluator: Evaluator) -> None:
+    """Print how often policies are evaluated in a PettingZoo environment, if by default."""
     if None not in (args.eval_every, args.eval_episodes, args.final_episodes):
         return
-    every = args.eval_every
-    often = f"{played.evaluations} times" if every is None else f"each {every} updates"
+    interval = args.eval_every
+    often = f"{evaluator.evaluations} times" if interval is None else f"each {interval} updates"
     _notice_once(
-        f"{played.environment} steps in Python: evaluated {often} on {played.episodes} episodes, "
-        f"at the end on {played.final_episodes} (--eval-every, --eval-episodes, --final-episodes)"
+        f"{evaluator.environment} steps in Python: evaluated {often} on {evaluator.episodes} "
+        f"episodes, at the end on {evaluator.final_episodes} (--eval-every, --eval-episodes, "
+        "--final-episodes)"
     )
 
 
 _notice_once = lru_cache(maxsize=64)(tracking.notice)
-"""A search makes an evaluator of its own before those of its trials."""
+"""Prints a notice once: a search makes an evaluator before those of its trials."""
 
 
 def _warn_of_other_code(env: Environment | ParallelEnvironment, dataset: Dataset | Mixture) -> None:
-    """Print which data was recorded in an environment of the same name whose code was another."""
+    """Warn of data that was recorded with other code of an environment of the same name."""
     now = environment_source(env.spec.name).get("environment_source", {}).get("sha256")
-    for one in dataset.sources if isinstance(dataset, Mixture) else [dataset]:
-        then = one.provenance.get("environment_source")
+    for source in dataset.sources if isinstance(dataset, Mixture) else [dataset]:
+        then = source.provenance.get("environment_source")
         then = then.get("sha256") if isinstance(then, dict) else None
-        if now and then and now != then and one.spec.name == env.spec.name:
+        if now and then and now != then and source.spec.name == env.spec.name:
             tracking.notice(
-                f"warning: the code of {env.spec.name} has changed since {one.path} was recorded "
-                "in it, so that the returns of policies and those of the data may not be compared."
+                f"warning: the code of {env.spec.name} has changed since {source.path} was "
+                "recorded: the returns of policies and those of the data may not be compared."
             )
 
 
@@ -150,10 +151,10 @@ def with_actions(episodes: Sequence) -> Sequence:
     return episodes if acts.all() else jax.tree.map(lambda leaf: leaf[acts], episodes)
 
 
-def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def _spread(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return at most ``most`` episodes, evenly spread: early agents may be worse than late ones."""
-    chosen = np.linspace(0, len(episodes) - 1, min(most, len(episodes)))
-    return episodes[chosen.round().astype(int)]
+    indices = np.linspace(0, len(episodes) - 1, min(most, len(episodes)))
+    return episodes[indices.round().astype(int)]
 
 
 def environment_for(
@@ -212,28 +213,28 @@ def evaluate(
     The returns (of each team, where there are several) are those of greedy and of sampled actions,
     if the policy samples.
     """
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     seeds, params = len(keys), layout.place(params, per_seed=True)
     if evaluator.held_out is not None:
-        found |= _imitation(policy_of(program, True), layout, params, evaluator.held_out)
+        metrics |= _imitation(policy_of(program, True), layout, params, evaluator.held_out)
     if evaluator.env is not None:
         env, modes, teams = evaluator.env, _modes(program, params), teams_of(evaluator.spec)
         ways = tuple(modes.values())
         if isinstance(env, ParallelEnvironment):
-            each = _play_in_python(env, program, ways, gathered((params, keys)), episodes)
-            returns = np.stack(by_team(each, teams), -1)
+            by_agent = _play_in_python(env, program, ways, gathered((params, keys)), episodes)
+            returns = np.stack(by_team(by_agent, teams), -1)
         else:
             policies = tuple(policy_of(program, greedy) for greedy in ways)
             rounds, size = [], evaluator.episodes  # all evaluations share a compiled program
             for number in range(-(-episodes // size)):
-                own = layout.place(folded(keys, number) if number else keys, per_seed=True)
-                played = gathered(play(policies, env, layout, size, params, own))
-                rounds.append(evaluation.returns_by_team(env.spec, played))
+                round_keys = layout.place(folded(keys, number) if number else keys, per_seed=True)
+                outcome = gathered(play(policies, env, layout, size, params, round_keys))
+                rounds.append(evaluation.returns_by_team(env.spec, outcome))
             returns = np.concatenate(rounds, axis=2)[:, :, :episodes]
         for mode, name in enumerate(modes):
             names = enumerate(names_by_team(name, teams))
-            found |= {one: returns[:, mode, :, team] for team, one in names}
-    return {name: values[:seeds] for name, values in jax.device_get(gathered(found)).items()}
+            metrics |= {metric: returns[:, mode, :, team] for team, metric in names}
+    return {name: values[:seeds] for name, values in jax.device_get(gathered(metrics)).items()}
 
 
 def _play_in_python(
@@ -253,8 +254,8 @@ def _play_in_python(
         for seed, number in enumerate(numbers)
         for greedy in modes
     ]
-    found = np.array(on_first(lambda: env.play(players, episodes).tolist()))
-    return found.reshape(len(numbers), len(modes), *found.shape[1:])
+    returns = np.array(on_first(lambda: env.play(players, episodes).tolist()))
+    return returns.reshape(len(numbers), len(modes), *returns.shape[1:])
 
 
 @lru_cache(maxsize=8)
@@ -270,7 +271,7 @@ def play_ahead(
     params: ArrayTree,
     keys: Key[Array, "seeds"],
 ) -> "Future[None] | None":
-    """Compile what `evaluate` plays episodes with, in a thread; its arguments are those of it."""
+    """Compile the program by which `evaluate` plays episodes, in a thread; see its arguments."""
     env = evaluator.env
     if env is None or isinstance(env, ParallelEnvironment) or jax.process_count() > 1:
         return None
@@ -309,10 +310,10 @@ def _imitation(
     policy: Policy, layout: Layout, params: ArrayTree, episodes: Sequence
 ) -> dict[str, Float[Array, "seeds episodes"]]:
     def of_seed(params: ArrayTree, episodes: Sequence) -> dict[str, Array]:
-        found = {tracking.AGREEMENT: agreement(policy, params, episodes)}
+        metrics = {tracking.AGREEMENT: agreement(policy, params, episodes)}
         if policy.log_prob is not None:
-            found[tracking.LOG_LIKELIHOOD] = log_likelihood(policy, params, episodes)
-        return found
+            metrics[tracking.LOG_LIKELIHOOD] = log_likelihood(policy, params, episodes)
+        return metrics
 
     return map_seeds(layout, of_seed, (params,), episodes)
 
@@ -330,16 +331,16 @@ def play(
 
     Programs with equal policies, such as `bc` and `maicq`, share what is compiled.
     """
-    played = partial(evaluation.evaluate, env, num_episodes=episodes)
+    run = partial(evaluation.evaluate, env, num_episodes=episodes)
 
     def of_seed(params: ArrayTree, key: PRNGKeyArray) -> evaluation.Evaluation:
         def of_mode(mode: Int[Array, ""]) -> evaluation.Evaluation:
-            return played(one_of(policies), (mode, params), key)
+            return run(one_of(policies), (mode, params), key)
 
-        carries = jax.eval_shape(lambda: [one.initial_carry() for one in policies])
+        carries = jax.eval_shape(lambda: [policy.initial_carry() for policy in policies])
         if bytes_of(carries) <= _MOST_CARRY_BYTES:
             return jax.lax.map(of_mode, jnp.arange(len(policies)))
-        one_by_one = [played(policy, params, key) for policy in policies]
+        one_by_one = [run(policy, params, key) for policy in policies]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one)
 
     return map_seeds(layout, of_seed, (params, keys))
@@ -363,10 +364,10 @@ def play_policy(
 
 
 def placed(
-    env: Environment, policy: Policy, episodes: int, mesh: Mesh | None, *given: ArrayTree
+    env: Environment, policy: Policy, episodes: int, mesh: Mesh | None, *inputs: ArrayTree
 ) -> tuple[Any, ...]:
     """Return the arguments of `play_against` from those of `play_policy`, on the mesh's devices."""
-    return slot(env), policy, episodes, mesh, *place_shared((*given, others_of(env)), mesh)
+    return slot(env), policy, episodes, mesh, *place_shared((*inputs, others_of(env)), mesh)
 
 
 @jit_rarely_run(static_argnums=(0, 1, 2, 3))
@@ -384,7 +385,7 @@ def play_against(
         return evaluation.evaluate(env, policy, params, key, episodes, others)
 
 
-def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:
+def summary(metrics: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:
     """Summarize an evaluation in a few words."""
     words = {
         tracking.AGREEMENT: "agreement{} {:.3f}",
@@ -395,8 +396,8 @@ def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:
         tracking.SAMPLED_RETURN: "sampled{} {:.2f}",
     }
     return ", ".join(
-        word.format(name.removeprefix(metric).replace("_", " of ", 1), found[name].mean())
+        word.format(name.removeprefix(metric).replace("_", " of ", 1), metrics[name].mean())
         for metric, word in words.items()
-        for name in found
+        for name in metrics
         if name.startswith(metric)
     )

@@ -44,8 +44,8 @@ def export_policy(loaded: "LoadedPolicy", out: str | Path, onnx: bool = False) -
 
     views = loaded.spec.view_spec
     observation = map_tree(lambda leaf: _batched(leaf.shape, leaf.numpy_dtype), views.observation)
-    held = {name: _batched(leaf.shape, leaf.dtype) for name, leaf in memory.items()}
-    inputs = [observation, _batched(views.legal_actions.shape, bool), held]
+    memory_shapes = {name: _batched(leaf.shape, leaf.dtype) for name, leaf in memory.items()}
+    inputs = [observation, _batched(views.legal_actions.shape, bool), memory_shapes]
     key = [_batched((2,), jnp.uint32)] if loaded.stochastic else []
     contents = {
         "policy.safetensors": safetensors.save(arrays, header),
@@ -54,7 +54,7 @@ def export_policy(loaded: "LoadedPolicy", out: str | Path, onnx: bool = False) -
     if loaded.policy.after_step is not None:
         outcome = [_batched(views.alive.shape, dtype) for dtype in (jnp.float32, bool)]
         function = partial(_after_step, loaded)
-        contents["after_step.stablehlo"] = _stablehlo(function, [], [held, *outcome])
+        contents["after_step.stablehlo"] = _stablehlo(function, [], [memory_shapes, *outcome])
     if onnx:
         contents["policy.onnx"] = _onnx(loaded, tensors, inputs)
     for name, content in contents.items():
@@ -73,8 +73,8 @@ def _act(
     """Return the actions, and the memory after them."""
     params, carry = _tree("params", loaded.params, tensors), _carry(loaded, memory)
     data = jnp.zeros(2, jnp.uint32) if key is None else key
-    wrapped = jax.random.wrap_key_data(data, impl="threefry2x32")
-    action, _, carry = loaded.policy.act(params, carry, observation, legal, wrapped)
+    prng_key = jax.random.wrap_key_data(data, impl="threefry2x32")
+    action, _, carry = loaded.policy.act(params, carry, observation, legal, prng_key)
     return action, _named("memory", carry)
 
 
@@ -88,9 +88,9 @@ def _log_probs(
 ) -> Float[Array, "N A"]:
     """Return the log-probabilities of all actions of each agent."""
     log_prob: Any = loaded.policy.log_prob
-    given = loaded.params, _carry(loaded, memory), observation, legal
+    inputs = loaded.params, _carry(loaded, memory), observation, legal
     actions = jnp.asarray(np.tile(np.arange(legal.shape[1])[:, None], legal.shape[0]))
-    return jax.vmap(lambda action: log_prob(*given, action)[0], out_axes=-1)(actions)
+    return jax.vmap(lambda action: log_prob(*inputs, action)[0], out_axes=-1)(actions)
 
 
 def _stablehlo(function: Any, shared: list[Any], batched: list[Any]) -> bytes:
@@ -117,9 +117,9 @@ def _onnx(loaded: "LoadedPolicy", tensors: _Named, inputs: list[Any]) -> bytes:
     likely = policy.log_prob is not None and isinstance(loaded.spec.action, Discrete)
 
     def act(*arrays: Array) -> list[Array]:
-        given = jax.tree.unflatten(structure, arrays)
-        action, after = jax.vmap(partial(_act, loaded, tensors))(*given)
-        scores = [jax.vmap(partial(_log_probs, loaded))(*given)] if likely else []
+        arguments = jax.tree.unflatten(structure, arrays)
+        action, after = jax.vmap(partial(_act, loaded, tensors))(*arguments)
+        scores = [jax.vmap(partial(_log_probs, loaded))(*arguments)] if likely else []
         return [action, *scores, *jax.tree.leaves(after)]
 
     shapes = [_Shape(("batch", *x.shape[1:]), x.dtype) for x in jax.tree.leaves(inputs)]
@@ -156,9 +156,9 @@ def _named(prefix: str, tree: ArrayTree) -> _Named:
     return {_name(prefix, path): leaf for path, leaf in tree_leaves_with_path(tree)}
 
 
-def _tree(prefix: str, like: ArrayTree, named: _Named) -> ArrayTree:
+def _tree(prefix: str, like: ArrayTree, arrays: _Named) -> ArrayTree:
     """Undo `_named` of a tree with the structure of ``like``."""
-    return tree_map_with_path(lambda path, _: named[_name(prefix, path)], like)
+    return tree_map_with_path(lambda path, _: arrays[_name(prefix, path)], like)
 
 
 def _name(prefix: str, path: Any) -> str:

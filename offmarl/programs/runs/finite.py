@@ -1,6 +1,6 @@
-"""Whether what programs learn is finite: asked after each block of updates, and of what is loaded.
+"""Checks that learned arrays are finite: after each block of updates, and when they are loaded.
 
-The returns of a policy of NaN are finite: the largest of values that are NaN is the first of them.
+Returns do not show it: the argmax of values that are NaN is the first action.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ _ADVICE = "other settings, such as a lower learning rate, and another --out."
 
 
 def require_finite(tree: ArrayTree, what: str) -> None:
-    """Raise `NotFiniteError` if an array of what was loaded is not finite."""
+    """Raise `NotFiniteError` if an array of a loaded tree is not finite."""
     if names := infinities([tree]):
         raise NotFiniteError(f"{what} is not finite ({names[0]}): train again with {_ADVICE}")
 
@@ -36,41 +36,41 @@ def faults(
     axes: int = 1,
     by_design: Collection[str] = (),
 ) -> dict[int, str]:
-    """Return what is not finite after ``done`` updates, by seed: a metric of the last n, an array.
+    """Return which metrics of the last n of ``done`` updates, and arrays, are not finite, by seed.
 
     ``learned`` has ``axes`` axes of seeds: 1, or 0 for that of a single seed. Arrays that were not
     finite before an update (`infinities`) are ``by_design``, such as the best value so far.
     """
-    named = [(name, leaf) for name, leaf in _floats(learned) if name not in by_design]
-    bad = np.zeros((len(named), len(seeds)), bool)
-    if named and not np.asarray(gathered(_are_finite(axes, [leaf for _, leaf in named]))).all():
-        leaves = [np.asarray(gathered(leaf)) for _, leaf in named]
+    arrays = [(name, leaf) for name, leaf in _floats(learned) if name not in by_design]
+    bad = np.zeros((len(arrays), len(seeds)), bool)
+    if arrays and not np.asarray(gathered(_are_finite(axes, [leaf for _, leaf in arrays]))).all():
+        leaves = [np.asarray(gathered(leaf)) for _, leaf in arrays]
         rows = [~np.isfinite(leaf if axes else leaf[None]) for leaf in leaves]
         bad = np.stack([row.reshape(len(row), -1).any(1) for row in rows])
-    found: dict[int, str] = {}
+    by_seed: dict[int, str] = {}
     if not bad.any() and all(np.isfinite(values).all() for values in metrics.values()):
-        return found
+        return by_seed
     for place, seed in enumerate(seeds):
         wrong = {name: ~np.isfinite(values[place]) for name, values in metrics.items()}
         words = []
         for at, name in sorted((x.argmax(), name) for name, x in wrong.items() if x.any())[:1]:
             update = done - len(wrong[name]) + at + 1
             words.append(f"{name} is {metrics[name][place, at]} at update {update:,}")
-        if own := [name for (name, _), x in zip(named, bad, strict=True) if x[place]]:
-            words.append(f"{own[0]} ({len(own)} of {len(named)} arrays) after update {done:,}")
+        if names := [name for (name, _), x in zip(arrays, bad, strict=True) if x[place]]:
+            words.append(f"{names[0]} ({len(names)} of {len(arrays)} arrays) after update {done:,}")
         if words:
-            found[seed] = ", ".join(words)
-    return found
+            by_seed[seed] = ", ".join(words)
+    return by_seed
 
 
 def infinities(trees: Sequence[ArrayTree]) -> list[str]:
     """Return the names of arrays that are not finite in one of some trees."""
-    named = (one for tree in trees for one in _floats(tree))
-    return [name for name, leaf in named if not np.isfinite(np.asarray(leaf)).all()]
+    arrays = (pair for tree in trees for pair in _floats(tree))
+    return [name for name, leaf in arrays if not np.isfinite(np.asarray(leaf)).all()]
 
 
 def error(
-    found: Mapping[int, str],
+    by_seed: Mapping[int, str],
     directory: Path,
     last: int | None,
     data: Dataset | Mixture | None,
@@ -80,27 +80,27 @@ def error(
     ``last`` is its last checkpoint. A recorder has no data but its own episodes.
     """
     seeds: dict[str, list[str]] = {}
-    for seed, fault in found.items():
+    for seed, fault in by_seed.items():
         seeds.setdefault(fault, []).append(str(seed))
-    named = "; ".join(f"seed {', '.join(own)}: {fault}" for fault, own in seeds.items())
-    parts = data.sources if isinstance(data, Mixture) else [one for one in (data,) if one]
+    reasons = "; ".join(f"seed {', '.join(numbers)}: {fault}" for fault, numbers in seeds.items())
+    parts = data.sources if isinstance(data, Mixture) else [data] if data else []
     about = " ".join(filter(None, map(_known_faults, parts)))
     about = about or "No step of the data is known to be at fault."
     saved = "has saved nothing" if last is None else f"keeps its checkpoint of update {last:,}"
     return NotFiniteError(
-        f"training is not finite ({named}). It stops for all seeds, and {directory} {saved}. "
+        f"training is not finite ({reasons}). It stops for all seeds, and {directory} {saved}. "
         f"{about} It would end here again: give {_ADVICE}"
     )
 
 
 def _known_faults(data: Dataset) -> str:
-    """Return what is known to be at fault in a dataset, in words; empty for nothing."""
-    kept, steps = data.sound_episodes, data.episodes.length.sum()
-    left = 0 if kept is None else steps - kept.length.sum()
-    known = [f"{left:,} of {steps:,} steps are left out of batches"] if left else []
-    known += [text.rstrip(".") for text in sentences(data.provenance.get("faults"))]
-    known += [MEANINGS[quirk] for quirk in data.quirks if quirk == IMPOSSIBLE_ACTIONS]
-    return f"In {data.path}, {', and '.join(known)}." if known else ""
+    """Return the known faults of a dataset in words; empty if it has none."""
+    sound, steps = data.sound_episodes, data.episodes.length.sum()
+    dropped = 0 if sound is None else steps - sound.length.sum()
+    reasons = [f"{dropped:,} of {steps:,} steps are left out of batches"] if dropped else []
+    reasons += [text.rstrip(".") for text in sentences(data.provenance.get("faults"))]
+    reasons += [MEANINGS[quirk] for quirk in data.quirks if quirk == IMPOSSIBLE_ACTIONS]
+    return f"In {data.path}, {', and '.join(reasons)}." if reasons else ""
 
 
 def _floats(tree: ArrayTree) -> list[tuple[str, Any]]:

@@ -27,16 +27,17 @@ PARTS: ContextVar[Sequence[Path] | None] = ContextVar("parts", default=None)
 
 def gather(training: Training, run: Run, runs: Sequence[Path]) -> None:
     """Write finished runs of one seed each into one run."""
-    found = [_Part.read(directory, run.record) for directory in runs]
+    parts = [_Part.read(directory, run.record) for directory in runs]
     like = training.shapes()
-    one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[:1], tree), like)
-    with_all = run.checkpoints()
-    for step in sorted({*_kept_by_all(found, training.keep), found[0].last} - {*with_all.steps()}):
-        trees, infos = zip(*(part.checkpoints.restore(one, step) for part in found), strict=True)
+    shapes = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[:1], tree), like)
+    checkpoints = run.checkpoints()
+    steps = {*_common_steps(parts, training.keep), parts[0].last}
+    for step in sorted(steps - {*checkpoints.steps()}):
+        trees, infos = zip(*(part.checkpoints.restore(shapes, step) for part in parts), strict=True)
         tree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
-        with_all.save(step, tree, _joined(infos))
-    with_all.close()
-    _write_metrics(run.metrics, [row for part in found for row in part.rows])
+        checkpoints.save(step, tree, _joined_infos(infos))
+    checkpoints.close()
+    _write_metrics(run.metrics, [row for part in parts for row in part.rows])
 
 
 class _Part(NamedTuple):
@@ -48,12 +49,12 @@ class _Part(NamedTuple):
     rows: list[dict[str, Any]]
 
     @classmethod
-    def read(cls, directory: Path, wanted: Mapping[str, Any]) -> "_Part":
+    def read(cls, directory: Path, expected: Mapping[str, Any]) -> "_Part":
         record, checkpoints = tracking.read_run(directory), Run(directory, {}, True).checkpoints()
         last = checkpoints.latest()
         if not record.get("complete") or last is None:
             raise RunError(f"the run in {directory} is not finished: run its task again.")
-        for path, theirs, ours in differences(record, tracking.plain(wanted), _OF_A_SEED):
+        for path, theirs, ours in differences(record, tracking.plain(expected), _OF_A_SEED):
             raise RunError(
                 f"{directory} was trained with {path} {theirs!r}, which is {ours!r} now: remove it "
                 "and run its task again."
@@ -66,18 +67,18 @@ _OF_A_SEED = (*MAY_DIFFER, "args.seed", "args.seeds", "complete", "seeds", "seed
 """Entries of a record in which the run of a seed differs from that of all."""
 
 
-def _kept_by_all(found: Sequence[_Part], keep: Keep) -> set[int]:
+def _common_steps(parts: Sequence[_Part], keep: Keep) -> set[int]:
     """Return the steps whose checkpoints the run of all seeds keeps, beside the last one."""
     if keep == "best":
-        best = (best_of(part.rows, part.seed) for part in found)
+        best = (best_of(part.rows, part.seed) for part in parts)
         return {step for step in best if step is not None}
-    return set.intersection(*({*part.checkpoints.steps()} for part in found))
+    return set.intersection(*({*part.checkpoints.steps()} for part in parts))
 
 
-def _joined(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the metrics that are not logged yet, of which each seed has one."""
+def _joined_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the sums of metrics that are not logged yet, one for each seed."""
     sums = {
-        name: [one for info in infos for one in info["sums"][name]] for name in infos[0]["sums"]
+        name: [value for info in infos for value in info["sums"][name]] for name in infos[0]["sums"]
     }
     return {**infos[0], "sums": sums, "evaluations": []}
 

@@ -87,8 +87,8 @@ def environment_source(name: str) -> dict[str, dict[str, str]]:
     Without the file's path, and without the package, which is in the spec. Empty for environments
     of offmarl.
     """
-    found, apart = envs.source(name), ("file", "package")
-    source = {key: value for key, value in found.items() if key not in apart}
+    entries, excluded = envs.source(name), ("file", "package")
+    source = {key: value for key, value in entries.items() if key not in excluded}
     return {"environment_source": source} if source else {}
 
 
@@ -102,7 +102,7 @@ def machine(devices: int = 1) -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
     }
-    versions = {"python": platform.python_version()} | {one: version(one) for one in packages}
+    versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
     return {"versions": versions, "hardware": hardware, "numerics": numerics(devices)}
 
 
@@ -111,35 +111,35 @@ def numerics(devices: int | None = None) -> dict[str, Any]:
 
     With the threads and the ``devices`` of a CPU for programs that learn.
     """
-    found = {name: value for name in _OPTIONS if (value := getattr(jax.config, name, None))}
-    flags = [one for one in os.environ.get("XLA_FLAGS", "").split() if not _HARMLESS.match(one)]
-    found |= {"xla_flags": " ".join(sorted(flags))} if flags else {}
+    options = {name: value for name in _OPTIONS if (value := getattr(jax.config, name, None))}
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not _HARMLESS.match(flag)]
+    options |= {"xla_flags": " ".join(sorted(flags))} if flags else {}
     if devices is None or jax.default_backend() != "cpu":
-        return found
+        return options
     # XLA divides loops over its threads, and compiles programs for several devices in another way.
-    return found | {
+    return options | {
         "threads": max(threads(), jax.local_device_count()),
         "devices": min(devices, 2),
     }
 
 
-def require_same_numerics(place: Path, begun: Mapping[str, Any] | None, now: Any) -> None:
-    """Raise `NumericsError` if what was begun with some `numerics` would go on with others."""
-    if not (found := differences(begun or {}, now if begun else {})):
+def require_same_numerics(place: Path, recorded: Mapping[str, Any] | None, now: Any) -> None:
+    """Raise `NumericsError` if work that began with some `numerics` would continue with others."""
+    if not (changes := differences(recorded or {}, now if recorded else {})):
         return
-    what = ", ".join(f"{name} {theirs!r}, not {ours!r}" for name, theirs, ours in found)
+    values = ", ".join(f"{name} {theirs!r}, not {ours!r}" for name, theirs, ours in changes)
     how = " ".join(
         _SET_BACK.get(name, f"{name.upper()}={{}}").format("" if theirs is None else theirs)
-        for name, theirs, _ in found
+        for name, theirs, _ in changes
     )
     raise NumericsError(
-        f"{place} was begun with {what}, which changes the last digits of what JAX computes: set "
+        f"{place} was begun with {values}, which changes the last digits of what JAX computes: set "
         f"{how} to go on, or choose another --out."
     )
 
 
 def _processor() -> str:
-    """Return the name of the processor; Linux tells it in a file of its own."""
+    """Return the name of the processor, on Linux from /proc/cpuinfo."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -148,23 +148,23 @@ def _processor() -> str:
 
 
 def differences(
-    found: Any, wanted: Any, ignored: Sequence[str] = (), path: str = ""
+    theirs: Any, ours: Any, ignored: Sequence[str] = (), path: str = ""
 ) -> list[tuple[str, Any, Any]]:
     """Return where two JSON objects differ: the path of each entry, and both values.
 
     ``ignored`` are paths that are not compared. Of the environment's package (``spec.package``) a
     release that only mends faults is no difference.
     """
-    if isinstance(found, dict) and isinstance(wanted, dict):
+    if isinstance(theirs, dict) and isinstance(ours, dict):
         return [
             difference
-            for key in sorted(found.keys() | wanted.keys())
+            for key in sorted(theirs.keys() | ours.keys())
             if (full := f"{path}.{key}" if path else key) not in ignored
-            for difference in differences(found.get(key), wanted.get(key), ignored, full)
+            for difference in differences(theirs.get(key), ours.get(key), ignored, full)
         ]
-    if path == "spec.package" and not release_difference(found or "", wanted or ""):
+    if path == "spec.package" and not release_difference(theirs or "", ours or ""):
         return []
-    return [] if found == wanted else [(path, found, wanted)]
+    return [] if theirs == ours else [(path, theirs, ours)]
 
 
 def fingerprint(tree: ArrayTree) -> str:

@@ -112,12 +112,12 @@ class Schedule(NamedTuple):
 
 def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
     """Return the first update of each stage in a run; `ValueError` if they do not add up to it."""
-    given = sum(stage.updates or 0 for stage in stages)
+    fixed = sum(stage.updates or 0 for stage in stages)
     flexible = [stage for stage in stages if stage.updates is None]
-    rest = updates - given
-    if len(flexible) > 1 or rest < len(flexible) or (rest and not flexible):
-        raise ValueError(f"{given} updates in stages of their own length")
-    lengths = [rest if stage.updates is None else stage.updates for stage in stages]
+    remainder = updates - fixed
+    if len(flexible) > 1 or remainder < len(flexible) or (remainder and not flexible):
+        raise ValueError(f"{fixed} updates in stages of their own length")
+    lengths = [remainder if stage.updates is None else stage.updates for stage in stages]
     return tuple(sum(lengths[:index]) for index in range(len(lengths)))
 
 
@@ -171,7 +171,7 @@ def _start(init: Init, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> Arr
     The seeds follow one another: a program of the user's may have layers of Flax with orthogonal
     kernels, which can wait for one another under vmap; see `offmarl.networks.linear.orthogonal`.
     """
-    return jax.lax.map(lambda own: init(*own), (keys, hyper))
+    return jax.lax.map(lambda seed: init(*seed), (keys, hyper))
 
 
 class Learned(NamedTuple):
@@ -229,7 +229,7 @@ def updates(
     """
     seeds, size, data, stages = len(learners.keys), 1, None, learners.program.stages
     learned = learners.layout.place(learned, per_seed=True)
-    rest, draws = _rest(learners), learners.layout.place(batches.draws, per_seed=False)
+    per_seed, draws = _per_seed(learners), learners.layout.place(batches.draws, per_seed=False)
     while done < schedule.updates:
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
@@ -238,13 +238,13 @@ def updates(
         if data is None or (offset == 0 and not isinstance(data, Replay)):
             data = placed(learners.layout, next(batches.data))
         count = min(size, batches.updates - offset, schedule.next_log(done) - done)
-        begun = time.monotonic()
+        start_time = time.monotonic()
         place = done, offset, count
-        given = learned, rest, place, data, draws
-        learned, metrics = _update(stages[stage], learners.layout, *given)
-        found = jax.device_get(gathered(metrics))
-        metrics = {name: value[:seeds, :count] for name, value in found.items()}
-        seconds = (time.monotonic() - begun) / count
+        arguments = learned, per_seed, place, data, draws
+        learned, metrics = _update(stages[stage], learners.layout, *arguments)
+        logs = jax.device_get(gathered(metrics))
+        metrics = {name: value[:seeds, :count] for name, value in logs.items()}
+        seconds = (time.monotonic() - start_time) / count
         done += count
         size = min(next_size(size, seconds, SECONDS_AT_ONCE), LOG_EVERY)
         yield done, learned, metrics
@@ -260,12 +260,12 @@ def updates_ahead(
     learned = layout.place(learned, per_seed=True)
     data = placed(layout, next(batches.data))
     draws = layout.place(batches.draws, per_seed=False)
-    args = stage, layout, learned, _rest(learners), (0, 0, 1), data, draws
+    args = stage, layout, learned, _per_seed(learners), (0, 0, 1), data, draws
     return compile_ahead(_compiled_update(), *args)
 
 
-def _rest(learners: Learners) -> tuple[Any, ...]:
-    """Return what differs between seeds: keys, hyperparameters, and whether it is no added copy."""
+def _per_seed(learners: Learners) -> tuple[Any, ...]:
+    """Return arrays of seeds: keys, hyperparameters, and whether each is no added copy."""
     keys, hyper = learners.layout.place((learners.keys, learners.hyper), per_seed=True)
     is_seed = np.arange(len(keys)) < len(learners.keys)
     return keys, hyper, learners.layout.place(is_seed, per_seed=True)
@@ -298,8 +298,8 @@ def logged_loop(
         index: Array, carry: tuple[StateT, dict[str, Array]]
     ) -> tuple[StateT, dict[str, Array]]:
         # The type is that below; a weak one would trace the update again.
-        state, found = update(carry[0], jax.lax.convert_element_type(index, jnp.int32))
-        return state, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
+        state, metrics = update(carry[0], jax.lax.convert_element_type(index, jnp.int32))
+        return state, {name: log.at[index].set(metrics[name]) for name, log in carry[1].items()}
 
     _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
     logs = {name: jnp.zeros((most, *x.shape), x.dtype) for name, x in metrics.items()}
@@ -317,8 +317,8 @@ def placed(layout: Layout, data: Replay | Batches) -> Replay | Batches:
 
 def _update(*args: Any) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
     """Call the compiled loop; the arguments are those of `_update_all`."""
-    found: tuple[Learned, dict[str, Array]] = _compiled_update()(*args)
-    return found
+    result: tuple[Learned, dict[str, Array]] = _compiled_update()(*args)
+    return result
 
 
 @cache
@@ -332,7 +332,7 @@ def _update_all(
     stage: Stage,
     layout: Layout,
     learned: Learned,
-    rest: tuple[Key[Array, "seeds"], Hyperparameters, Bool[Array, "seeds"]],
+    per_seed: tuple[Key[Array, "seeds"], Hyperparameters, Bool[Array, "seeds"]],
     place: tuple[Int[Array, ""] | int, ...],
     data: Replay | Batches,
     draws: Prioritised | None,
@@ -358,8 +358,8 @@ def _update_all(
             piece = data[offset + index] if isinstance(data, Batches) else data
             batch, slots = _batch(piece, draws, learned.priorities, key, number)
             batch = divide(batch)
-            state, found = stage.update(learned.state, batch, update_key, hyper)
-            metrics = dict(found)
+            state, outputs = stage.update(learned.state, batch, update_key, hyper)
+            metrics = dict(outputs)
             errors = metrics.pop(TD_ERRORS, None)
             metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
             priorities = learned.priorities
@@ -368,12 +368,12 @@ def _update_all(
             return Learned(state, priorities), metrics
 
         # Under vmap, loops of different lengths would be slow; and no seed is an added copy.
-        own = jnp.where(is_seed, count, 0) if layout.at_once == 1 else count
-        return logged_loop(update, learned, own, LOG_EVERY)
+        num_updates = jnp.where(is_seed, count, 0) if layout.at_once == 1 else count
+        return logged_loop(update, learned, num_updates, LOG_EVERY)
 
     if isinstance(data, Replay):
-        return map_seeds(layout, seed_updates, (learned, *rest), data, draws)
-    return map_seeds(layout, seed_updates, (learned, *rest, data), draws)
+        return map_seeds(layout, seed_updates, (learned, *per_seed), data, draws)
+    return map_seeds(layout, seed_updates, (learned, *per_seed, data), draws)
 
 
 def _batch(

@@ -58,7 +58,7 @@ def scale_of(dataset: DatasetStatistics) -> np.float32:
 
 def normalised(
     program: Program,
-    what: tuple[str, ...],
+    inputs: tuple[str, ...],
     dataset: DatasetStatistics,
     scale_rewards: bool = False,
     blind: bool = False,
@@ -69,20 +69,20 @@ def normalised(
     that they are compiled once for data of any scale.
     """
     observation: Normalise = _same
-    if "observation" in what:
+    if "observation" in inputs:
         observation = _Standardise(dataset.observation_moments())
     if blind:
         observation = _nothing
-    state = _Standardise(dataset.state_moments()) if "state" in what else _same
+    state = _Standardise(dataset.state_moments()) if "state" in inputs else _same
     scale = scale_of(dataset) if scale_rewards else np.float32(1.0)
     return program._replace(
-        stages=tuple(_stage(one, observation, state, scale_rewards) for one in program.stages),
+        stages=tuple(_stage(stage, observation, state, scale_rewards) for stage in program.stages),
         policy=partial(_policy, program, observation, scale),
         values=program.values and _values(program.values, observation, state, scale),
     )
 
 
-def _seen(observation: Normalise, state: Normalise, view: View) -> View:
+def _normalised_view(observation: Normalise, state: Normalise, view: View) -> View:
     return view._replace(observation=observation(view.observation), state=state(view.state))
 
 
@@ -90,7 +90,7 @@ def _values(values: Values, observation: Normalise, state: Normalise, scale: np.
     """Return a critic of views as they are recorded, in the unit of the recorded rewards."""
 
     def apply(params: ArrayTree, view: View, *rest: Any) -> Any:
-        return values.apply(params, _seen(observation, state, view), *rest) / scale
+        return values.apply(params, _normalised_view(observation, state, view), *rest) / scale
 
     return values._replace(apply=apply)
 
@@ -103,7 +103,7 @@ def _stage(stage: Stage, observation: Normalise, state_: Normalise, scale_reward
         scale = getattr(hyper, SCALE) if scale_rewards else np.float32(1.0)
         to_go = sequence.return_to_go
         batch = sequence._replace(
-            view=_seen(observation, state_, sequence.view),
+            view=_normalised_view(observation, state_, sequence.view),
             reward=sequence.reward * scale,
             return_to_go=None if to_go is None else to_go * scale,
         )
@@ -121,9 +121,9 @@ def _policy(program: Program, observation: Normalise, scale: np.float32, greedy:
     if observation is _same and after_step is None:  # programs with equal policies share it
         return policy
     return policy._replace(
-        act=lambda params, carry, seen, *rest: act(params, carry, observation(seen), *rest),
+        act=lambda params, carry, raw, *rest: act(params, carry, observation(raw), *rest),
         log_prob=log_prob
-        and (lambda params, carry, seen, *rest: log_prob(params, carry, observation(seen), *rest)),
+        and (lambda params, carry, raw, *rest: log_prob(params, carry, observation(raw), *rest)),
         after_step=after_step
         and (lambda carry, reward, done: after_step(carry, reward * scale, done)),
     )
@@ -142,8 +142,8 @@ class _Standardise:
 
     def __init__(self, moments: MeanAndStd):
         self._mean, self._std = (flatten_tree(tree) for tree in moments)
-        both = (self._mean, self._std)
-        self._key = tuple((path, x.tobytes()) for one in both for path, x in one.items())
+        arrays = (self._mean, self._std)
+        self._key = tuple((path, x.tobytes()) for leaves in arrays for path, x in leaves.items())
 
     def __call__(self, tree: ArrayTree) -> ArrayTree:
         return unflatten_tree(

@@ -76,7 +76,7 @@ class Episode:
         self._steps: list[dict[str, Any]] = []
         self._final_is_known = True
         self.broken = self.over = False
-        with _named("the first view"):
+        with _locating("the first view"):
             view = self._view_of(observations, infos, present)
         self._check({}, view)
         self._views = [view]
@@ -89,7 +89,7 @@ class Episode:
 
     def joint(self, actions: Mapping[str, Any]) -> Any:
         """Return the agents' actions as an array; `InvalidValueError` if one is invalid."""
-        with _named(f"step {len(self)} of the episode", " The step was not taken."):
+        with _locating(f"step {len(self)} of the episode", " The step was not taken."):
             self._of("action", actions, required=self._present())
             return self._translator.joint(actions)
 
@@ -102,7 +102,7 @@ class Episode:
     ) -> None:
         """Add the outcome of a step, or raise `InvalidValueError` and add nothing."""
         self.broken = True
-        with _named(f"step {len(self)} of the episode"):
+        with _locating(f"step {len(self)} of the episode"):
             if len(self) == self._translator.spec.time_limit:
                 raise InvalidValueError(
                     f"the episode has not ended after {len(self)} steps, its time_limit: give the "
@@ -145,9 +145,9 @@ class Episode:
         final = _final_observations(infos, self._agents) if self.over else {}
         if final:  # the environment has begun the next episode: its state and masks are of that
             observations, infos = {**observations, **final}, {}
-            told = np.array([agent in final for agent in self._agents])
+            has_final = np.array([agent in final for agent in self._agents])
             has_state = self._translator.spec.state == "native"
-            self._final_is_known = not has_state and bool((told | ~alive).all())
+            self._final_is_known = not has_state and bool((has_final | ~alive).all())
         view = self._view_of(observations, infos, alive)  # an agent that is cut off needs one, too
         return step, view if self.over else view._replace(alive=present)
 
@@ -159,14 +159,14 @@ class Episode:
         arrays = {_DISK_NAMES[name]: value for name, value in step.items() if name in _DISK_NAMES}
         arrays |= flatten_tree(view.observation, "observations")
         arrays |= flatten_tree(view.state, "infos.state")
-        found = {name: np.asarray(array)[None, None] for name, array in arrays.items()}
+        columns = {name: np.asarray(array)[None, None] for name, array in arrays.items()}
         place = values.RecordPosition(len(self), "of the episode")
-        values.refuse(values.find(found, self._translator.spec, place=place), "")
+        values.refuse(values.find(columns, self._translator.spec, place=place), "")
 
     def seen(self) -> tuple[Any, Any, Any, Any, bool]:
         """Return observations, legal actions, and after a step rewards and which agents are done.
 
-        With whether the episode is over.
+        The last entry says whether the episode is over.
         """
         view, reward = self._views[-1], np.zeros(len(self._agents))
         done = np.zeros(len(self._agents), bool)
@@ -209,7 +209,7 @@ class Episode:
         default: Any = None,
         required: Any = (),
     ) -> Any:
-        """Return what agents have, as an array; without a ``leaf``, only check their names."""
+        """Return the agents' values as an array; without a ``leaf``, only check their names."""
         from offmarl.envs.translator import check_agents
 
         check_agents(f"the {what}s", by_agent, self._agents)
@@ -218,37 +218,37 @@ class Episode:
                 raise InvalidValueError(f"{agent} is alive and has no {what}.")
         if leaf is None:
             return None
-        given = [by_agent.get(agent, default) for agent in self._agents]
+        entries = [by_agent.get(agent, default) for agent in self._agents]
         try:
-            return fit(given, leaf, what)
-        except InvalidValueError:  # name the first agent that it is of
-            own = ArraySpec((), leaf.dtype)
-            for agent, value in zip(self._agents, given, strict=True):
-                fit(value, own, f"the {what} of {agent}")
+            return fit(entries, leaf, what)
+        except InvalidValueError:  # name the first agent whose value is invalid
+            scalar = ArraySpec((), leaf.dtype)
+            for agent, value in zip(self._agents, entries, strict=True):
+                fit(value, scalar, f"the {what} of {agent}")
             raise
 
 
 @contextmanager
-def _named(where: str, then: str = "") -> Iterator[None]:
+def _locating(place: str, then: str = "") -> Iterator[None]:
     """Say in the messages of invalid values where they are."""
     try:
         yield
     except InvalidValueError as error:
-        raise InvalidValueError(f"{where}: {error}{then}") from None
+        raise InvalidValueError(f"{place}: {error}{then}") from None
 
 
 def _final_observations(infos: Any, agents: list[Any]) -> dict[Any, Any]:
-    """Return the last observations, which Gymnasium's vector API has in the infos of the next."""
+    """Return the last observations, which Gymnasium's vector API has in the next infos."""
     infos = infos if isinstance(infos, Mapping) else {}
     for name in ("final_obs", "final_observation"):
         shared = infos.get(name)
-        found = {**shared} if isinstance(shared, Mapping) else {}
+        observations = {**shared} if isinstance(shared, Mapping) else {}
         for agent in agents:
-            own = infos.get(agent)
-            if isinstance(own, Mapping) and own.get(name) is not None:
-                found[agent] = own[name]
-        if found:
-            return found
+            info = infos.get(agent)
+            if isinstance(info, Mapping) and info.get(name) is not None:
+                observations[agent] = info[name]
+        if observations:
+            return observations
     return {}
 
 
@@ -276,9 +276,9 @@ class Process:
     def send(self, question: Any) -> Any:
         """Return the generator's answer, or raise its error."""
         try:
-            with suppress(BrokenPipeError, ConnectionResetError):  # it may have told why
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have sent its error
                 self._pipe.send(question)
-            found = self._pipe.recv()
+            answer = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(_END_SECONDS)
             raise RunError(
@@ -286,16 +286,16 @@ class Process:
                 f"{self._process.exitcode}: repeat the command, and if it happens again, play the "
                 "environment alone to see why."
             ) from None
-        if isinstance(found, OffmarlError):
-            raise found
-        return found
+        if isinstance(answer, OffmarlError):
+            raise answer
+        return answer
 
 
 def in_threads(processes: list[Process], follow: Callable[[Process], T]) -> list[T]:
     """Return what a function returns of each process; end all of them if one fails."""
     with ThreadPoolExecutor(len(processes)) as pool:
         try:
-            running = [pool.submit(follow, one) for one in processes]
+            running = [pool.submit(follow, process) for process in processes]
             for future in wait(running, return_when=FIRST_EXCEPTION).done:
                 future.result()
             return [future.result() for future in running]
@@ -308,7 +308,7 @@ def close(processes: list[Process]) -> None:
     """End processes side by side, and take them out of the list."""
     if processes:
         with ThreadPoolExecutor(len(processes)) as pool:
-            list(pool.map(lambda one: one.close(), processes))
+            list(pool.map(lambda process: process.close(), processes))
     processes.clear()
 
 
@@ -323,18 +323,18 @@ def _end(pipe: Connection, process: Any) -> None:
 def _serve(pipe: Connection, name: str, answers: Callable[[], Answers]) -> None:
     """Answer what the other end of a pipe asks, until that closes."""
     try:
-        with closing(answers()) as found:
+        with closing(answers()) as generator:
             while True:
-                pipe.send(found.send(pipe.recv()))
+                pipe.send(generator.send(pipe.recv()))
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         pass
     except Exception as error:
-        told: OffmarlError = RunError(f"{name} failed: {summarize(error)}.")
+        reply: OffmarlError = RunError(f"{name} failed: {summarize(error)}.")
         if isinstance(error, OffmarlError):
             with suppress(TypeError):  # of an error that takes more than a message
-                told = type(error)(f"{name}: {error}")
-        told.add_note(traceback.format_exc())
-        pipe.send(told)
+                reply = type(error)(f"{name}: {error}")
+        reply.add_note(traceback.format_exc())
+        pipe.send(reply)
 
 
 # ---------------------------------------------------------------------------------- playing
@@ -342,10 +342,10 @@ def _serve(pipe: Connection, name: str, answers: Callable[[], Answers]) -> None:
 
 def is_parallel(name: str) -> bool:
     """Whether code of the user makes a PettingZoo environment; the errors are those of `make`."""
-    if (made := make_parallel(name)) is None:
+    if (pair := make_parallel(name)) is None:
         return False
     with suppress(Exception):
-        made[1].close()
+        pair[1].close()
     return True
 
 
@@ -365,9 +365,9 @@ class ParallelEnvironment:
     name
         Its name, as for `offmarl.envs.registry.make_parallel`.
     spec, what
-        The spec of what is played, and what that is: agents of the same names have its order, and
-        observations are flat vectors if it has such. `ShapeError` if they differ, but in states,
-        on which policies do not act.
+        The spec of the players, and its source for messages: agents of the same names keep its
+        order, and observations become flat vectors if its are. `ShapeError` if the environment
+        differs, except in states, on which policies do not act.
     processes
         Number of processes; by default one for each core, at most 8.
     """
@@ -377,11 +377,11 @@ class ParallelEnvironment:
         self._most = processes or min(len(own_cores()), _MOST_PROCESSES)
         self._copies = [self._start()]
         self.spec: EnvSpec = self._copies[0].send(None)
-        own = replace(self.spec, state_size=spec.state_size, global_state=spec.global_state)
-        if difference := spec.difference(own, extras=False):
+        other = replace(self.spec, state_size=spec.state_size, global_state=spec.global_state)
+        if difference := spec.difference(other, extras=False):
             self.close()
             raise ShapeError(
-                f"{what} and {own.name} differ in {difference}: give the environment that was "
+                f"{what} and {other.name} differ in {difference}: give the environment that was "
                 "recorded, or one of the same sizes, with --env."
             )
 
@@ -396,17 +396,17 @@ class ParallelEnvironment:
         They do not depend on the number of processes, if the environment's episodes depend on the
         seed of ``reset`` alone. Players with the same seed play the same episodes.
         """
-        jobs = [(one, number) for one in range(len(players)) for number in range(episodes)]
+        jobs = [(index, number) for index in range(len(players)) for number in range(episodes)]
         returns = np.zeros((len(players), episodes, self.spec.num_agents))
         while len(self._copies) < min(self._most, len(jobs)):
             self._copies.append(self._start())
-        placed = [one._replace(params=jax.device_put(one.params)) for one in players]
+        placed = [player._replace(params=jax.device_put(player.params)) for player in players]
         waiting = iter(jobs)  # of all threads
 
         def play_waiting(copy: Process) -> None:
             copy.send(None)
-            for one, number in waiting:
-                returns[one, number] = _play(copy, placed[one], number)
+            for index, number in waiting:
+                returns[index, number] = _play(copy, placed[index], number)
                 advance(1)
 
         in_threads(self._copies, play_waiting)
@@ -424,22 +424,22 @@ def _steps(name: str, spec: EnvSpec) -> Answers:
     """
     from offmarl.envs.translator import Translator
 
-    for signum in (signal.SIGINT, signal.SIGTERM):  # which end the other process, and so this one
-        signal.signal(signum, lambda *_: None)  # what env starts would inherit SIG_IGN
-    made: Any = make_parallel(name)
-    name, env = made
+    for signum in (signal.SIGINT, signal.SIGTERM):  # they end the other process, and so this one
+        signal.signal(signum, lambda *_: None)  # processes of env would inherit SIG_IGN
+    pair: Any = make_parallel(name)
+    name, env = pair
     try:
         env.reset(seed=0)  # the sizes of a state are known after a reset
         translator = Translator(env, name=name, like=spec)
         episode: Any = None
-        asked = yield translator.spec
+        question = yield translator.spec
         while True:
-            if isinstance(asked, int):
-                episode = Episode(translator, env, *env.reset(seed=asked))
-            elif asked is not None:
-                actions = translator.by_agent(asked, list(env.agents))
-                episode.add(asked, {}, -1, env.step(actions))
-            asked = yield translator.spec if asked is None else episode.seen()
+            if isinstance(question, int):
+                episode = Episode(translator, env, *env.reset(seed=question))
+            elif question is not None:
+                actions = translator.by_agent(question, list(env.agents))
+                episode.add(question, {}, -1, env.step(actions))
+            question = yield translator.spec if question is None else episode.seen()
     finally:
         with suppress(Exception):
             env.close()
@@ -469,8 +469,8 @@ def _act(
     observation: ArrayTree,
     legal_actions: Bool[Array, "N A"],
 ) -> tuple[Array, ArrayTree, PRNGKeyArray]:
-    key, own = jax.random.split(key)
-    action, _, carry = policy.act(params, carry, observation, legal_actions, own)
+    key, act_key = jax.random.split(key)
+    action, _, carry = policy.act(params, carry, observation, legal_actions, act_key)
     return action, carry, key
 
 
@@ -478,9 +478,9 @@ _remember = jax.jit(remember, static_argnums=0)
 
 
 def episode_seeds(seed: int, episode: int) -> list[int]:
-    """Return an episode's seeds for the environment and the policy, which NumPy alike draws from.
+    """Return an episode's seeds, for the environment and for the policy.
 
     They have 31 bits, which environments of any kind accept.
     """
-    found = np.random.SeedSequence(seed, spawn_key=(episode,)).generate_state(2) >> 1
-    return [int(number) for number in found]
+    seeds = np.random.SeedSequence(seed, spawn_key=(episode,)).generate_state(2) >> 1
+    return [int(number) for number in seeds]

@@ -190,22 +190,22 @@ class LoadedPolicy:
 
     def _checked(self, observation: ArrayTree) -> ArrayTree:
         """Return an observation in the types of the spec, or raise `ShapeError`."""
-        found, checked = flatten_tree(observation), {}
+        arrays, checked = flatten_tree(observation), {}
         leaves = self.spec.observation_leaves
-        if [*found] != [*leaves]:
+        if [*arrays] != [*leaves]:
             raise ShapeError(
-                f"the policy of {self.name} acts on {_names(leaves)}, not on {_names(found)}."
+                f"the policy of {self.name} acts on {_names(leaves)}, not on {_names(arrays)}."
             )
         for path, leaf in leaves.items():
-            expected, array = leaf.with_agents(self.spec.num_agents), np.asarray(found[path])
-            what = f"the policy of {self.name} acts on observations{path and f' {path!r}'}"
+            expected, array = leaf.with_agents(self.spec.num_agents), np.asarray(arrays[path])
+            prefix = f"the policy of {self.name} acts on observations{path and f' {path!r}'}"
             if array.shape != expected.shape:
                 raise ShapeError(
-                    f"{what} of shape {expected.shape} (the agents first), not {array.shape}."
+                    f"{prefix} of shape {expected.shape} (the agents first), not {array.shape}."
                 )
             if not _is_of_kind(array, expected):
                 raise ShapeError(
-                    f"{what} of type {expected.dtype}, not {array.dtype}: give the values as the "
+                    f"{prefix} of type {expected.dtype}, not {array.dtype}: give the values as the "
                     "environment returns them, since the policy's network scales them itself."
                 )
             checked[path] = array.astype(expected.numpy_dtype)
@@ -233,8 +233,8 @@ class LoadedPolicy:
 
 
 def _names(leaves: Mapping[str, Any]) -> str:
-    named = ", ".join(path for path in leaves if path)
-    return f"a dictionary of {named}" if named else "one array of observations"
+    paths = ", ".join(path for path in leaves if path)
+    return f"a dictionary of {paths}" if paths else "one array of observations"
 
 
 def _is_of_kind(array: NDArray[Any], spec: ArraySpec) -> bool:
@@ -312,8 +312,8 @@ def load_policy(
         other = (envs.make(env) if isinstance(env, str) else env).spec
         _require_same_interface(run["program"], spec, other)
         if other != spec:
-            (built, needed, _), trained_for, spec = trained.build(other), spec, other
-            _require_same_parameters(run["program"], trained_for, other, like, needed)
+            (built, other_shapes, _), trained_for, spec = trained.build(other), spec, other
+            _require_same_parameters(run["program"], trained_for, other, like, other_shapes)
     params = trained.restore("policy", like, seed, step)
     policy = built.policy(tracking.acting_of(run) == "greedy" if greedy is None else greedy)
     return LoadedPolicy(policy, params, spec, run["program"], policy.draws(params))
@@ -337,12 +337,12 @@ _NOT_ACTED_ON: dict[str, Any] = dict.fromkeys(
 
 
 def _require_same_parameters(
-    program: str, spec: EnvSpec, other: EnvSpec, trained: ArrayTree, needed: ArrayTree
+    program: str, spec: EnvSpec, other: EnvSpec, trained: ArrayTree, other_shapes: ArrayTree
 ) -> None:
     """Raise `ShapeError` if the policy of other sizes has other parameters."""
     have, want = (
         {keystr(path): leaf.shape for path, leaf in tree_leaves_with_path(tree)}
-        for tree in (trained, needed)
+        for tree in (trained, other_shapes)
     )
     for name in [*have, *want]:
         if have.get(name) != want.get(name):
@@ -408,8 +408,8 @@ class LoadedCritic:
         batched = (view, jnp.asarray(first, bool), action)
         if len(lead) == 1:
             batched = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], batched)
-        found: np.ndarray = np.asarray(self._apply(self.params, *batched))
-        return found if len(lead) == 2 else found[0]
+        values: np.ndarray = np.asarray(self._apply(self.params, *batched))
+        return values if len(lead) == 2 else values[0]
 
     def of(self, batch: Sequence) -> Float[np.ndarray, "*b T V"]:
         """Return the values of the actions of windows."""
@@ -421,13 +421,13 @@ class LoadedCritic:
         size = (spec.action_size,) if isinstance(spec.action, Continuous) else ()
         per_step = (spec.num_agents, *size)
         lead = shape[: len(shape) - len(per_step)]
-        wanted = [(*lead, *leaf.shape) for leaf in jax.tree.leaves(empty_view(spec))]
-        found = [np.shape(leaf) for leaf in jax.tree.leaves(view)]
-        if len(lead) not in (1, 2) or shape[len(lead) :] != per_step or found != wanted:
+        expected = [(*lead, *leaf.shape) for leaf in jax.tree.leaves(empty_view(spec))]
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(view)]
+        if len(lead) not in (1, 2) or shape[len(lead) :] != per_step or shapes != expected:
             raise ShapeError(
                 f"the critic of {self.name} takes views and actions of windows (T, ...) or "
                 f"(B, T, ...) of {spec.name or 'its data'}, whose actions are {per_step} each: "
-                f"got actions {shape} and views {found}."
+                f"got actions {shape} and views {shapes}."
             )
         return lead
 

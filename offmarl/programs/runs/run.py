@@ -56,8 +56,8 @@ class Run:
 
     def files(self) -> list[Path]:
         """Return what a policy consists of, for `offmarl.load_policy`."""
-        every = (tracking.RUN_FILE, *_FILES, tracking.CHECKPOINTS)
-        return [file for name in every if (file := self.directory / name).exists()]
+        names = (tracking.RUN_FILE, *_FILES, tracking.CHECKPOINTS)
+        return [file for name in names if (file := self.directory / name).exists()]
 
     def checkpoints(self, keep: int | None = None, last: int | None = None) -> CaptureCheckpoints:
         """Return the run's checkpoints; ``last`` is the step at which the run ends."""
@@ -80,7 +80,7 @@ class Run:
         """
         rows, algorithms = tracking.read(self.metrics), {}
         for name, metrics in self._by_acting(_evaluated(rows)).items():
-            if runs := _of_seeds(rows, self.record["seeds"], metrics):
+            if runs := _evaluations_by_seed(rows, self.record["seeds"], metrics):
                 algorithms[name] = runs
         if not algorithms:
             return
@@ -97,13 +97,13 @@ class Run:
             return {program: {name: name for name in names}}
         acting, other = tracking.acting_of(self.record), tracking.other_acting(self.record)
         second = tracking.OTHER_RETURN[other]
-        own = {name: name for name in names if not name.startswith(second)}
-        others = {name.replace(second, tracking.RETURN): name for name in names if name not in own}
-        entries = {tracking.labelled(program, acting): own}
-        if others:
+        main = {name: name for name in names if not name.startswith(second)}
+        extra = {name.replace(second, tracking.RETURN): name for name in names if name not in main}
+        entries = {tracking.labelled(program, acting): main}
+        if extra:
             # marl-eval's reader expects all algorithms to have the same metrics.
-            shared = {name: name for name in own if not name.startswith(tracking.RETURN)}
-            entries[tracking.labelled(program, other)] = others | shared
+            shared = {name: name for name in main if not name.startswith(tracking.RETURN)}
+            entries[tracking.labelled(program, other)] = extra | shared
         return entries
 
     def finish(self) -> None:
@@ -122,14 +122,14 @@ def locked(directory: Path, take_over: bool) -> Iterator[Callable[[], None]]:
     processes call it. `RunError` if another process writes the run, or its record is lost.
     """
     with no_empty_directories(directory), ExitStack() as stack:
-        taken = False
+        is_locked = False
 
         def take() -> None:
-            nonlocal taken
-            if not taken:
+            nonlocal is_locked
+            if not is_locked:
                 lock = writing(directory / LOCK, directory, take_over)
                 on_first(lambda: stack.enter_context(lock))
-            taken = True
+            is_locked = True
 
         if not on_first(lambda: _is_finished(directory)):
             take()
@@ -142,14 +142,14 @@ def _is_finished(directory: Path) -> bool:
         return bool(tracking.read_run(directory).get("complete"))
     for place in (directory.resolve(), *directory.resolve().parents):
         holds = [place / MANIFEST, *(place.glob(f"*/{MANIFEST}") if place.suffix == ".vlt" else ())]
-        if any(one.exists() for one in holds):
+        if any(file.exists() for file in holds):
             raise RunError(
                 f"{directory} is in the vault {place}: give the run another directory with --out."
             )
     names = (tracking.CHECKPOINTS, tracking.POLICIES, *_FILES)
-    if left := [name for name in names if (directory / name).exists()]:
+    if orphans := [name for name in names if (directory / name).exists()]:
         raise RunError(
-            f"{directory} holds {' and '.join(left)} of a run and no {tracking.RUN_FILE}, which "
+            f"{directory} holds {' and '.join(orphans)} of a run and no {tracking.RUN_FILE}, which "
             "says of which: restore it from a copy, remove the directory to start again, or choose "
             "another with --out."
         )
@@ -161,27 +161,27 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
 
     `RunError` if the directory holds another run; the message names the first difference.
     """
-    found, complete, metrics = on_first(lambda: _opened(directory, record))
+    record, complete, metrics = on_first(lambda: _opened_record(directory, record))
     if not is_first():
         scratch = Path(tempfile.mkdtemp(prefix="offmarl-process-"))
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)
         directory = scratch
         (directory / tracking.METRICS_FILE).write_text(metrics)
-    return Run(directory, found, complete)
+    return Run(directory, record, complete)
 
 
-def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any], bool, str]:
+def _opened_record(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any], bool, str]:
     """Return the record of a run, whether it has ended, and its lines of metrics."""
     record = tracking.plain(record)
     if not (directory / tracking.RUN_FILE).exists():
         tracking.write_json(directory / tracking.RUN_FILE, {**record, "complete": False})
         return dict(record), False, ""
-    found = tracking.read_run(directory)
-    complete = bool(found.pop("complete", False))
+    existing = tracking.read_run(directory)
+    complete = bool(existing.pop("complete", False))
     for path, theirs, ours in sorted(
-        differences(found, record, MAY_DIFFER), key=lambda one: _order(one[0])
+        differences(existing, record, MAY_DIFFER), key=lambda difference: _order(difference[0])
     ):
-        same_vault = found.get("vault") == record.get("vault") and "vaults" not in record
+        same_vault = existing.get("vault") == record.get("vault") and "vaults" not in record
         if path == "vault_digest" and same_vault:
             raise RunError(
                 f"{directory} holds a run on other data: the content of {record['vault']} was "
@@ -189,13 +189,13 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
                 "to train on what it holds now."
             )
         saved = complete or (directory / tracking.CHECKPOINTS).is_dir()
-        rest = "" if saved else " It has saved nothing yet: if it is not running, remove it."
+        hint = "" if saved else " It has saved nothing yet: if it is not running, remove it."
         raise RunError(
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
-            f"directory with --out, or give the arguments of that run to resume it.{rest}"
+            f"directory with --out, or give the arguments of that run to resume it.{hint}"
         )
     if not complete:
-        require_same_numerics(directory, found.get("numerics"), record.get("numerics"))
+        require_same_numerics(directory, existing.get("numerics"), record.get("numerics"))
     rows = tracking.read(directory / tracking.METRICS_FILE) if jax.process_count() > 1 else []
     return dict(record), complete, "".join(tracking.to_json(row) + "\n" for row in rows)
 
@@ -233,7 +233,7 @@ def settled(args: ArgsT, directory: Path) -> ArgsT:
     Without a run, they are the arguments. See `offmarl.settings`.
     """
     record = on_first(lambda: tracking.recorded(directory))
-    # What another process sent has lost the mark of what is recorded.
+    # A record that another process sent has lost the marks of recorded names.
     args = settings.keep(args, recorded(record, str(directory / tracking.RUN_FILE)))
     print_sources(args)
     return args
@@ -245,30 +245,30 @@ def print_sources(args: Validated) -> None:
         tracking.notice(f"settings: {line}")
 
 
-def _of_seeds(
+def _evaluations_by_seed(
     rows: list[dict[str, Any]], seeds: list[int], names: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the evaluations of each seed as marl-eval's tools expect them; empty without one.
 
-    ``names`` holds the metrics by what they are called there. Steps that not all seeds have are
+    ``names`` holds the metrics by their names there. Steps that not all seeds have are
     left out: their lines were damaged.
     """
-    found: dict[int, dict[int, dict[str, Any]]] = {seed: {} for seed in seeds}
+    by_seed: dict[int, dict[int, dict[str, Any]]] = {seed: {} for seed in seeds}
     timed: dict[int, list[dict[str, Any]]] = {seed: [] for seed in seeds}
     for row in rows:
         if tracking.WALL_TIME in row and row["seed"] in timed:
             timed[row["seed"]].append(row)
-        values = {shown: row[name] for shown, name in names.items() if name in row}
-        if values and row["seed"] in found:
-            found[row["seed"]].setdefault(row["step"], {}).update(values)
-    steps = sorted(set.intersection(*({*of_seed} for of_seed in found.values())))
+        values = {label: row[name] for label, name in names.items() if name in row}
+        if values and row["seed"] in by_seed:
+            by_seed[row["seed"]].setdefault(row["step"], {}).update(values)
+    steps = sorted(set.intersection(*({*of_seed} for of_seed in by_seed.values())))
     return {
         f"seed_{seed}": {
             f"step_{k}": {"step_count": step, **_times(timed[seed], step), **of_seed[step]}
             for k, step in enumerate(steps)
         }
         | {"absolute_metrics": of_seed[steps[-1]]}
-        for seed, of_seed in found.items()
+        for seed, of_seed in by_seed.items()
         if steps
     }
 
@@ -278,7 +278,7 @@ def _times(timed: list[dict[str, Any]], step: int) -> dict[str, float]:
     first = timed[0] if timed else {}
     row = next((row for row in reversed(timed) if row["step"] <= step), first)
     names = {"elapsed_time": tracking.WALL_TIME, "steps_per_second": tracking.SPEED}
-    return {shown: row[name] for shown, name in names.items() if name in row}
+    return {label: row[name] for label, name in names.items() if name in row}
 
 
 def _evaluated(rows: list[dict[str, Any]]) -> list[str]:
@@ -302,17 +302,17 @@ def best_of(rows: Sequence[Mapping[str, Any]], seed: int) -> int | None:
     metric is the return, of all teams together, or the agreement with held-out actions in a run
     without an environment. None without an evaluation.
     """
-    own = [row for row in rows if row["seed"] == seed and row["step"]]
+    lines = [row for row in rows if row["seed"] == seed and row["step"]]
     for metric in tracking.EVALUATED:
-        found = {row["step"]: mean for row in own if (mean := _mean(row, metric)) is not None}
-        if found:
-            return max(found, key=lambda step: found[step])
+        means = {row["step"]: mean for row in lines if (mean := _mean(row, metric)) is not None}
+        if means:
+            return max(means, key=lambda step: means[step])
     return None
 
 
 def _mean(row: Mapping[str, Any], metric: str) -> float | None:
     values = [value for name, value in row.items() if name.startswith(metric)]
-    finite = not any(None in value for value in values)  # a null stands for what is not
+    finite = not any(None in value for value in values)  # null is not finite
     return float(np.mean([np.mean(value) for value in values])) if values and finite else None
 
 
@@ -333,15 +333,15 @@ def watched(watcher: Watcher) -> Iterator[None]:
         _watcher.reset(token)
 
 
-def report(step: int, found: Mapping[str, NDArray[Any]]) -> None:
+def report(step: int, metrics: Mapping[str, NDArray[Any]]) -> None:
     """Report an evaluation to `watched`; `OptionError` if each of several teams has a score."""
     watcher = _watcher.get()
-    if watcher is None or not found:
+    if watcher is None or not metrics:
         return
-    name = next((name for name in tracking.EVALUATED if name in found), None)
+    name = next((name for name in tracking.EVALUATED if name in metrics), None)
     if name is None:
         raise OptionError(
-            f"the scores are {', '.join(found)}, one for each team, and none is that of the whole: "
-            "use --env none, which scores the agreement with held-out actions."
+            f"the scores are {', '.join(metrics)}, one for each team, and none for all: use "
+            "--env none, which scores the agreement with held-out actions."
         )
-    watcher(step, found[name])
+    watcher(step, metrics[name])

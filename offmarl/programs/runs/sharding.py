@@ -59,8 +59,8 @@ class Layout(NamedTuple):
         """
         if self.devices * self.shards == 1:
             return None
-        chosen = np.array(first_devices(self.devices * self.shards))
-        groups = chosen.reshape(jax.process_count(), self.devices, -1).swapaxes(0, 1)
+        devices = np.array(first_devices(self.devices * self.shards))
+        groups = devices.reshape(jax.process_count(), self.devices, -1).swapaxes(0, 1)
         return _mesh(list(groups[place % self.devices].ravel()), 1)
 
     def place(self, tree: TreeT, per_seed: bool) -> TreeT:
@@ -93,8 +93,8 @@ class Layout(NamedTuple):
 
 def _must_be_cut(leaf: Any, sharding: NamedSharding) -> bool:
     """Whether a CPU has an array as a whole that is to be divided over its devices."""
-    whole = isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) == 1
-    return whole and jax.default_backend() == "cpu" and not sharding.is_fully_replicated
+    on_one_device = isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) == 1
+    return on_one_device and jax.default_backend() == "cpu" and not sharding.is_fully_replicated
 
 
 ONE_DEVICE = Layout(1)
@@ -109,35 +109,35 @@ def _mesh(devices: list[Any], rows: int) -> Mesh:
 
 
 def first_devices(count: int) -> list[Any]:
-    """Return devices, as many of each process, in the order of the processes."""
-    own = count // jax.process_count()
+    """Return equally many devices of each process, in the order of the processes."""
+    share = count // jax.process_count()
     by_process: dict[int, list[Any]] = {}
     for device in jax.devices():
         by_process.setdefault(device.process_index, []).append(device)
-    return [device for process in sorted(by_process) for device in by_process[process][:own]]
+    return [device for process in sorted(by_process) for device in by_process[process][:share]]
 
 
-def count_devices(wanted: int | None) -> int:
+def count_devices(devices: int | None) -> int:
     """Return the number of devices to use, from ``--devices``; by default all of them."""
     total, processes = len(jax.devices()), jax.process_count()
-    if wanted is None:
+    if devices is None:
         return total
-    if wanted > total:
-        own = f" of {processes} processes" if processes > 1 else ""
+    if devices > total:
+        owners = f" of {processes} processes" if processes > 1 else ""
         more = ""
         if jax.default_backend() == "cpu":
-            more = f" (JAX_NUM_CPU_DEVICES={-(-wanted // processes)} splits a CPU into that many)"
+            more = f" (JAX_NUM_CPU_DEVICES={-(-devices // processes)} splits a CPU into that many)"
         kind, ending = jax.default_backend().upper(), "" if total == 1 else "s"
         raise OptionError(
-            f"--devices {wanted}: JAX has {total} {kind} device{ending}{own}: give at most "
+            f"--devices {devices}: JAX has {total} {kind} device{ending}{owners}: give at most "
             f"{total}{more}."
         )
-    if wanted % processes:
+    if devices % processes:
         raise OptionError(
-            f"--devices {wanted} cannot be divided over {processes} processes: give a multiple of "
+            f"--devices {devices} cannot be divided over {processes} processes: give a multiple of "
             f"{processes}, the number of all their devices together."
         )
-    return wanted
+    return devices
 
 
 def layout_of(
@@ -190,18 +190,18 @@ def shards_record(layout: Layout) -> dict[str, int]:
     Only ``shards`` changes the last bits of the result.
     """
     devices, processes = layout.devices * layout.shards, jax.process_count()
-    found = {"devices": devices, "processes": processes} if devices > 1 else {}
-    return found | ({"shards": layout.shards} if layout.shards > 1 else {})
+    record = {"devices": devices, "processes": processes} if devices > 1 else {}
+    return record | ({"shards": layout.shards} if layout.shards > 1 else {})
 
 
 def check_shards(directory: Path, what: str, layout: Layout) -> None:
     """Raise `RunError` if an unfinished run was divided over another number of devices.
 
-    What learns then adds in another order, and a resumed run would not have the same bits.
+    Training then adds in another order, and a resumed run would not have the same bits.
     """
-    found = on_first(lambda: tracking.recorded(directory))
-    shards = found.get("shards", 1)
-    if found and not found.get("complete") and shards != layout.shards:
+    record = on_first(lambda: tracking.recorded(directory))
+    shards = record.get("shards", 1)
+    if record and not record.get("complete") and shards != layout.shards:
         raise RunError(
             f"{directory} was started with its {what} divided over {shards} devices, not "
             f"{layout.shards}, which changes the last digits of sums: give --devices "
@@ -231,7 +231,7 @@ def map_seeds(
     one_by_one = None if layout.at_once == 1 else layout.at_once
 
     def on_device(per_seed: tuple[Any, ...], shared: tuple[Any, ...]) -> ArrayTree:
-        return jax.lax.map(lambda own: function(*own, *shared), per_seed, batch_size=one_by_one)
+        return jax.lax.map(lambda seed: function(*seed, *shared), per_seed, batch_size=one_by_one)
 
     if layout.devices * layout.shards == 1:
         return on_device(per_seed, shared)
@@ -296,12 +296,12 @@ def environment_axes(state: ArrayTree) -> ArrayTree:
     def of_node(node: Any) -> Any:
         if isinstance(node, RolloutState):
             return all_at(0, node)._replace(others=all_at(SHARED, node.others))
-        whole = all_at(SHARED, node)
+        axes = all_at(SHARED, node)
         if not isinstance(node, Capture):
-            return whole
-        buffer = whole.buffer.replace(experience=all_at(0, node.buffer.experience))
+            return axes
+        buffer = axes.buffer.replace(experience=all_at(0, node.buffer.experience))
         next_views = all_at(0 if node.is_sampled else 1, node.next_views)
-        return whole._replace(buffer=buffer, next_views=next_views)
+        return axes._replace(buffer=buffer, next_views=next_views)
 
     return jax.tree.map(
         of_node, state, is_leaf=lambda node: isinstance(node, RolloutState | Capture)

@@ -50,7 +50,7 @@ class TrainedRun(NamedTuple):
 
     @classmethod
     def open(cls, run_dir: str | Path, program: str | Path | None = None) -> "TrainedRun":
-        """Read what a run is; ``program`` is its Python file, see `load_policy`."""
+        """Read a run's record; ``program`` is its Python file, see `load_policy`."""
         directory = local(run_dir)
         record = tracking.read_run(directory)
         return cls(directory, record, builder_of(record, directory, program))
@@ -77,10 +77,10 @@ class TrainedRun(NamedTuple):
         number = self._step(checkpoints.steps(), seed, step, unit)
         tree, _ = checkpoints.restore({part: shapes}, number)
         checkpoints.close()
-        found = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
+        values = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
         at = "" if number is None else f" at {number * unit}"
-        require_finite(found, f"the {part} of seed {seed} in {self.directory}{at}")
-        return found
+        require_finite(values, f"the {part} of seed {seed} in {self.directory}{at}")
+        return values
 
     def steps(self) -> list[int]:
         """Return the steps of which it has policies, as `load_policy` takes them."""
@@ -118,20 +118,20 @@ class TrainedRun(NamedTuple):
             raise OptionError(
                 f'step is {step!r}: give the number of a checkpoint, as an int, "last" or "best".'
             )
-        wanted = self.best_step(seed) if step == "best" else int(step)
+        target = self.best_step(seed) if step == "best" else int(step)
         steps = [unit * number for number in numbers]
         if not steps:
             raise RunError(
-                f"{self.directory} holds no policy of before the last, as runs that were published "
-                'do not: leave the step out, or give "last".'
+                f"{self.directory} keeps no policy but its last, as published runs do: leave the "
+                'step out, or give "last".'
             )
-        if wanted not in steps:
+        if target not in steps:
             keeps = self.record["kind"] == "baseline"
             raise RunError(
-                f"{self.directory} has no checkpoint of step {wanted}, but of {steps}: give one of "
+                f"{self.directory} has no checkpoint of step {target}, but of {steps}: give one of "
                 f"these{', or train again with --keep all (or best)' if keeps else ''}."
             )
-        return wanted // unit
+        return target // unit
 
 
 def builder_of(
@@ -140,7 +140,7 @@ def builder_of(
     file: str | Path | None = None,
     env: Environment | None = None,
 ) -> Callable[[EnvSpec], Built]:
-    """Return a function that builds the program of a run, of this record, for an environment.
+    """Return a function that builds the program of a run for an environment, from its record.
 
     ``file`` is that of its program, see `load_policy`. Of a recorder's program only the state, and
     not the policy, depends on ``env``.
@@ -159,8 +159,8 @@ def builder_of(
             statistics = dataset.read(run_dir / dataset.STATISTICS_FILE)
             source = dataset.DatasetStatistics(None, statistics)
         try:
-            made = module.make(spec, structure(args), source)
-            program: Program = normalised_as(args, made, source)
+            base = module.make(spec, structure(args), source)
+            program: Program = normalised_as(args, base, source)
             state = state_shapes(program, args)
             return Built(program, jax.eval_shape(program.policy_params, state), state)
         except (TypeError, ValueError, ArithmeticError, LookupError, RuntimeError) as error:

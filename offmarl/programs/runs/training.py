@@ -76,7 +76,7 @@ class CheckpointTimer:
         self._begun = self._unsaved = False
         self._signal: int | None = None
         self._since = self._asked = time.monotonic()
-        self._calls = self._every = 1
+        self._calls = self._interval = 1
 
     def begin(self, position: int) -> None:
         """Start at a position: that of a checkpoint, or 0."""
@@ -98,10 +98,10 @@ class CheckpointTimer:
         self._calls -= 1
         if self._calls:
             return False
-        fitting = int(self._every / max(now - self._asked, 1e-6))
-        every = max(1, min(2 * self._every, fitting))
-        due, _, self._every = agree(late and is_first(), self._signal, every)
-        self._calls, self._asked = self._every, now
+        fitting = int(self._interval / max(now - self._asked, 1e-6))
+        interval = max(1, min(2 * self._interval, fitting))
+        due, _, self._interval = agree(late and is_first(), self._signal, interval)
+        self._calls, self._asked = self._interval, now
         return due
 
     def saved(self, position: int) -> None:
@@ -132,15 +132,15 @@ class CheckpointTimer:
 
     def _stopped(self, signum: int) -> Stopped:
         if self._saved is not None:
-            where = f"at {self._unit} {self._saved:,}{self._of}: the same command resumes there."
+            place = f"at {self._unit} {self._saved:,}{self._of}: the same command resumes there."
         elif self._begun:
-            where = (
+            place = (
                 f"before the first checkpoint{self._of}: the same command starts at "
                 f"{self._unit} 0{self._of}."
             )
         else:
-            where = f"before the first {self._unit}: repeat the command to start again."
-        return Stopped(f"stopped {where}", signum)
+            place = f"before the first {self._unit}: repeat the command to start again."
+        return Stopped(f"stopped {place}", signum)
 
 
 @contextmanager
@@ -235,9 +235,9 @@ class Training(ABC):
     def evaluate(self, policies: Any, done: int) -> Evaluated:
         """Evaluate policies after some updates; after the last one, perhaps on more episodes."""
 
-    def observe(self, _done: int, _states: Any, found: Evaluated) -> Evaluated:
+    def observe(self, _done: int, _states: Any, evaluation: Evaluated) -> Evaluated:
         """Take an evaluation, which may change the states; return what is written of it."""
-        return found
+        return evaluation
 
     @abstractmethod
     def work(self, states: Any, done: int) -> AbstractContextManager[Work]:
@@ -313,23 +313,23 @@ class _Journal:
     def begin(self) -> tuple[int, Any]:
         """Return the updates done, and the states after them."""
         training, done = self._training, 0
-        found = self.checkpoints.resume(training.shapes())
-        if found is None:
+        checkpoint = self.checkpoints.resume(training.shapes())
+        if checkpoint is None:
             states = training.begin()
         else:
-            self._means = Means(found.info["sums"], found.info["count"])
+            self._means = Means(checkpoint.info["sums"], checkpoint.info["count"])
             training.evaluations += [
                 (step, {name: np.array(x, float) for name, x in of_step.items()})
-                for step, of_step in found.info["evaluations"]
+                for step, of_step in checkpoint.info["evaluations"]
             ]
-            done, states = found.step, training.resume(found.tree)
+            done, states = checkpoint.step, training.resume(checkpoint.tree)
         policies = training.policies(states)
-        if found is None:
+        if checkpoint is None:
             self._untrained = copied(policies)  # updates donate the states
         self._playable = training.play_ahead(policies)
         trees = (jax.device_get(gathered(tree)) for _, tree, _ in training.learned(states))
         self._by_design = finite.infinities([*trees])
-        tracking.cut(self._run.metrics, -1 if found is None else done * training.unit)
+        tracking.cut(self._run.metrics, -1 if checkpoint is None else done * training.unit)
         if training.evaluations:
             self._write_lost()
         track = training.args.track if is_first() else ()
@@ -337,12 +337,12 @@ class _Journal:
         return done, states
 
     def _write_lost(self) -> None:
-        """Write evaluations again whose lines damage has cut."""
+        """Write again the evaluations whose lines were lost to damage."""
         rows = tracking.read(self._run.metrics)
-        kept = {(row["seed"], row["step"]) for row in rows if tracking.WALL_TIME not in row}
-        for done, found in self._training.evaluations:
-            rows = [*self._rows(done * self._training.unit, found)]
-            lost = (row for row in rows if (row["seed"], row["step"]) not in kept)
+        written = {(row["seed"], row["step"]) for row in rows if tracking.WALL_TIME not in row}
+        for done, evaluation in self._training.evaluations:
+            rows = [*self._rows(done * self._training.unit, evaluation)]
+            lost = (row for row in rows if (row["seed"], row["step"]) not in written)
             tracking.append(self._run.metrics, *lost)
 
     def follow(
@@ -354,10 +354,10 @@ class _Journal:
         """
         training, schedule, unit = self._training, self._schedule, self._training.unit
         clock = _Clock(tracking.last(self._run.metrics, tracking.WALL_TIME), done * unit)
-        for step, states, found in clock.timed(work):
+        for step, states, logs in clock.timed(work):
             collect_as_before()
             timer.work_done()
-            metrics = jax.device_get(found)  # `work` has waited for the device
+            metrics = jax.device_get(logs)  # `work` has waited for the device
             self._check(step, states, metrics)
             self._log(step, metrics, step - done, clock)
             if self._untrained is not None:
@@ -375,14 +375,14 @@ class _Journal:
 
     def _check(self, done: int, states: Any, metrics: Mapping[str, NDArray[Any]]) -> None:
         """Raise `NotFiniteError` if a seed is not finite."""
-        training, found = self._training, dict[int, str]()
+        training, faults = self._training, dict[int, str]()
         for place, tree, axes in training.learned(states):
-            own = {name: values[place] for name, values in metrics.items()}
+            seed_metrics = {name: values[place] for name, values in metrics.items()}
             seeds = training.seeds[place]
-            found |= finite.faults(done, seeds, own, tree, axes, self._by_design)
-        if found:
+            faults |= finite.faults(done, seeds, seed_metrics, tree, axes, self._by_design)
+        if faults:
             last = self.checkpoints.latest()
-            raise finite.error(found, self._run.directory, last, training.data)
+            raise finite.error(faults, self._run.directory, last, training.data)
 
     def _log(
         self, done: int, metrics: Mapping[str, NDArray[Any]], count: int, clock: "_Clock"
@@ -398,26 +398,26 @@ class _Journal:
         for index in range(count):
             later = (count - 1 - index) * unit
             then = times[tracking.WALL_TIME] - later / times[tracking.SPEED]
-            own = {name: values[:, index] for name, values in metrics.items()}
-            self._write(done * unit - later, own, times | {tracking.WALL_TIME: then})
+            row = {name: values[:, index] for name, values in metrics.items()}
+            self._write(done * unit - later, row, times | {tracking.WALL_TIME: then})
 
     def _evaluate(self, done: int, policies: Any, states: Any = None) -> None:
-        """Evaluate policies; with the states that they are of, the training may change these."""
+        """Evaluate policies; the training may change the states that come with them."""
         training = self._training
         if self._playable is not None:
             wait([self._playable])
             self._playable = None
-        found = training.evaluate(policies, done)
+        evaluation = training.evaluate(policies, done)
         if states is not None:
-            found = training.observe(done, states, found)
-        if found:
-            training.evaluations.append((done, found))
-            self._write(done * training.unit, found)
-        self._note = summary(found)
-        if states is not None and found:
+            evaluation = training.observe(done, states, evaluation)
+        if evaluation:
+            training.evaluations.append((done, evaluation))
+            self._write(done * training.unit, evaluation)
+        self._note = summary(evaluation)
+        if states is not None and evaluation:
             keep = training.keep
             self._keeps = keep == "all" or (keep == "best" and done in self._best())
-            report(done, found)
+            report(done, evaluation)
 
     def _best(self) -> set[int]:
         """Return the updates of the best evaluation of each seed."""
@@ -445,7 +445,7 @@ class _Journal:
         """Return a line for each seed: its entries of metrics ``(seeds, ...)``, and plain ones."""
         for place, seed in enumerate(self._training.seeds):
             row: dict[str, Any] = {"seed": seed, "step": step}
-            for name, x in (item for some in metrics for item in some.items()):
+            for name, x in (item for group in metrics for item in group.items()):
                 row[name] = x[place] if isinstance(x, np.ndarray) else x
             yield row
 
@@ -459,9 +459,9 @@ class _Clock:
     def timed(self, work: Iterator[T]) -> Iterator[T]:
         """Measure the time that an iterator takes, without that of the loop around it."""
         while True:
-            begun = time.monotonic()
+            start = time.monotonic()
             item = next(work, None)
-            self._worked += time.monotonic() - begun
+            self._worked += time.monotonic() - start
             if item is None:
                 return
             yield item
