@@ -39,7 +39,7 @@ from offmarl import envs
 from offmarl.evaluation import evaluate
 from offmarl.networks import make_mixer
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs.experience.windows import Start, windows_at
+from offmarl.programs.experience.windows import WindowStart, windows_at
 from offmarl.programs.learning import q_learning
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.runs.loop import Schedule
@@ -186,7 +186,7 @@ def _draw_episodes(capture: Any, key: Any, batch: int, length: int, _burn_in: in
     begins &= jnp.arange(last.shape[1]) < filled
     place = jax.random.categorical(key, jnp.where(begins, 0.0, -jnp.inf).ravel(), shape=(batch,))
     row, age = jnp.divmod(place, last.shape[1])
-    return windows_at(capture, Start(row, age, jnp.zeros(batch, bool)), length)
+    return windows_at(capture, WindowStart(row, age, jnp.zeros(batch, bool)), length)
 
 
 def _optimiser(_: Any, __: str) -> Any:

@@ -45,7 +45,7 @@ from offmarl import envs
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.programs import record_policy
 from offmarl.programs.runs.loop import Learned, _update, start
-from offmarl.programs.runs.sharding import Layout
+from offmarl.programs.runs.sharding import SeedLayout
 from offmarl.replay import Replay
 from offmarl.rollout import init_rollout, rollout
 
@@ -242,7 +242,9 @@ def measure_updates(args: Args, deadline: Deadline) -> Iterator[Row]:
             rest = (keys, several, np.ones(seeds, bool)), (0, 0, number), replay, None
 
             def run(program=program, seeds=seeds, learned=learned, rest=rest) -> Any:
-                learned[0], metrics = _update(program.stages[0], Layout(seeds), learned[0], *rest)
+                learned[0], metrics = _update(
+                    program.stages[0], SeedLayout(seeds), learned[0], *rest
+                )
                 return metrics
 
             row = {"program": name, "seeds": seeds, "shape": spec.name}

@@ -32,7 +32,7 @@ from benchmarks.windows import (
     random_replay,
 )
 from offmarl.programs.runs.loop import Learned, _update
-from offmarl.programs.runs.sharding import Layout
+from offmarl.programs.runs.sharding import SeedLayout
 from offmarl.replay.priorities import Prioritised
 from offmarl.replay.starts import Uniform, segments
 
@@ -101,7 +101,7 @@ def report_updates(args: Args) -> Row:
         def go() -> Any:
             holder[0], metrics = _update(
                 program.stages[0],
-                Layout(1),
+                SeedLayout(1),
                 holder[0],
                 (keys, single, np.ones(1, bool)),
                 (0, 0, 10),

@@ -42,7 +42,7 @@ from offmarl.networks import gru, linear, torsos
 from offmarl.programs import registry
 from offmarl.programs.runs import loop
 from offmarl.programs.runs.compiling import keep_compiled_programs
-from offmarl.programs.runs.sharding import Layout
+from offmarl.programs.runs.sharding import SeedLayout
 
 WAYS = "plain", "matrices", "gradient", "scheduler"
 
@@ -93,7 +93,7 @@ def updates(name: str, way: str, count: int, replay: Any) -> Callable[[], Any]:
     def run() -> Any:
         nonlocal learned, done
         place, rest = (done, 0, count), (keys[:1], hyper, np.ones(1, bool))
-        learned, metrics = update(program, 0, Layout(1), learned, rest, place, replay, None)
+        learned, metrics = update(program, 0, SeedLayout(1), learned, rest, place, replay, None)
         done += count
         return jax.block_until_ready(metrics)
 

@@ -102,7 +102,7 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} has not one entry for each of {self.num_agents} agents")
 
 
-class Args(Struct, frozen=True):
+class RecordedArgs(Struct, frozen=True):
     """The arguments that all programs share and that are used without the program."""
 
     env: Text | None = None
@@ -125,12 +125,12 @@ class Opponents(Struct, frozen=True):
     weights: tuple[float, ...] = ()
 
 
-class Run(Struct, frozen=True):
+class RunRecord(Struct, frozen=True):
     """``run.json``: what programs and reports rely on; other entries are only shown or compared."""
 
     kind: Literal["recorder", "baseline"]
     program: Text
-    args: Args
+    args: RecordedArgs
     spec: Spec
     seeds: Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=10_000)]
     file: Text | None

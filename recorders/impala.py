@@ -21,7 +21,7 @@ from rich.console import Console
 from offmarl import cli, envs, programs
 from offmarl.networks import make_network, unshared_critic_encoder, view_encoder
 from offmarl.programs import Program
-from offmarl.programs.learning.ppo import OffPolicyArgs, make_program, policy_config
+from offmarl.programs.learning.ppo import OffPolicyPPOArgs, make_program, policy_config
 from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 
@@ -29,7 +29,7 @@ from offmarl.types import EnvSpec
 
 
 @dataclass(frozen=True)
-class Args(OffPolicyArgs):
+class Args(OffPolicyPPOArgs):
     """Arguments of IMPALA."""
 
 

@@ -35,7 +35,7 @@ from offmarl.programs import Program
 from offmarl.programs.learning.ppo import (
     ActorCritic,
     Networks,
-    OffPolicyArgs,
+    OffPolicyPPOArgs,
     make_program,
     policy_config,
 )
@@ -46,7 +46,7 @@ from offmarl.types import ArrayTree, Discrete, EnvSpec
 
 
 @dataclass(frozen=True)
-class Args(OffPolicyArgs):
+class Args(OffPolicyPPOArgs):
     """Arguments of OPRE."""
 
     num_options: PositiveInt = 16

@@ -70,7 +70,7 @@ from offmarl.programs.recording.online import Recorded, describe, summarise
 from offmarl.programs.recording.record import check_recipe, chunks_of, record_policy
 from offmarl.programs.recording.recorder import fold_key, label_of, run_directory
 from offmarl.programs.recording.sides import described, joint_policy
-from offmarl.programs.registry import Origin, load_origin
+from offmarl.programs.registry import ProgramOrigin, load_origin
 from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.programs.runs.finite import require_finite
@@ -157,7 +157,7 @@ def with_settings(args: Args) -> Args:
 
 def _module(args: Args) -> ModuleType:
     """Import the oracle; `OptionError` if it does not learn."""
-    module = load_origin("recorder", Origin(args.oracle, None, None), Path())
+    module = load_origin("recorder", ProgramOrigin(args.oracle, None, None), Path())
     require_learner(module, args.oracle)
     return module
 
@@ -433,7 +433,7 @@ class Responses(Work):
         tracking.write_json(self.path / tracking.RUN_FILE, self._run_record() | {"complete": True})
 
     def _run_record(self) -> dict[str, Any]:
-        record = made_from(Origin("psro", None, None), self.env, {}) | self._about
+        record = made_from(ProgramOrigin("psro", None, None), self.env, {}) | self._about
         record |= {"kind": "recorder", "seeds": self.seeds, "spec": self.env.spec.to_json()}
         return record | {"greedy": self.built[0].program.greedy, "vault": None}
 

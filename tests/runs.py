@@ -16,7 +16,7 @@ from offmarl.programs import hyperparameters, registry
 from offmarl.programs.recording.sides import keep_opponents, learning_environment, opponents_of
 from offmarl.programs.registry import origin_of
 from offmarl.programs.runs import run as runs
-from offmarl.report import Comparison, Result, compare
+from offmarl.report import Comparison, DatasetResult, compare
 from offmarl.types import ArrayTree, Discrete, EnvSpec
 from tests import plain
 
@@ -120,7 +120,7 @@ def scores_of(run: Path) -> str:
 def compared(scores: Any, *options: Any, **of_each: Any) -> Comparison:
     """Compare scores by dataset and entry; ``of_each`` are further fields of their results."""
     results = {
-        name: {entry: Result(values, **of_each) for entry, values in entries.items()}
+        name: {entry: DatasetResult(values, **of_each) for entry, values in entries.items()}
         for name, entries in scores.items()
     }
     return compare(results, *options)

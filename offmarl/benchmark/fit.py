@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from offmarl import envs, tracking
 from offmarl._imports import summarize
 from offmarl.benchmark.cells import is_current
-from offmarl.benchmark.plan import Cell, Data, Plan, is_users
+from offmarl.benchmark.plan import Cell, Plan, PlanData, is_users
 from offmarl.benchmark.tasks import cell_file
 from offmarl.config import read_values
 from offmarl.errors import OffmarlError, OptionError, VaultError
@@ -69,7 +69,7 @@ def require_fit(plan: Plan) -> None:
                 _require_fit(cell, spec, module)
 
 
-def _spec_of(data: Data) -> EnvSpec | None:
+def _spec_of(data: PlanData) -> EnvSpec | None:
     """Return the sizes of data; None if they are not known here."""
     if data.recipe is not None:
         env = data.recipe.options.get("env")

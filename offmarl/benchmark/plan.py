@@ -60,7 +60,7 @@ class Recipe(NamedTuple):
     options: Mapping[str, Any]
 
 
-class Data(NamedTuple):
+class PlanData(NamedTuple):
     """A dataset: a vault, or a tier of a recipe."""
 
     label: str
@@ -87,7 +87,7 @@ class Baseline(NamedTuple):
 class Cell(NamedTuple):
     """A baseline on a dataset, with all of its seeds."""
 
-    data: Data
+    data: PlanData
     baseline: Baseline
     options: Mapping[str, Any]
     """Of the training, without the vault."""
@@ -110,7 +110,7 @@ class Plan(NamedTuple):
     out: Path
     """Directory of its files."""
     recipes: Mapping[str, Recipe]
-    datasets: Mapping[str, Data]
+    datasets: Mapping[str, PlanData]
     baselines: Mapping[str, Baseline]
     training: Mapping[str, Any]
 
@@ -179,7 +179,7 @@ def _recipe(name: str, values: Any, source: str) -> Recipe:
     return Recipe(name, program, options)
 
 
-def _data(label: str, values: Any, recipes: Mapping[str, Recipe], source: str) -> Data:
+def _data(label: str, values: Any, recipes: Mapping[str, Recipe], source: str) -> PlanData:
     where = f"{source} [datasets] {label!r}"
     options = {"vault": values} if isinstance(values, str) else values
     options = dict(options) if isinstance(options, dict) else {}
@@ -192,7 +192,7 @@ def _data(label: str, values: Any, recipes: Mapping[str, Recipe], source: str) -
         )
     if recipe is not None and recipe not in recipes:
         raise OptionError(f"{where}: {unknown_name('recipe', recipe, recipes)}")
-    return Data(label, vault, recipe and recipes[recipe], tier or "", options, partners or ())
+    return PlanData(label, vault, recipe and recipes[recipe], tier or "", options, partners or ())
 
 
 def _baseline(label: str, values: Any, datasets: Mapping[str, Any], source: str) -> Baseline:
@@ -239,7 +239,7 @@ def _check(plan: Plan, source: str) -> None:
             raise OptionError(f"{source}: two names become the file {clash.pop()}: change one.")
 
 
-def _check_tiers(recipe: Recipe, datasets: Sequence[Data], source: str) -> None:
+def _check_tiers(recipe: Recipe, datasets: Sequence[PlanData], source: str) -> None:
     """Raise `OptionError` if the recipe's program cannot record the tiers of its datasets."""
     if not datasets or not records_tiers(recipe):
         return

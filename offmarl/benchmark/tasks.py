@@ -19,7 +19,7 @@ import tomli_w
 from offmarl import records, tracking
 from offmarl import report as reports
 from offmarl.benchmark.cells import fingerprint, identity, is_current, pack, sources
-from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, is_users, records_tiers, slug
+from offmarl.benchmark.plan import Cell, Plan, PlanData, Recipe, is_users, records_tiers, slug
 from offmarl.errors import NumericsError, RunError
 from offmarl.hub import policies, pulling
 from offmarl.launch import Share, Work, join_work, run_share
@@ -31,7 +31,7 @@ from offmarl.terminal import number
 from offmarl.vault import open_vault
 
 
-class Job(NamedTuple):
+class PlanJob(NamedTuple):
     """A recording or a download."""
 
     name: str
@@ -59,17 +59,17 @@ def run_of(plan: Plan, cell: Cell) -> Path:
 # ---------------------------------------------------------------------------------- datasets
 
 
-def preparation(plan: Plan, data: Data) -> Job | None:
+def preparation(plan: Plan, data: PlanData) -> PlanJob | None:
     """Return the recording or download that a dataset needs; None for a vault that exists."""
     if data.recipe is not None:
         return _recording(plan, data.recipe)
     assert data.vault is not None
     if _exists(data.vault):
         return None
-    return Job(data.label, _place(plan, data.label, data.vault), data.vault)
+    return PlanJob(data.label, _place(plan, data.label, data.vault), data.vault)
 
 
-def _recording(plan: Plan, recipe: Recipe) -> Job:
+def _recording(plan: Plan, recipe: Recipe) -> PlanJob:
     options = dict(recipe.options)
     tiers = [data.tier for data in plan.datasets.values() if data.recipe is recipe]
     if records_tiers(recipe):
@@ -79,7 +79,7 @@ def _recording(plan: Plan, recipe: Recipe) -> Job:
         config += f"# {name}: {code}\n"  # with other code it is another recording
     place = _place(plan, recipe.name, config)
     complete = recipe._replace(options={**options, "out": str(place / "vaults")})
-    return Job(f"record {recipe.name}", place, complete, config)
+    return PlanJob(f"record {recipe.name}", place, complete, config)
 
 
 def _place(plan: Plan, label: str, content: str) -> Path:
@@ -87,7 +87,7 @@ def _place(plan: Plan, label: str, content: str) -> Path:
     return plan.out / "datasets" / f"{slug(label)}-{tracking.checksum(content)}"
 
 
-def note_vaults(plan: Plan, job: Job, tier_paths: Sequence[tuple[str, str]]) -> None:
+def note_vaults(plan: Plan, job: PlanJob, tier_paths: Sequence[tuple[str, str]]) -> None:
     """Record which dataset each vault of a preparation is, from the vaults' tiers and paths."""
     place, vaults = job.place, {}
     for label, path in _vaults_of(plan, job, tier_paths).items():
@@ -96,7 +96,7 @@ def note_vaults(plan: Plan, job: Job, tier_paths: Sequence[tuple[str, str]]) -> 
     tracking.write_json(_note(job), tracking.plain({"config": job.config, "vaults": vaults}))
 
 
-def noted_vaults(job: Job) -> dict[str, str] | None:
+def noted_vaults(job: PlanJob) -> dict[str, str] | None:
     """Return the paths of the datasets that a preparation made, by label.
 
     None if it has not been run with its present arguments, or a vault is gone.
@@ -111,11 +111,11 @@ def noted_vaults(job: Job) -> dict[str, str] | None:
     return vaults if all(Path(path).exists() for path in vaults.values()) else None
 
 
-def _note(job: Job) -> Path:
+def _note(job: PlanJob) -> Path:
     return job.place / "vaults.json"
 
 
-def _vaults_of(plan: Plan, job: Job, tier_paths: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _vaults_of(plan: Plan, job: PlanJob, tier_paths: Sequence[tuple[str, str]]) -> dict[str, str]:
     vaults = {}
     for data in plan.datasets.values():
         if job.name != (f"record {data.recipe.name}" if data.recipe else data.label):
@@ -166,7 +166,7 @@ class CellsWork(Work):
     def __init__(self, plan: Plan, run: Run):
         self.benchmark_plan, self._run = plan, run
         self._cells = plan.cells
-        self._jobs: list[Job] = []
+        self._jobs: list[PlanJob] = []
         self._job_of: dict[str, int] = {}
         """The job that prepares a dataset, by the dataset's label."""
         for data in {cell.data.label: cell.data for cell in self._cells}.values():

@@ -89,7 +89,7 @@ def _pulled_policy(name: str, out: Path | None) -> Report:
     return Report(pulled._asdict(), Group(as_is(pulled.path), grid(facts)))
 
 
-def _planned(plan: "hub.Plan") -> Report:
+def _planned(plan: "hub.PullPlan") -> Report:
     rows = [[uid, *map(decimal, size)] for uid, size in plan.sizes.items()]
     totals = [sum(size[i] for size in plan.sizes.values()) for i in (0, 1)]
     if len(rows) > 1:
@@ -216,7 +216,7 @@ def cache(
             return _verified(entries)
 
 
-def _confirm(entries: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:
+def _confirm(entries: Mapping[str, pulled_datasets.CachedDataset], yes: bool) -> None:
     """Ask before datasets are removed; `OptionError` if standard input is not a terminal."""
     if yes or not entries:
         return
@@ -249,7 +249,9 @@ def verify_pulled(name: str) -> Report | None:
     return _verified(entries, target.uid) if entries else None
 
 
-def _verified(entries: Mapping[str, pulled_datasets.Entry], uid: str | None = None) -> Report:
+def _verified(
+    entries: Mapping[str, pulled_datasets.CachedDataset], uid: str | None = None
+) -> Report:
     counts = {name: pulled_datasets.verify(entry, uid) for name, entry in entries.items()}
     lines = [
         f"{name} ({uid or ', '.join(entries[name].uids)}): {count} files match what was published."
@@ -259,14 +261,14 @@ def _verified(entries: Mapping[str, pulled_datasets.Entry], uid: str | None = No
 
 
 def _choose(
-    entries: dict[str, pulled_datasets.Entry], names: Iterable[str], everything: bool
-) -> dict[str, pulled_datasets.Entry]:
+    entries: dict[str, pulled_datasets.CachedDataset], names: Iterable[str], everything: bool
+) -> dict[str, pulled_datasets.CachedDataset]:
     """Return the datasets that are named, with or without their commit."""
     if everything and names:
         raise OptionError(f"give names ({', '.join(names)}) or --all, not both.")
     if everything:
         return entries
-    selection: dict[str, pulled_datasets.Entry] = {}
+    selection: dict[str, pulled_datasets.CachedDataset] = {}
     for name in names:
         matching = {
             full: entry for full, entry in entries.items() if name in (full, full.partition("@")[0])
@@ -279,7 +281,7 @@ def _choose(
     return selection
 
 
-def _listed(entries: dict[str, pulled_datasets.Entry], pages: "PageCache") -> Report:
+def _listed(entries: dict[str, pulled_datasets.CachedDataset], pages: "PageCache") -> Report:
     rows = [[name, " ".join(entry.uids), decimal(entry.size)] for name, entry in entries.items()]
     root = pulled_datasets.root()
     view = table(["name", "uids", "size"], rows) if rows else _NOTHING

@@ -28,7 +28,7 @@ from offmarl.terminal import number
 from offmarl.tracking import replace_file
 
 if TYPE_CHECKING:
-    from offmarl.programs.tuning import Search, Space, TrialsWork, Tuned
+    from offmarl.programs.tuning import SearchSpace, Space, TrialsWork, Tuned
 
 _USAGE = """\
 offmarl tune NAME --env ENV ...       tune a recorder
@@ -59,19 +59,19 @@ def tune_work(_verb: str, arguments: list[str], _block_steps: None) -> Divided:
     return Divided(work, lambda _: _report(work, work.tuned()))
 
 
-def _parsed(arguments: list[str]) -> "tuple[ModuleType, Any, Space, Path, Search]":
+def _parsed(arguments: list[str]) -> "tuple[ModuleType, Any, Space, Path, SearchSpace]":
     """Return the arguments of `offmarl.programs.tuning.tune`."""
     from offmarl.programs.runs.run import print_sources
-    from offmarl.programs.tuning import Search
+    from offmarl.programs.tuning import SearchSpace
 
     name, *rest = arguments
     program = _load(name, rest)
     about = f"Search settings of a program.\n\n{program.__doc__ or ''}"
-    targets = [_Options, Search, SettingsFile, program.Args]
-    untuned = with_role(program.Args, Role.UNTUNED) - {field.name for field in fields(Search)}
+    targets = [_Options, SearchSpace, SettingsFile, program.Args]
+    untuned = with_role(program.Args, Role.UNTUNED) - {field.name for field in fields(SearchSpace)}
     command = f"offmarl tune {name}"
     values = read(targets, command, about, rest, TaskOptions, left_out=untuned)
-    options, search = take(_Options, values), take(Search, values)
+    options, search = take(_Options, values), take(SearchSpace, values)
     file, env = values.pop("settings", None), settings_environment(program.Args, values)
     args = program.Args.for_env(env, settings=file, **values)
     print_sources(args)

@@ -38,7 +38,7 @@ class Seen(NamedTuple):
     truncated: Any = None
 
 
-class Reference(NamedTuple):
+class ReferenceEnvironment(NamedTuple):
     """Another implementation of an environment, with which every step is compared."""
 
     reset: Callable[[Any], Seen]
@@ -49,7 +49,7 @@ class Reference(NamedTuple):
     """``the environment's state -> state of the reference``"""
 
 
-class Steps(NamedTuple):
+class RandomSteps(NamedTuple):
     """Random steps with autoreset: ``(E, T, ...)``."""
 
     state: Any
@@ -63,14 +63,14 @@ class Steps(NamedTuple):
     """Whether the reference has the same state after it."""
 
 
-class Recording(NamedTuple):
+class RecordedSteps(NamedTuple):
     """The data that the checks read."""
 
     first: Timestep
     """``(E, ...)``"""
     first_reference: Any
-    steps: Steps
-    again: Steps
+    steps: RandomSteps
+    again: RandomSteps
     """The first `CHUNK` steps from a second call with the same arguments."""
 
 
@@ -87,7 +87,7 @@ class Programs(NamedTuple):
     """One entry for each time ``step`` was compiled."""
 
 
-ReferenceOf = Callable[[Any], Reference | None]
+ReferenceOf = Callable[[Any], ReferenceEnvironment | None]
 
 
 def sample_actions(spec: EnvSpec, legal_actions: Any, key: Any) -> Any:
@@ -98,12 +98,12 @@ def sample_actions(spec: EnvSpec, legal_actions: Any, key: Any) -> Any:
 
 
 def _rollout(
-    env: Any, reference: Reference | None, tolerance: float, carry: Any, key: Any
-) -> tuple[Any, Steps]:
+    env: Any, reference: ReferenceEnvironment | None, tolerance: float, carry: Any, key: Any
+) -> tuple[Any, RandomSteps]:
     """Take random actions in one environment, starting from a state and its view."""
     resetting = autoreset(env)
 
-    def step(carry: Any, key: Any) -> tuple[Any, Steps]:
+    def step(carry: Any, key: Any) -> tuple[Any, RandomSteps]:
         state, view = carry
         action_key, step_key = jax.random.split(key)
         action = sample_actions(env.spec, view.legal_actions, action_key)
@@ -113,7 +113,9 @@ def _rollout(
             own_key, _ = jax.random.split(step_key)
             expected, inner = reference.step(own_key, state, action)
             same = timestep.last | _close(reference.inner(after), inner, tolerance)
-        return (after, timestep.view), Steps(state, action, step_key, timestep, expected, same)
+        return (after, timestep.view), RandomSteps(
+            state, action, step_key, timestep, expected, same
+        )
 
     return jax.lax.scan(step, carry, jax.random.split(key, CHUNK))
 
@@ -141,7 +143,7 @@ def compiled(
 @functools.lru_cache(maxsize=2)
 def record(
     env: Any, reference_of: "ReferenceOf | None" = None, tolerance: float = 1e-5
-) -> Recording:
+) -> RecordedSteps:
     """Take `NUM_STEPS` random steps in each of `NUM_ENVS` environments."""
     program = compiled(env, reference_of, tolerance)
     reset_key, *keys = jax.random.split(jax.random.key(7), 1 + NUM_STEPS // CHUNK)
@@ -155,7 +157,7 @@ def record(
         chunks.append(jax.device_get(steps))
     steps = jax.tree.map(lambda *leaves: _join("concatenate", leaves, 1), *chunks)
     again = program.run(start, keys[0])[1]
-    return jax.device_get(Recording(first, reference, steps, again))
+    return jax.device_get(RecordedSteps(first, reference, steps, again))
 
 
 def _join(how: str, arrays: Any, axis: int) -> Any:
@@ -185,7 +187,7 @@ def _types(tree: Any) -> list[Any]:
     return [(x.shape, x.dtype.name, jax.typeof(x).weak_type) for x in jax.tree.leaves(tree)]
 
 
-def _ends(steps: Steps) -> list[int]:
+def _ends(steps: RandomSteps) -> list[int]:
     """Return the first three steps of the first environment that end an episode."""
     return np.flatnonzero(steps.timestep.last[0])[:3].tolist()
 
@@ -225,20 +227,22 @@ class EnvironmentConformance:
     def _programs(self, env: Any) -> Programs:
         return compiled(env, type(self).reference_of, self.tolerance)
 
-    def _step_alone(self, env: Any, steps: Steps, t: int) -> Any:
+    def _step_alone(self, env: Any, steps: RandomSteps, t: int) -> Any:
         """Repeat a recorded step unbatched; return also the key of the reset after it."""
         state, action, key = jax.tree.map(lambda x: x[0, t], steps[:3])
         step_key, reset_key = jax.random.split(key)
         return *self._programs(env).step(step_key, state, action), reset_key
 
-    def _check_shapes_and_types_are_those_of_the_spec(self, env: Any, recording: Recording) -> None:
+    def _check_shapes_and_types_are_those_of_the_spec(
+        self, env: Any, recording: RecordedSteps
+    ) -> None:
         _, alone, _ = self._step_alone(env, recording.steps, 0)
         first = jax.tree.map(lambda x: x[0], recording.first)
         for timestep in (alone, first, _at(recording.steps.timestep, 0)):
             _, typed = outcome(env.spec, "step", ((), timestep))
             chex.assert_trees_all_equal_shapes_and_dtypes(typed, timestep)
 
-    def _check_a_step_changes_no_type(self, env: Any, recording: Recording) -> None:
+    def _check_a_step_changes_no_type(self, env: Any, recording: RecordedSteps) -> None:
         """Otherwise a program would compile for fresh states and again for all others."""
         program, action = self._programs(env), recording.steps.action[0, 0]
         (state, first), _ = program.reset(jax.random.key(1))
@@ -249,18 +253,20 @@ class EnvironmentConformance:
         program.step(jax.random.key(3), after, action)
         assert len(program.traces) == 1
 
-    def _check_an_episode_begins_with_nothing_earned(self, env: Any, recording: Recording) -> None:
+    def _check_an_episode_begins_with_nothing_earned(
+        self, env: Any, recording: RecordedSteps
+    ) -> None:
         first = recording.first
         chex.assert_trees_all_equal(first.view, first.next_view)
         assert not first.reward.any()
         assert not (first.terminated.any() or first.truncated.any() or first.last.any())
 
-    def _check_the_same_keys_give_the_same_bits(self, env: Any, recording: Recording) -> None:
+    def _check_the_same_keys_give_the_same_bits(self, env: Any, recording: RecordedSteps) -> None:
         once = jax.tree.map(lambda x: x[:, :CHUNK], recording.steps.timestep)
         chex.assert_trees_all_equal(recording.again.timestep, once)
 
     def _check_a_batch_equals_its_members_and_keeps_what_the_action_led_to(
-        self, env: Any, recording: Recording
+        self, env: Any, recording: RecordedSteps
     ) -> None:
         steps = recording.steps
         for t in [0, 1, *_ends(steps)]:
@@ -268,7 +274,9 @@ class EnvironmentConformance:
             batched = _at(steps.timestep, t)
             _assert_close(alone._replace(view=batched.view), batched, self.tolerance)
 
-    def _check_another_episode_begins_where_one_ends(self, env: Any, recording: Recording) -> None:
+    def _check_another_episode_begins_where_one_ends(
+        self, env: Any, recording: RecordedSteps
+    ) -> None:
         steps, reset = recording.steps, self._programs(env).reset
         for t in _ends(steps):
             *_, key = self._step_alone(env, steps, t)
@@ -278,16 +286,16 @@ class EnvironmentConformance:
         views = (steps.timestep.view, steps.timestep.next_view)
         chex.assert_trees_all_equal(*jax.tree.map(lambda x: x[going_on], views))
 
-    def _check_everything_is_finite(self, env: Any, recording: Recording) -> None:
+    def _check_everything_is_finite(self, env: Any, recording: RecordedSteps) -> None:
         timesteps = recording.first, recording.steps.timestep
         finite = jax.tree.map(lambda x: bool(np.isfinite(x).all()), timesteps)
         assert all(jax.tree.leaves(finite))
 
-    def _check_values_that_shapes_do_not_show(self, env: Any, recording: Recording) -> None:
+    def _check_values_that_shapes_do_not_show(self, env: Any, recording: RecordedSteps) -> None:
         steps = recording.steps.timestep
         assert not [*faults(env.spec, steps, steps.next_view)]
 
-    def _check_only_the_time_limit_truncates(self, env: Any, recording: Recording) -> None:
+    def _check_only_the_time_limit_truncates(self, env: Any, recording: RecordedSteps) -> None:
         step, limit = recording.steps.timestep, env.spec.time_limit
         chex.assert_trees_all_equal(step.last, (step.terminated | step.truncated).all(-1))
         for truncated, last in zip(step.truncated, step.last, strict=True):
@@ -296,7 +304,7 @@ class EnvironmentConformance:
             assert len(over)
             assert (lengths[truncated[over].any(-1)] == limit).all()
 
-    def _check_every_step_equals_the_reference(self, env: Any, recording: Recording) -> None:
+    def _check_every_step_equals_the_reference(self, env: Any, recording: RecordedSteps) -> None:
         steps = recording.steps
         if steps.reference is None:
             return

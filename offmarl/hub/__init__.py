@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         push_policy as push_policy,
     )
     from offmarl.hub.pulling import (
-        Plan as Plan,
+        PullPlan as PullPlan,
         Pulled as Pulled,
         load_dataset as load_dataset,
         plan as plan,

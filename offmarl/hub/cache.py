@@ -43,7 +43,7 @@ _LOCK = ".lock"
 _REFS = "refs"
 
 
-class Entry(NamedTuple):
+class CachedDataset(NamedTuple):
     """A dataset on this machine, perhaps incomplete: a directory ``<scenario>.vlt``."""
 
     path: Path
@@ -118,16 +118,16 @@ def root() -> Path:
     return kept_in("datasets", "pulled")
 
 
-def entry(name: str, commit: str, scenario: str) -> Entry:
+def entry(name: str, commit: str, scenario: str) -> CachedDataset:
     """Return the place of a dataset at a commit, which need not exist."""
-    return Entry(root() / name / commit / f"{scenario}{SUFFIX}")
+    return CachedDataset(root() / name / commit / f"{scenario}{SUFFIX}")
 
 
-def entries(commit: Path | None = None) -> list[Entry]:
+def entries(commit: Path | None = None) -> list[CachedDataset]:
     """Return the datasets on this machine, complete or not: all, or those of a commit."""
     depths = ("*",) if commit else ("*/*/*/*", "*/*/*/*/*")
     paths = (path for depth in depths for path in (commit or root()).glob(f"{depth}{SUFFIX}"))
-    return sorted(Entry(path) for path in paths if (path / RECORD).is_file())
+    return sorted(CachedDataset(path) for path in paths if (path / RECORD).is_file())
 
 
 def remember(place: Path, revision: str, commit: str) -> None:
@@ -147,7 +147,7 @@ def _ref(place: Path, revision: str) -> Path:
     return place / _REFS / quote(revision, safe="")
 
 
-def remove(dataset: Entry) -> int:
+def remove(dataset: CachedDataset) -> int:
     """Remove a dataset, and return the bytes freed."""
     freed = dataset.size
     commit, name = dataset.path.parents[:2]
@@ -164,7 +164,7 @@ def remove(dataset: Entry) -> int:
     return freed
 
 
-def verify(dataset: Entry, uid: str | None = None) -> int:
+def verify(dataset: CachedDataset, uid: str | None = None) -> int:
     """Compare every file with what `pull` recorded, and return the number of files."""
     files = [
         (dataset.path / name / file, *checksum)
@@ -203,7 +203,7 @@ def _is_intact(path: Path, size: int, checksum: int | str) -> bool:
 # ------------------------------------------------------------------------------------ names
 
 
-class Target(NamedTuple):
+class DatasetName(NamedTuple):
     """The parts of a name such as "og_marl/smac_v1/3m/Good@main"."""
 
     name: str
@@ -229,7 +229,7 @@ class Target(NamedTuple):
         return commit_of(root() / self.name, self.revision)
 
 
-def parse(name: str) -> Target:
+def parse(name: str) -> DatasetName:
     """Parse ``NAME[/UID][@REVISION]``; `UnknownNameError` if no dataset can have that name."""
     path, _, revision = name.partition("@")
     parts = path.strip("/").split("/")
@@ -244,7 +244,7 @@ def parse(name: str) -> Target:
         )
     if unknown:
         raise unknown_name("dataset", path, catalogue, see="offmarl ls --remote")
-    return Target(target, parts[length] if len(parts) > length else None, revision or None)
+    return DatasetName(target, parts[length] if len(parts) > length else None, revision or None)
 
 
 def _is_source(name: str) -> bool:
@@ -252,7 +252,7 @@ def _is_source(name: str) -> bool:
     return any(dataset.startswith(f"{name}/") for dataset in cards.names())
 
 
-def pulled(target: Target) -> dict[str, Path]:
+def pulled(target: DatasetName) -> dict[str, Path]:
     """Return the local vaults of a target, by uid."""
     vaults = {uid: path for x in _entries_at(target, target.commit) for uid, path in x.uids.items()}
     return {uid: path for uid, path in vaults.items() if target.uid in (None, uid)}
@@ -281,7 +281,7 @@ def find(name: str, one: bool = False) -> Path | None:
     raise VaultNotFoundError(_not_pulled(name, target))
 
 
-def refuse_several(target: Target) -> None:
+def refuse_several(target: DatasetName) -> None:
     """Raise `VaultError` if a name has no uid and its dataset has several, pulled or not."""
     card = target.card or kept_card(target, target.commit)
     vaults = pulled(target)
@@ -291,7 +291,7 @@ def refuse_several(target: Target) -> None:
         raise VaultError(f"{target.name} has several vaults: add one of {choices} to the name.")
 
 
-def _not_pulled(name: str, target: Target) -> str:
+def _not_pulled(name: str, target: DatasetName) -> str:
     card = target.card
     if card and target.uid and card.uids and target.uid not in card.uids:
         return str(unknown_name("uid", target.uid, card.uids))
@@ -313,7 +313,9 @@ def vault_names() -> list[str]:
     return [dataset.name.replace("@", f"/{uid}@") for dataset in entries() for uid in dataset.uids]
 
 
-def kept(target: Target, out: str | os.PathLike[str] | None = None) -> tuple[Entry, Card] | None:
+def kept(
+    target: DatasetName, out: str | os.PathLike[str] | None = None
+) -> tuple[CachedDataset, Card] | None:
     """Return a target's dataset on this machine and its card; None if it is not complete.
 
     ``out`` is as for `offmarl.hub.pull`.
@@ -329,7 +331,7 @@ def kept(target: Target, out: str | os.PathLike[str] | None = None) -> tuple[Ent
 
 
 def kept_card(
-    target: Target, commit: str, out: str | os.PathLike[str] | None = None
+    target: DatasetName, commit: str, out: str | os.PathLike[str] | None = None
 ) -> Card | None:
     """Return the card in the record of a dataset on this machine; None if there is none."""
     all_cards = (entry.card for entry in _entries_at(target, commit, out))
@@ -337,12 +339,12 @@ def kept_card(
 
 
 def _entries_at(
-    target: Target, commit: str, out: str | os.PathLike[str] | None = None
-) -> list[Entry]:
+    target: DatasetName, commit: str, out: str | os.PathLike[str] | None = None
+) -> list[CachedDataset]:
     """Return the entries of a dataset at a commit, in the cache or in another directory."""
     if out is None:
         places = entries(root() / target.name / commit)
     else:
-        places = [Entry(path) for path in sorted(local(out).glob(f"*{SUFFIX}"))]
+        places = [CachedDataset(path) for path in sorted(local(out).glob(f"*{SUFFIX}"))]
     identity = target.name, commit
     return [x for x in places if (x.record.get("name"), x.record.get("commit")) == identity]

@@ -97,7 +97,7 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CardRecipe:
     """How one of offmarl's own datasets is recorded again."""
 
     command: str
@@ -135,7 +135,7 @@ class Card:
     time_limit: Count | None = None
     quirks: tuple[str, ...] = ()
     hub: Hub | None = None
-    recipe: Recipe | None = None
+    recipe: CardRecipe | None = None
 
     @property
     def source(self) -> str:

@@ -29,7 +29,7 @@ _GZIP = 31
 """zlib's window bits for data with a header of gzip."""
 
 
-class Place(NamedTuple):
+class ValueRange(NamedTuple):
     """Where a value is in the files of a vault."""
 
     file: str
@@ -106,13 +106,13 @@ class Index:
         except (ValueError, OverflowError, zlib.error) as error:
             raise HubError(f"{name} is not the index of a vault ({error!s:.200}).") from error
 
-    def get(self, key: str) -> Place | bytes | None:
+    def get(self, key: str) -> ValueRange | bytes | None:
         """Return where the value of a key is, or the value; None if there is no such key."""
         if (row := self._rows.get(key)) is None:
             return self._document.inline.get(key)
         document = self._document
         file = document.files[document.file[row]]
-        return Place(file, document.offset[row], document.length[row], document.crc32c[row])
+        return ValueRange(file, document.offset[row], document.length[row], document.crc32c[row])
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the keys that begin with a prefix, and the bytes of their values."""

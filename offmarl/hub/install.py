@@ -22,7 +22,7 @@ from offmarl import tracking, vault
 from offmarl._ahead import ahead, in_thread
 from offmarl.errors import HubChecksumError, HubError, OffmarlError, unknown_name
 from offmarl.hub import client
-from offmarl.hub.cache import Entry
+from offmarl.hub.cache import CachedDataset
 from offmarl.hub.card import Card, File
 from offmarl.hub.client import Remote
 from offmarl.vault.storage.archive import directory_bytes, extract, members_of, readable
@@ -141,7 +141,7 @@ def open_limited(path: PurePath, time_limit: int | None) -> vault.Dataset:
     return vault.open_vault(path, time_limit=time_limit)
 
 
-def install_files(entry: Entry, card: Card, uid: str, repository: str, commit: str) -> int:
+def install_files(entry: CachedDataset, card: Card, uid: str, repository: str, commit: str) -> int:
     """Install a vault whose files `push` published, and return the bytes downloaded."""
     files, _ = card.files_of(uid)
     locate = partial(client.known, repository, commit)
@@ -152,7 +152,11 @@ def install_files(entry: Entry, card: Card, uid: str, repository: str, commit: s
 
 
 def _publish(
-    entry: Entry, card: Card, uid: str, check: str, files: Mapping[str, tuple[int, int | str]]
+    entry: CachedDataset,
+    card: Card,
+    uid: str,
+    check: str,
+    files: Mapping[str, tuple[int, int | str]],
 ) -> None:
     """Check the digest of a vault that has arrived, record its files, and move it into place."""
     place = entry.arriving / uid
@@ -174,7 +178,7 @@ def _publish(
 # -------------------------------------------------------------------------------- archives
 
 
-class Archive(NamedTuple):
+class RemoteArchive(NamedTuple):
     """A remote zip archive of vaults, with some of its bytes in a local file of its size."""
 
     path: Path
@@ -210,7 +214,7 @@ def _fetch(remote: Remote, path: Path, start: int, stop: int) -> int:
 
 
 @contextmanager
-def open_archive(place: Path, remote: Remote, name: str) -> Iterator[Archive]:
+def open_archive(place: Path, remote: Remote, name: str) -> Iterator[RemoteArchive]:
     """Download and check the directory of an archive, to a file in ``place`` for the block."""
     path, size = place / "archive.zip", remote.size
     try:
@@ -233,7 +237,7 @@ def open_archive(place: Path, remote: Remote, name: str) -> Iterator[Archive]:
         members = members_of(path)
         starts = sorted(member.header_offset for member in members)
         stops = dict(pairwise([*starts, end]))
-        yield Archive(path, remote, _vaults_of(members, name), stops, have)
+        yield RemoteArchive(path, remote, _vaults_of(members, name), stops, have)
     finally:
         path.unlink(missing_ok=True)
 
@@ -255,7 +259,7 @@ def _vaults_of(
 
 
 def install_archive(
-    entry: Entry, card: Card, remote: Remote, uid: str | None, published: str | None
+    entry: CachedDataset, card: Card, remote: Remote, uid: str | None, published: str | None
 ) -> int:
     """Install vaults from the archive of a dataset, and return the bytes downloaded.
 
@@ -289,7 +293,7 @@ def install_archive(
         return fetched
 
 
-def _unpack(archive: Archive, uid: str, path: Path, place: Path) -> int:
+def _unpack(archive: RemoteArchive, uid: str, path: Path, place: Path) -> int:
     """Unpack the files of a vault that are not there yet, from the archive at ``path``.
 
     If this is the local file of ``archive``, they are downloaded to it first. Returns the bytes

@@ -20,7 +20,7 @@ from offmarl.errors import (
     unknown_name,
 )
 from offmarl.hub import cache, client, install
-from offmarl.hub.cache import Entry, Target, kept, kept_card, parse, pulled
+from offmarl.hub.cache import CachedDataset, DatasetName, kept, kept_card, parse, pulled
 from offmarl.hub.card import Card, to_toml
 from offmarl.hub.client import Remote
 from offmarl.paths import local
@@ -38,7 +38,7 @@ class Size(NamedTuple):
     """Bytes on disk afterwards."""
 
 
-class Plan(NamedTuple):
+class PullPlan(NamedTuple):
     """What a pull would download."""
 
     card: Card
@@ -117,14 +117,16 @@ def pull(
         return _result(entry, source.card, target, fetched)
 
 
-def _result(entry: Entry, card: Card, target: Target, fetched: int, asked: bool = True) -> Pulled:
+def _result(
+    entry: CachedDataset, card: Card, target: DatasetName, fetched: int, asked: bool = True
+) -> Pulled:
     paths = entry.uids if target.uid is None else {target.uid: entry.uids[target.uid]}
     checks = {uid: entry.record["uids"][uid]["check"] for uid in paths}
     limit = entry.record.get(TIME_LIMIT)
     return Pulled(card, entry.record["commit"], paths, checks, fetched, asked, limit)
 
 
-def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
+def plan(name: str, out: str | os.PathLike[str] | None = None) -> PullPlan:
     """Return what `pull` would download; only the directory of an archive is read for it."""
     target = parse(name)
     with _listing_local_datasets():
@@ -132,7 +134,7 @@ def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
     place = _place_of(source, out).path
     directory = next(path for path in (place, *place.parents) if path.is_dir())
     sizes = _sizes(source, target.uid)
-    return Plan(source.card, source.commit, sizes, shutil.disk_usage(directory).free)
+    return PullPlan(source.card, source.commit, sizes, shutil.disk_usage(directory).free)
 
 
 def _check_limit(time_limit: int | None) -> None:
@@ -167,7 +169,7 @@ def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     paths = pulled(target) if kept(target, None) else pull(name, time_limit=time_limit).paths
     cache.refuse_several(target)  # a card that has just arrived may list several
     (path,) = paths.values()
-    recorded = Entry(path.parent).record.get(TIME_LIMIT)
+    recorded = CachedDataset(path.parent).record.get(TIME_LIMIT)
     return install.open_limited(path, recorded if time_limit is None else time_limit)
 
 
@@ -186,7 +188,7 @@ class _Source(NamedTuple):
     """The archive's SHA-256 in the card, if it is of this revision."""
 
 
-def _find(target: Target, out: str | os.PathLike[str] | None) -> _Source:
+def _find(target: DatasetName, out: str | os.PathLike[str] | None) -> _Source:
     """Find a dataset on the hub; `UnknownNameError` or `HubError` if that fails."""
     if (card := target.card) is None:
         try:
@@ -233,16 +235,16 @@ def _find_archive(card: Card, revision: str) -> _Source:
 # ---------------------------------------------------------------------------------- installing
 
 
-def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> Entry:
+def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> CachedDataset:
     if out is None:
         return cache.entry(source.name, source.commit, source.card.scenario)
-    return Entry(local(out) / f"{source.card.scenario}{SUFFIX}")
+    return CachedDataset(local(out) / f"{source.card.scenario}{SUFFIX}")
 
 
 @contextmanager
 def _locked_place(
     source: _Source, out: str | os.PathLike[str] | None, time_limit: int | None
-) -> Iterator[Entry]:
+) -> Iterator[CachedDataset]:
     """Lock the place of a dataset; `HubError` if it holds another one or cannot be written."""
     entry = _place_of(source, out)
     with install.disk_errors(entry.path), entry.locked():
@@ -250,7 +252,7 @@ def _locked_place(
         yield entry
 
 
-def _claim(entry: Entry, source: _Source, time_limit: int | None) -> None:
+def _claim(entry: CachedDataset, source: _Source, time_limit: int | None) -> None:
     """Record which dataset the directory is for, and the facts of its card that vaults lack.
 
     `HubError` if it holds another one.
@@ -282,7 +284,7 @@ def _claim(entry: Entry, source: _Source, time_limit: int | None) -> None:
         entry.note(facts)
 
 
-def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
+def _install_missing(entry: CachedDataset, source: _Source, uid: str | None) -> int:
     """Install the vaults that are missing, and return the bytes downloaded."""
     installed = set(entry.record.get("uids", {})) & set(entry.uids)
     if source.archive is None:

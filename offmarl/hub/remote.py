@@ -24,7 +24,7 @@ from offmarl.errors import (
 )
 from offmarl.hub import client
 from offmarl.hub.card import Card, File
-from offmarl.hub.index import Index, Place
+from offmarl.hub.index import Index, ValueRange
 from offmarl.hub.pages import Pages
 from offmarl.vault.format.layout import METADATA
 from offmarl.vault.storage.location import Url
@@ -88,7 +88,7 @@ class PublishedValues:
         if key == METADATA:
             return self._whole(self._pages(key), self._files[key])
         place = self._index.get(key)
-        if not isinstance(place, Place):
+        if not isinstance(place, ValueRange):
             return place
 
         def is_intact(content: bytes) -> bool:
@@ -130,7 +130,7 @@ class PublishedValues:
         spans: dict[str, list[tuple[int, int]]] = {}
         size = 0
         for key in keys:
-            if isinstance(place := self._index.get(key), Place):
+            if isinstance(place := self._index.get(key), ValueRange):
                 span = place.offset, place.offset + place.length
                 spans.setdefault(place.file, []).append(span)
                 size += place.length

@@ -21,8 +21,8 @@ from offmarl.terminal import quiet, silent
 from offmarl.vault.check.digest import fingerprint
 from offmarl.vault.read.reader import Reader, common_spec
 from offmarl.vault.transform import execute, lineage
-from offmarl.vault.transform.lineage import Named, Source
-from offmarl.vault.transform.plan import Plan
+from offmarl.vault.transform.lineage import LineageSource, Named
+from offmarl.vault.transform.plan import TransformPlan
 from offmarl.vault.transform.selection import Pieces, whole_episodes
 from offmarl.vault.write.creation import destination
 
@@ -32,7 +32,7 @@ _PROCESS_BYTES = 4e8
 """What a process takes that copies vaults, in addition to the data that it reads at once."""
 
 
-class Block(NamedTuple):
+class EpisodeBlock(NamedTuple):
     """An interval of the episodes of a source."""
 
     source: int
@@ -51,7 +51,7 @@ class TransformWork(Work):
         "blocks": "their number, which --block-steps and the sources decide",
     }
 
-    def __init__(self, plan: Plan, path: str | Path, block_steps: int | None = None):
+    def __init__(self, plan: TransformPlan, path: str | Path, block_steps: int | None = None):
         if block_steps is not None and block_steps < 1:
             raise OptionError(f"--block-steps must be at least 1: got {block_steps}.")
         self.transform = plan
@@ -140,11 +140,13 @@ class TransformWork(Work):
     # ------------------------------------------------------------------------ sources
 
     @cached_property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[LineageSource]:
         """The sources with their digests, which the first task that needs them computes."""
         directory = self.directory / "sources"
         return [
-            Source.from_json(reader, once(directory / f"{number}.json", partial(_examined, reader)))
+            LineageSource.from_json(
+                reader, once(directory / f"{number}.json", partial(_examined, reader))
+            )
             for number, reader in enumerate(self.transform.vaults)
         ]
 
@@ -174,8 +176,8 @@ class TransformWork(Work):
             selections = list(self.transform.select(self.sources, within))
         return _clipped(selections[number], start, stop)
 
-    def _copy(self, source: Source, pieces: Pieces, path: Path) -> None:
-        copied = Plan(
+    def _copy(self, source: LineageSource, pieces: Pieces, path: Path) -> None:
+        copied = TransformPlan(
             self.transform.operation,
             [source.vault],
             lambda *_: [pieces],
@@ -224,7 +226,7 @@ _KEY = "tasks"
 """Key of the provenance of vaults that tasks made."""
 
 
-def blocks_of(vaults: Sequence[Reader], block_steps: int | None = None) -> list[Block]:
+def blocks_of(vaults: Sequence[Reader], block_steps: int | None = None) -> list[EpisodeBlock]:
     """Divide the episodes of vaults into blocks of at most so many steps."""
     blocks = []
     for number, source in enumerate(vaults):
@@ -233,7 +235,7 @@ def blocks_of(vaults: Sequence[Reader], block_steps: int | None = None) -> list[
         while start < len(total):
             before = total[start - 1] if start else 0
             stop = max(int(np.searchsorted(total, before + most, side="right")), start + 1)
-            blocks.append(Block(number, start, stop))
+            blocks.append(EpisodeBlock(number, start, stop))
             start = stop
     return blocks
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         METHODS as METHODS,
         Estimates as Estimates,
         Method as Method,
-        Target as Target,
+        EvaluatedPolicy as EvaluatedPolicy,
         estimate as estimate,
     )
     from offmarl.ope.importance import (

@@ -65,7 +65,7 @@ _Resampled = tuple[float, Float[np.ndarray, "_"]]
 
 
 @runtime_checkable
-class Target(Protocol):
+class EvaluatedPolicy(Protocol):
     """A policy to evaluate; `offmarl.programs.LoadedPolicy` is one."""
 
     @property
@@ -123,7 +123,7 @@ class Estimates(NamedTuple):
 
 
 def estimate(
-    policies: Mapping[str, Target],
+    policies: Mapping[str, EvaluatedPolicy],
     dataset: Dataset | Mixture,
     options: Options | None = None,
     methods: Several[Method] | None = None,
@@ -204,7 +204,7 @@ def estimate(
 
 
 def _choose(
-    policies: Mapping[str, Target],
+    policies: Mapping[str, EvaluatedPolicy],
     data: "_Data",
     unlikely: set[str],
     far: Several[str],
@@ -245,7 +245,7 @@ def _choose(
     return results, notes
 
 
-def _check(policies: Mapping[str, Target], spec: EnvSpec) -> None:
+def _check(policies: Mapping[str, EvaluatedPolicy], spec: EnvSpec) -> None:
     require_one_team(spec, "off-policy evaluation", "evaluation")
     if not policies:
         raise ShapeError("there are no policies to evaluate: give one or more.")
@@ -444,7 +444,7 @@ def _without_impossible(followed: Followed, data: _Data) -> Followed:
 
 
 def _follow_all(
-    policies: Mapping[str, Target], data: _Data, progress: Progress
+    policies: Mapping[str, EvaluatedPolicy], data: _Data, progress: Progress
 ) -> dict[str, Followed]:
     """Unroll all policies over the episodes; each block of these is read once."""
     blocks: dict[str, list[Followed]] = {name: [] for name in policies}
@@ -476,7 +476,7 @@ def _small(action: NDArray[Any]) -> NDArray[Any]:
 # ---------------------------------------------------------------------------------- play
 
 
-def _played(policies: Mapping[str, Target], data: _Data) -> dict[str, _Resampled]:
+def _played(policies: Mapping[str, EvaluatedPolicy], data: _Data) -> dict[str, _Resampled]:
     """Return the values of the policies that can play in the recorded steps."""
     seed, gamma = data.options.seed, data.options.gamma
     table = read_table(data.histories, len(data.resamples), seed)

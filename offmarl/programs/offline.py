@@ -31,7 +31,7 @@ from offmarl.programs.program import (
     recorded,
     state_shapes,
 )
-from offmarl.programs.registry import Origin, origin_of
+from offmarl.programs.registry import ProgramOrigin, origin_of
 from offmarl.programs.runs import dataset as data
 from offmarl.programs.runs import gathering
 from offmarl.programs.runs.compiling import keep_compiled_programs
@@ -63,7 +63,7 @@ from offmarl.programs.runs.run import (
     settled,
 )
 from offmarl.programs.runs.sharding import (
-    Layout,
+    SeedLayout,
     check_divisible,
     check_shards,
     layout_of,
@@ -187,7 +187,7 @@ class _Training(Training):
         make: Callable[[EnvSpec, Any, DatasetStatistics], Program],
         args: Args,
         dataset: Dataset | Mixture,
-        origin: Origin,
+        origin: ProgramOrigin,
         directory: Path,
     ):
         origins, self._start = settings.used(args).record(), start_of_baseline(args, dataset.spec)
@@ -221,7 +221,9 @@ class _Training(Training):
         hyper = jax.tree.map(lambda leaf: np.full(args.seeds, leaf, leaf.dtype), hyper)
         self.learners = Learners(self.program, hyper, update_keys, layout)
 
-    def _record(self, origin: Origin, origins: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    def _record(
+        self, origin: ProgramOrigin, origins: Mapping[str, Any], layout: SeedLayout
+    ) -> dict[str, Any]:
         sources = digests(self.data, self.evaluator) | self._start.source
         return {
             "kind": "baseline",

@@ -27,7 +27,7 @@ VERBS: dict[Kind, str] = {"recorder": "record", "baseline": "train"}
 _PARTS = ("Args", "make", "main")
 
 
-class Origin(NamedTuple):
+class ProgramOrigin(NamedTuple):
     """The source of a program, as its runs record it."""
 
     name: str
@@ -72,15 +72,15 @@ def load(kind: Kind, name: str) -> ModuleType:
     return _load_named(kind, name)
 
 
-def origin_of(make: Callable[..., Any]) -> Origin:
+def origin_of(make: Callable[..., Any]) -> ProgramOrigin:
     """Return the source of a program that is about to run, from the function that builds it."""
     path = Path(inspect.getsourcefile(make) or "").resolve()
     if _is_own(path):
-        return Origin(path.stem.rstrip("_"), None, None)
+        return ProgramOrigin(path.stem.rstrip("_"), None, None)
     file, sha256 = str(path), code_digest(path)
     if make.__module__ in sys.modules:
         _ran[file, sha256] = sys.modules[make.__module__]
-    return Origin(path.stem, file, sha256)
+    return ProgramOrigin(path.stem, file, sha256)
 
 
 def program_of(args: type) -> tuple[str, bool]:
@@ -97,7 +97,7 @@ def _is_own(path: Path) -> bool:
 
 
 def load_origin(
-    kind: Kind, origin: Origin, run: Path, program: str | Path | None = None
+    kind: Kind, origin: ProgramOrigin, run: Path, program: str | Path | None = None
 ) -> ModuleType:
     """Import the program that trained a run.
 

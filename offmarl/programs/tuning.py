@@ -215,7 +215,7 @@ def chosen(space: Space, names: Iterable[str]) -> Space:
 
 
 @dataclass(frozen=True)
-class Search(Validated):
+class SearchSpace(Validated):
     """How settings are searched."""
 
     trials: PositiveInt = 50
@@ -259,7 +259,7 @@ def tune(
     args: Validated,
     space: Space,
     file: str | Path,
-    search: Search | None = None,
+    search: SearchSpace | None = None,
 ) -> Tuned:
     """Search settings of a program, and write the best; after a kill, the same call continues.
 
@@ -268,7 +268,7 @@ def tune(
     can be searched or no trial could be run, `RunError` if the file belongs to another search, is
     in use or has unreadable trials, `MissingExtraError` without Optuna, and `Stopped` after Ctrl-C.
     """
-    return TrialsWork(program, args, space, file, search or Search()).search()
+    return TrialsWork(program, args, space, file, search or SearchSpace()).search()
 
 
 class TrialsWork(Work):
@@ -284,7 +284,7 @@ class TrialsWork(Work):
         args: Validated,
         space: Space,
         file: str | Path,
-        search: Search,
+        search: SearchSpace,
     ):
         self.program, self.args, self.space, self.file = program, args, space, local(file)
         self._search, self._program_name = search, program_of(program.Args)[0]

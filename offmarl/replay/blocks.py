@@ -26,7 +26,7 @@ from offmarl._ahead import in_thread
 from offmarl._arrays import as_items
 from offmarl._memory import return_free
 from offmarl.errors import OptionError
-from offmarl.replay.circles import Part
+from offmarl.replay.circles import SlotPart
 from offmarl.replay.fields import COMPUTED, check_extras, fields_of, recorded_fields
 from offmarl.replay.gathering import Batch, BatchLayout, CircleReader
 from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder
@@ -255,7 +255,7 @@ class BlockGatherer:
         with self._reading:  # one at a time, for the sake of memory
             buffer = ShuffleBuffer(self._source, blocks, self._windows)
             return_free()
-        part = Part(buffer, 1.0, SlotTable(buffer), 0, 0, None, np.ones(1))
+        part = SlotPart(buffer, 1.0, SlotTable(buffer), 0, 0, None, np.ones(1))
         return _LoadedBuffer(CircleReader(part, self._windows), buffer.numbers)
 
     def _move_on(self, first: int, last: int) -> None:

@@ -59,7 +59,7 @@ class Mixed(Protocol):
         """The `EpisodeTable` of all sources, one after the other."""
 
 
-class Part(NamedTuple):
+class SlotPart(NamedTuple):
     """The circle of one source, among all."""
 
     source: Source
@@ -141,7 +141,7 @@ class Circles:
                 begins = np.ones(1)
                 if slot_weights is not None:  # the sums over the steps that count in windows
                     begins = _sums(slot_weights, windows.burn_in, windows.steps)
-                parts.append(Part(vault, share, table, slot, episode, slot_weights, begins))
+                parts.append(SlotPart(vault, share, table, slot, episode, slot_weights, begins))
                 slot += table.num_slots + windows.steps
             episode += len(vault.episodes.length)
         if not parts:
@@ -219,14 +219,14 @@ class Circles:
         numbers, times, draws, counts = (x[order] for x in columns)
         return StepProbabilities(numbers, times, draws / draws.sum(), counts / counts.sum())
 
-    def _usage(self, part: Part) -> NDArray[np.float64]:
+    def _usage(self, part: SlotPart) -> NDArray[np.float64]:
         """Return each slot's share of the slots that count, over all windows of a circle."""
         begins, windows = part.begins / part.begins.sum(), self.windows
         if len(begins) == 1:
             return np.full(part.table.num_slots, 1 / part.table.num_slots)
         return _sums(begins[::-1], windows.burn_in, windows.steps)[::-1] / windows.length
 
-    def _factors(self, part: Part) -> NDArray[np.float64]:
+    def _factors(self, part: SlotPart) -> NDArray[np.float64]:
         """Return the factor of each slot's loss, up to a constant."""
         if part.weights is None:
             return np.ones(part.table.num_slots)
@@ -288,7 +288,7 @@ def _sums(x: NDArray[np.float64], first: int, stop: int) -> NDArray[np.float64]:
     return np.maximum(sums[index + stop] - sums[index + first], 0.0)
 
 
-def _rate(part: Part) -> float:
+def _rate(part: SlotPart) -> float:
     """Return the mean number of steps that a slot drawn from a circle stands for, by weight."""
     is_step = part.table.is_step
     slots = np.ones(len(is_step)) if part.weights is None else part.weights

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from offmarl._compiling import unguarded
 from offmarl.errors import OptionError
 from offmarl.replay import packing
-from offmarl.replay.circles import Circles, Mixed, Part, Weighting
+from offmarl.replay.circles import Circles, Mixed, SlotPart, Weighting
 from offmarl.replay.fields import (
-    Place,
+    SlotPlace,
     check_extras,
     end_fields,
     finished,
@@ -173,7 +173,7 @@ def load_circles(circles: Circles) -> Replay:
     return Replay(rows, source.spec, windows, starts, factors)
 
 
-def _check_room(circles: Circles, layout: packing.Layout) -> None:
+def _check_room(circles: Circles, layout: packing.SlotLayout) -> None:
     """Raise `OptionError` if the device has no room for the data, or no numbers for its slots."""
     count, free, path = circles.num_rows, free_bytes(), circles.source.path
     if count > _MOST_ROWS:
@@ -258,7 +258,9 @@ def _close(
     )
 
 
-def _steps(part: Part, layout: packing.Layout, windows: Windows, past: int) -> Iterator[_Block]:
+def _steps(
+    part: SlotPart, layout: packing.SlotLayout, windows: Windows, past: int
+) -> Iterator[_Block]:
     """Yield the vault's steps packed, and the rows they belong to, by blocks of time.
 
     Steps that are not drawn belong to rows from ``past`` on, which do not exist.
@@ -276,7 +278,7 @@ def _steps(part: Part, layout: packing.Layout, windows: Windows, past: int) -> I
         episode = np.searchsorted(begins, row * source.length + time, side="right") - 1
         steps: Any = source.transitions(start, stop)
         flat = jax.tree.map(_flat, steps)
-        place = Place(time - episodes.start[episode], episode)
+        place = SlotPlace(time - episodes.start[episode], episode)
         follows = None if to_go is None else to_go[row, time]
         fields = step_fields(flat, place, episodes, follows, part.first_episode)
         index = np.where(place.time < episodes.length[episode], offsets[episode] + place.time, past)
@@ -288,12 +290,12 @@ def _flat(leaf: NDArray[Any]) -> NDArray[Any]:
     return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
-def _ends(part: Part, layout: packing.Layout) -> Iterator[_Block]:
+def _ends(part: SlotPart, layout: packing.SlotLayout) -> Iterator[_Block]:
     """Yield the slots that end episodes, packed, and the rows they belong to."""
     table, count = part.table, 2**12
     for first in range(0, len(table.episodes), count):
         span = slice(first, first + count)
-        place = Place(table.lengths[span], table.episodes[span])
+        place = SlotPlace(table.lengths[span], table.episodes[span])
         fields = end_fields(place, part.source, part.first_episode)
         rows = packing.pack(fields, layout, len(place.time))
         yield part.first_slot + table.offsets[span] + place.time, rows

@@ -70,7 +70,7 @@ def check_extras(spec: EnvSpec, windows: Windows, path: PurePath) -> None:
             )
 
 
-class Place(NamedTuple):
+class SlotPlace(NamedTuple):
     """Where slots are in their episodes."""
 
     time: NDArray[np.int64]
@@ -78,14 +78,14 @@ class Place(NamedTuple):
     episode: NDArray[np.int64]
     """``(*n,)`` numbers of the episodes."""
 
-    def at(self, index: Any) -> "Place":
+    def at(self, index: Any) -> "SlotPlace":
         """Return some of them."""
-        return Place(self.time[index], self.episode[index])
+        return SlotPlace(self.time[index], self.episode[index])
 
 
 def step_fields(
     transition: Transition,
-    place: Place,
+    place: SlotPlace,
     episodes: EpisodeTable,
     return_to_go: NDArray[np.float32] | None = None,
     first_episode: int = 0,
@@ -107,7 +107,7 @@ def recorded_fields(transition: Transition) -> Fields:
     return fields | flatten_tree(transition.extras or {}, "extras")
 
 
-def end_fields(place: Place, source: Source, first_episode: int = 0) -> Fields:
+def end_fields(place: SlotPlace, source: Source, first_episode: int = 0) -> Fields:
     """Return the fields of ``n`` slots that end episodes: the episodes' final views.
 
     All other fields are zero there. An unknown view is zero, too, but allows every action, so that

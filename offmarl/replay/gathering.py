@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._arrays import as_items
-from offmarl.replay.circles import Part
-from offmarl.replay.fields import COMPUTED, Fields, Place, end_fields, shapes_in
+from offmarl.replay.circles import SlotPart
+from offmarl.replay.fields import COMPUTED, Fields, SlotPlace, end_fields, shapes_in
 from offmarl.replay.sampling import Windows, returns_to_go
 from offmarl.types import ArraySpec
 
@@ -95,7 +95,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 class CircleReader:
     """Gathers windows of the circle of one source."""
 
-    def __init__(self, part: Part, windows: Windows):
+    def __init__(self, part: SlotPart, windows: Windows):
         self._source, self._table, self._windows = part.source, part.table, windows
         self._first_episode = part.first_episode
         discount = windows.return_to_go
@@ -108,7 +108,7 @@ class CircleReader:
         across = np.flatnonzero(last >= self._table.lengths[index])
         time = before[:, None] + np.arange(self._windows.slots)
         episode = np.repeat(self._table.episodes[index, None], self._windows.slots, 1)
-        place = Place(time, episode)
+        place = SlotPlace(time, episode)
         if len(across):
             time[across], episode[across] = self._across(index[across], time[across])
         self._write(place, across, batch, at)
@@ -118,9 +118,9 @@ class CircleReader:
         table = self._table
         time = np.minimum(np.arange(self._windows.slots), table.lengths[:, None])
         episode = np.repeat(table.episodes[:, None], self._windows.slots, 1)
-        self._write(Place(time, episode), np.arange(len(time)), batch, at)
+        self._write(SlotPlace(time, episode), np.arange(len(time)), batch, at)
 
-    def _across(self, index: NDArray[np.int64], time: NDArray[np.int64]) -> Place:
+    def _across(self, index: NDArray[np.int64], time: NDArray[np.int64]) -> SlotPlace:
         """Return the places of the slots of windows that cross into the circle's next episodes."""
         table, indices = self._table, np.repeat(index[:, None], time.shape[1], 1)
         longer = np.arange(len(time))
@@ -131,11 +131,11 @@ class CircleReader:
             number = (number + past) % len(table.lengths)
             time[longer], indices[longer] = times, number
             longer = longer[times[:, -1] > table.lengths[number[:, -1]]]
-        return Place(time, table.episodes[indices])
+        return SlotPlace(time, table.episodes[indices])
 
     def _write(
         self,
-        place: Place,
+        place: SlotPlace,
         across: NDArray[np.int64],
         batch: Batch,
         at: NDArray[np.int64] | None,
@@ -157,7 +157,7 @@ class CircleReader:
         self._write_ends(place.at(across), fields, to)
 
     def _pieces(
-        self, place: Place, across: NDArray[np.int64]
+        self, place: SlotPlace, across: NDArray[np.int64]
     ) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the size, rows and starts of the pieces to read, and the index of the slots.
 
@@ -186,14 +186,14 @@ class CircleReader:
         return size, rows, starts, index
 
     def _broken_pieces(
-        self, place: Place, size: int
+        self, place: SlotPlace, size: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows and starts of pieces, and the index of the slots in their steps.
 
         The slots that end episodes have any step.
         """
         source, episodes = self._source, self._source.episodes
-        flat = Place(place.time.ravel(), place.episode.ravel())
+        flat = SlotPlace(place.time.ravel(), place.episode.ravel())
         steps = np.flatnonzero(flat.time < episodes.length[flat.episode])
         time, episode = flat.at(steps)
         row, time = episodes.row[episode], episodes.start[episode] + time
@@ -206,7 +206,7 @@ class CircleReader:
         index[steps] = np.repeat(base, np.diff(begins, append=len(time))) + time
         return row[begins], first, index.reshape(place.time.shape)
 
-    def _follows(self, place: Place) -> NDArray[np.float32]:
+    def _follows(self, place: SlotPlace) -> NDArray[np.float32]:
         """Return the returns-to-go of the steps of windows, ``(n, T, N)``."""
         assert self._to_go is not None
         episodes, (time, episode) = self._source.episodes, place.at((slice(None), slice(-1)))
@@ -214,7 +214,7 @@ class CircleReader:
         returns: NDArray[np.float32] = self._to_go[episodes.row[episode], time]
         return returns
 
-    def _write_ends(self, place: Place, fields: Fields, to: NDArray[np.int64]) -> None:
+    def _write_ends(self, place: SlotPlace, fields: Fields, to: NDArray[np.int64]) -> None:
         """Write the slots that end episodes, in windows ``to`` of a batch, and ``next_known``."""
         episodes = self._source.episodes
         window, slot = np.nonzero(place.time == episodes.length[place.episode])

@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class SlotLayout:
     """The array, the words or the bits of a slot that hold each field."""
 
     arrays: Mapping[str, ArraySpec]
@@ -64,7 +64,7 @@ class Layout:
 
 
 @lru_cache(16)
-def layout_of(spec: EnvSpec, windows: Windows) -> Layout:
+def layout_of(spec: EnvSpec, windows: Windows) -> SlotLayout:
     """Return how the slots of windows are packed."""
     arrays: dict[str, ArraySpec] = {}
     words: dict[str, Packed] = {}
@@ -80,10 +80,10 @@ def layout_of(spec: EnvSpec, windows: Windows) -> Layout:
             num_words += size
         else:
             arrays[name] = leaf
-    return Layout(arrays, words, bits, num_words, num_words + -(-num_bits // 32))
+    return SlotLayout(arrays, words, bits, num_words, num_words + -(-num_bits // 32))
 
 
-def blank(layout: Layout, count: int, xp: Any = np) -> Rows:
+def blank(layout: SlotLayout, count: int, xp: Any = np) -> Rows:
     """Return ``count`` rows of zeros, in NumPy or ``jax.numpy``."""
     rows = {
         name: xp.zeros((count, leaf.size), leaf.numpy_dtype) for name, leaf in layout.arrays.items()
@@ -91,7 +91,7 @@ def blank(layout: Layout, count: int, xp: Any = np) -> Rows:
     return rows | {WORDS: xp.zeros((count, layout.width), np.uint32)}
 
 
-def pack(fields: Fields, layout: Layout, count: int) -> Rows:
+def pack(fields: Fields, layout: SlotLayout, count: int) -> Rows:
     """Pack ``count`` slots; fields that are left out are zero (false)."""
     rows = blank(layout, count)
     for name, leaf in layout.arrays.items():
@@ -111,7 +111,7 @@ def pack(fields: Fields, layout: Layout, count: int) -> Rows:
     return rows
 
 
-def unpack(rows: Rows, layout: Layout, starts: Int[Array, "B"], count: int) -> dict[str, Array]:
+def unpack(rows: Rows, layout: SlotLayout, starts: Int[Array, "B"], count: int) -> dict[str, Array]:
     """Gather windows of ``count`` slots and undo `pack`, on the device.
 
     Each field is ``(B, count, ...)``. All slots must exist.
@@ -146,7 +146,7 @@ def _copy_windows(arrays: dict[str, Array], slots: Int[Array, "B S"]) -> dict[st
     return windows
 
 
-def _unpack_words(words: UInt32[Array, "*b W"], layout: Layout) -> dict[str, Array]:
+def _unpack_words(words: UInt32[Array, "*b W"], layout: SlotLayout) -> dict[str, Array]:
     lead = words.shape[:-1]
     fields = {
         name: jax.lax.bitcast_convert_type(

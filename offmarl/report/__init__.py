@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     )
     from offmarl.report.run_scores import (
         UNITS as UNITS,
-        Data as Data,
+        ComparedData as ComparedData,
         Entry as Entry,
-        Result as Result,
+        DatasetResult as DatasetResult,
         Runs as Runs,
         best_scores as best_scores,
         fault_of as fault_of,

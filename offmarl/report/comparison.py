@@ -13,8 +13,8 @@ from offmarl.paths import distinct
 from offmarl.report.curves import Curves, learning_curves, read_curves
 from offmarl.report.run_scores import (
     UNITS,
+    DatasetResult,
     Entry,
-    Result,
     Results,
     Runs,
     RunScores,
@@ -173,7 +173,7 @@ def compare(
 
 
 def _pairs(
-    results: Mapping[Entry, Result], baseline: str, baselines: Container[Entry]
+    results: Mapping[Entry, DatasetResult], baseline: str, baselines: Container[Entry]
 ) -> tuple[dict[Entry, RunScores], dict[str, str]]:
     """Return each entry's differences to the baseline by seed, and remarks on missing pairs.
 
@@ -257,7 +257,7 @@ def _improvement(
     return {entry: row for entry, row in probabilities.items() if row}
 
 
-def _dataset_rows(results: Mapping[Entry, Result], reference: Reference | None) -> list[Row]:
+def _dataset_rows(results: Mapping[Entry, DatasetResult], reference: Reference | None) -> list[Row]:
     return [
         _row(entry, result.scores[:, None], results)._replace(
             normalised=estimate(normalise(result.scores, reference)) if reference else None,

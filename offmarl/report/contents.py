@@ -36,7 +36,7 @@ _STRETCHES = 60
 """Maximum number of points of the reward curve."""
 
 
-class Coverage(NamedTuple):
+class DataCoverage(NamedTuple):
     """How many different states and actions the data contains.
 
     Counts are exact up to a million distinct rows, and accurate to about a thousandth beyond.
@@ -77,7 +77,7 @@ class Rewards(NamedTuple):
     """Mean reward, over agents too, by time since the episode's start."""
 
 
-class Windows(NamedTuple):
+class WindowCounts(NamedTuple):
     """The windows of one length that training would draw from; see `offmarl.replay.sampling`."""
 
     length: int
@@ -104,7 +104,7 @@ class Survey(NamedTuple):
     """``(S,)``, or ``(leaves,)``; empty without a state."""
     actions: Actions
     rewards: Rewards
-    coverage: Coverage
+    coverage: DataCoverage
     alive: Int[np.ndarray, "N"]
     """Steps at which each agent was alive."""
     log_probs: int
@@ -143,7 +143,7 @@ class Survey(NamedTuple):
         """
         return self.coverage.pairs / self.vault.num_steps if self.vault.num_steps else None
 
-    def windows(self, length: int) -> Windows:
+    def windows(self, length: int) -> WindowCounts:
         """Return the windows of ``length`` steps that training would draw from."""
         lengths = self.episodes.length
         count = int((lengths + 1).sum())
@@ -152,7 +152,7 @@ class Survey(NamedTuple):
         before_its_end = int(np.maximum(lengths - length + 2, 0).clip(max=lengths).sum())
         after_an_end = int((lengths >= length - 2).sum())
         single = min(before_its_end + after_an_end, count)
-        return Windows(
+        return WindowCounts(
             length,
             count,
             padded=len(lengths) / count if count else 0.0,
@@ -289,10 +289,10 @@ class StatsAccumulator:
             self._log_probs,
         )
 
-    def _coverage(self) -> Coverage:
+    def _coverage(self) -> DataCoverage:
         occurrences, counts = np.unique(self._pairs.occurrences, return_counts=True)
         counters = (self._pairs, self._states, self._local, self._joint)
-        return Coverage(
+        return DataCoverage(
             self._pairs.count,
             self._states.count,
             self._local.count,

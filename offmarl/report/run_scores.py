@@ -61,7 +61,7 @@ UNITS = {RETURN: "episode return", AGREEMENT: "agreement with held-out actions"}
 """Metrics that runs can be compared by, and their names in words."""
 
 
-class Data(NamedTuple):
+class ComparedData(NamedTuple):
     """What runs must have in common to be compared."""
 
     name: str
@@ -73,7 +73,7 @@ class Data(NamedTuple):
     actions were compared with."""
 
 
-class Result(NamedTuple):
+class DatasetResult(NamedTuple):
     """What the policies of an entry reached on one dataset."""
 
     scores: RunScores
@@ -93,7 +93,7 @@ class Result(NamedTuple):
     """Mean return of each seed's policy beside other partners, where it is known."""
 
 
-Results = Mapping[str, Mapping[Entry, Result]]
+Results = Mapping[str, Mapping[Entry, DatasetResult]]
 """Dataset to entry to result."""
 
 
@@ -101,7 +101,7 @@ class Runs(NamedTuple):
     """Final scores of runs, and the data they were trained on."""
 
     results: Results
-    data: dict[str, Data]
+    data: dict[str, ComparedData]
     """By the names of the datasets in ``results``."""
     settings: dict[str, list[str]]
     """The programs that were trained with other settings on one dataset than on another, and the
@@ -186,14 +186,14 @@ def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN
     ``directories`` are the runs by dataset and by the entry of the way that their program acts.
     `RunError` if one is no run or not finished, `NotFiniteError` if a loss or a score is not.
     """
-    results: dict[str, dict[Entry, Result]] = {}
+    results: dict[str, dict[Entry, DatasetResult]] = {}
     for label, entries in directories.items():
         pairs = [pair for acted, path in entries.items() for pair in _results(acted, path, metric)]
         results[label] = dict(sorted(pairs, key=lambda pair: pair[0].acting == "sampled"))
     return results
 
 
-def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Result]]:
+def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, DatasetResult]]:
     """Yield the results of a run: of the way that its program acts, and of the other one."""
     if fault := fault_of(path):
         raise NotFiniteError(
@@ -210,7 +210,7 @@ def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Res
             partners = by_acting.get(str(entry.acting))
             yield (
                 entry,
-                Result(
+                DatasetResult(
                     np.array([values.mean() for values in returns.values()]),
                     path,
                     name,
@@ -346,7 +346,7 @@ def _absolute_metrics(
     return metrics
 
 
-def _data(run: Mapping[str, Any], metric: str) -> Data:
+def _data(run: Mapping[str, Any], metric: str) -> ComparedData:
     spec, args = run["spec"]["name"], run.get("args", {})
     environment = args.get("env") or spec
     if metric == AGREEMENT:
@@ -356,15 +356,15 @@ def _data(run: Mapping[str, Any], metric: str) -> Data:
         )
     elif code := run.get("environment_source", {}).get("sha256"):
         environment = labelled(environment, f"code {code[:8]}")
-    return Data(str(run.get("vault") or spec), run.get("vault_digest") or "", environment)
+    return ComparedData(str(run.get("vault") or spec), run.get("vault_digest") or "", environment)
 
 
-def _key(data: Data) -> tuple[str, str]:
+def _key(data: ComparedData) -> tuple[str, str]:
     """Return the key that runs are grouped by; the name replaces an unknown digest."""
     return data.digest or data.name, data.environment
 
 
-def _labels(data: Iterable[Data]) -> dict[tuple[str, str], str]:
+def _labels(data: Iterable[ComparedData]) -> dict[tuple[str, str], str]:
     """Name the groups by their data; equal names are extended by what differs."""
     groups = _grouped(dict.fromkeys(data), _key)
     names = {key: " = ".join(dict.fromkeys(d.name for d in group)) for key, group in groups.items()}
@@ -500,8 +500,10 @@ def with_foreign(scores: Runs, paths: Sequence[Path]) -> Runs:
         for (environment, task, algorithm), values in runs.items():
             name = f"{environment}/{task}"
             label = labels.get((environment, task)) or labelled(name, "marl-eval")
-            data.setdefault(label, Data(name, "", name))
-            results.setdefault(label, {})[Entry(algorithm, None, file)] = Result(np.array(values))
+            data.setdefault(label, ComparedData(name, "", name))
+            results.setdefault(label, {})[Entry(algorithm, None, file)] = DatasetResult(
+                np.array(values)
+            )
             outside.add(label)
     return scores._replace(results=results, data=data, outside=frozenset(outside))
 

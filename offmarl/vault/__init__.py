@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from offmarl.vault.salvaging import Salvage as Salvage, salvage as salvage
     from offmarl.vault.write.shared import SharedWriter as SharedWriter, join as join
     from offmarl.vault.format.tables import Episodes as Episodes
-    from offmarl.vault.transform.columns import Steps as Steps
+    from offmarl.vault.transform.columns import StepColumns as StepColumns
     from offmarl.vault.verbs import (
         cat as cat,
         dedup as dedup,

@@ -24,7 +24,7 @@ VaultLike = str | os.PathLike[str] | Dataset
 _LONGEST_UID = 60
 
 
-class Part(NamedTuple):
+class MixturePart(NamedTuple):
     """Some episodes of one vault of a mixture."""
 
     dataset: Dataset
@@ -123,7 +123,7 @@ class Mixture(EpisodeSet):
         train, held_out = numbers
         return train, held_out
 
-    def parts(self, episodes: Chosen = None) -> "list[Part]":
+    def parts(self, episodes: Chosen = None) -> "list[MixturePart]":
         """Return some episodes (all by default) by vault, with the vault's share of the steps.
 
         Vaults without such episodes are left out.
@@ -133,7 +133,7 @@ class Mixture(EpisodeSet):
         for vault, first, share in zip(self.sources, self.first_episodes, self.shares, strict=True):
             selected = numbers[(numbers >= first) & (numbers < first + len(vault))] - first
             if len(selected):
-                parts.append(Part(vault, selected, share))
+                parts.append(MixturePart(vault, selected, share))
         total = sum(part.share for part in parts)
         return [part._replace(share=part.share / total) for part in parts]
 

@@ -30,7 +30,7 @@ from offmarl.vault.storage.files import errors_of
 from offmarl.vault.storage.store import store_of
 from offmarl.vault.transform import lineage
 from offmarl.vault.transform.execute import Remap, copy_pieces, execute
-from offmarl.vault.transform.plan import Plan
+from offmarl.vault.transform.plan import TransformPlan
 from offmarl.vault.transform.selection import Pieces, whole_episodes
 from offmarl.vault.write.creation import free_place
 from offmarl.vault.write.writer import Writer
@@ -114,7 +114,7 @@ def salvage(
         for run in runs(vault, pieces):
             copy_pieces(vault, run, writer, remap, advance)
 
-    planned = Plan("salvage", [reader], lambda *_: [pieces], arguments, codec)
+    planned = TransformPlan("salvage", [reader], lambda *_: [pieces], arguments, codec)
     execute(planned, path, progress, [examined], copy=copy)
     return Salvage(
         locate(path).path, verification.faults, pieces.episodes, pieces.steps, lost, unknown

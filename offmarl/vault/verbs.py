@@ -31,7 +31,7 @@ from offmarl.vault.transform import plan
 from offmarl.vault.transform.execute import examine_all, execute
 from offmarl.vault.transform.function import MapFunction
 from offmarl.vault.transform.mapping import map_columns
-from offmarl.vault.transform.plan import AnyVault, Plan, StrPath
+from offmarl.vault.transform.plan import AnyVault, StrPath, TransformPlan
 from offmarl.vault.transform.selection import Unit, interval, time_interval, whole_episodes
 
 
@@ -75,7 +75,7 @@ def cat(
     return _write(plan.cat(sources, codec, time_limit), path, progress)
 
 
-def _write(planned: Plan, path: StrPath, progress: Progress) -> Dataset:
+def _write(planned: TransformPlan, path: StrPath, progress: Progress) -> Dataset:
     execute(planned, path, progress)
     return open_vault(path)
 
@@ -223,7 +223,9 @@ def split(
         for name, episodes in parts.items():
             pieces = [whole_episodes(vault, episodes)]
             arguments = {"fractions": fractions, "seed": seed, "by": by, "part": name}
-            planned = Plan("split", [vault], lambda *_, pieces=pieces: pieces, arguments, codec)
+            planned = TransformPlan(
+                "split", [vault], lambda *_, pieces=pieces: pieces, arguments, codec
+            )
             execute(planned, directory / name, progress, examined)
     return {name: open_vault(Path(path) / name) for name in parts}
 
@@ -271,7 +273,9 @@ def slice(
         pieces = whole_episodes(vault, np.arange(*interval(start, stop, len(vault))))
     arguments = {"start": start, "stop": stop, "by": by}
     more = provenance or {}
-    planned = Plan("slice", [vault], lambda *_: [pieces], arguments, codec, provenance=more)
+    planned = TransformPlan(
+        "slice", [vault], lambda *_: [pieces], arguments, codec, provenance=more
+    )
     return _write(planned, path, progress)
 
 

@@ -265,7 +265,7 @@ def test_a_program_leaves_no_variables_and_no_memory_for_the_next_one(read, monk
     ],
 )
 def test_a_cpu_is_split_once_for_all_cells(options, devices):
-    data = benchmark.plan.Data("d", "v", "", "", {})
+    data = benchmark.plan.PlanData("d", "v", "", "", {})
     method = benchmark.plan.Baseline("b", "bc", {}, None)
     plan = SimpleNamespace(cells=[benchmark.Cell(data, method, option) for option in options])
     assert cli._devices_of(plan) == devices

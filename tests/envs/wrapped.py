@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from offmarl._imports import quiet
-from offmarl.envs.conformance import Reference, Seen
+from offmarl.envs.conformance import ReferenceEnvironment, Seen
 from offmarl.types import Continuous
 
 SHORTENED = ("jaxmarl/coin_game", "jaxmarl/storm", "jaxmarl/storm_2p", "jaxmarl/storm_np")
@@ -58,7 +58,7 @@ def jaxmarl(env):
         last = None if name in SHORTENED else dones["__all__"]
         return seen(observations, after, reward=reward, last=last), after
 
-    return Reference(reset, step, lambda state: state.inner)
+    return ReferenceEnvironment(reset, step, lambda state: state.inner)
 
 
 def stretched(space, action):
@@ -108,7 +108,7 @@ def jumanji(env):
             truncated = last & (timestep.discount == 1).all()
         return seen(timestep, reward=reward, last=last, truncated=truncated), after
 
-    return Reference(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
+    return ReferenceEnvironment(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
 
 
 def view_of_jumanji(view, num_agents):
@@ -175,7 +175,7 @@ def matrax(env):
         reward, last = timestep.reward.astype(jnp.float32), timestep.last()
         return seen(timestep, reward=reward, last=last, truncated=last), after
 
-    return Reference(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
+    return ReferenceEnvironment(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
 
 
 def pgx(env):
@@ -205,4 +205,4 @@ def pgx(env):
         over = after.terminated
         return seen(after, first, reward=reward, last=over, truncated=over & False), after
 
-    return Reference(reset, step, lambda state: state.inner)
+    return ReferenceEnvironment(reset, step, lambda state: state.inner)

@@ -12,7 +12,7 @@ import pytest
 from offmarl.checkpoint import Checkpoints
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.captures import CaptureCheckpoints, remove_buffers
-from offmarl.programs.experience.windows import Start, windows_at
+from offmarl.programs.experience.windows import WindowStart, windows_at
 from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, Transition, View, map_tree
 
 NUM_ENVS, CAPACITY = 2, 12
@@ -93,7 +93,7 @@ def visible(tree: Any) -> Any:
             return node
         row, age = np.divmod(np.arange(NUM_ENVS * CAPACITY), CAPACITY)
         age = np.minimum(age, node.filled - 1)  # of one shape, which is compiled once
-        start = Start(jnp.asarray(row), jnp.asarray(age), jnp.zeros(len(row), bool))
+        start = WindowStart(jnp.asarray(row), jnp.asarray(age), jnp.zeros(len(row), bool))
         return node._replace(next_views=DRAW(node, start, 1).view_t)
 
     return jax.tree.map(drawn, tree, is_leaf=lambda node: isinstance(node, Capture))

@@ -15,7 +15,7 @@ from offmarl.programs import cluster
 from offmarl.programs.cluster import join
 from offmarl.programs.recording.record import groups_of
 from offmarl.programs.runs.sharding import (
-    Layout,
+    SeedLayout,
     check_divisible,
     check_shards,
     layout_of,
@@ -125,12 +125,12 @@ def test_two_processes_train_and_record_online(tmp_path):
 @pytest.mark.parametrize(
     ("seeds", "devices", "wanted"),
     [
-        (1, 1, Layout(1, 1, 1)),
-        (1, 8, Layout(1, 1, 8)),
-        (4, 8, Layout(1, 4, 2)),
-        (10, 8, Layout(1, 8, 1)),  # two rounds of seeds, the second with copies
-        (3, 8, Layout(1, 2, 4)),
-        (3, 6, Layout(1, 3, 2)),
+        (1, 1, SeedLayout(1, 1, 1)),
+        (1, 8, SeedLayout(1, 1, 8)),
+        (4, 8, SeedLayout(1, 4, 2)),
+        (10, 8, SeedLayout(1, 8, 1)),  # two rounds of seeds, the second with copies
+        (3, 8, SeedLayout(1, 2, 4)),
+        (3, 6, SeedLayout(1, 3, 2)),
     ],
 )
 def test_seeds_take_devices_first_and_batches_take_the_rest(seeds, devices, wanted, monkeypatch):
@@ -140,8 +140,8 @@ def test_seeds_take_devices_first_and_batches_take_the_rest(seeds, devices, want
 
 def test_without_devices_a_recorder_uses_one(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: ["device"] * 8)
-    assert recorder_layout(4, 8, None) == Layout(1)
-    assert recorder_layout(4, 8, 8) == Layout(1, 4, 2)
+    assert recorder_layout(4, 8, None) == SeedLayout(1)
+    assert recorder_layout(4, 8, 8) == SeedLayout(1, 4, 2)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +161,15 @@ def test_more_devices_than_there_are():
 def test_sizes_that_devices_do_not_divide(option):
     words = rf"{option} 10 cannot be divided over 8 devices.*multiple of 8.*--devices 5"
     with pytest.raises(OptionError, match=words):
-        check_divisible(option, 10, Layout(1, 1, 8))
+        check_divisible(option, 10, SeedLayout(1, 1, 8))
 
 
 def test_a_run_goes_on_with_as_many_shards(tmp_path):
-    record = least_record(**shards_record(Layout(1, 2, 4)))
+    record = least_record(**shards_record(SeedLayout(1, 2, 4)))
     tracking.write_json(tmp_path / tracking.RUN_FILE, record)
-    check_shards(tmp_path, "batches", Layout(1, 4, 4))
+    check_shards(tmp_path, "batches", SeedLayout(1, 4, 4))
     with pytest.raises(RunError, match=r"divided over 4 devices, not 1.*--devices 4"):
-        check_shards(tmp_path, "batches", Layout(1))
+        check_shards(tmp_path, "batches", SeedLayout(1))
 
 
 # ---------------------------------------------------------------------------------- joining

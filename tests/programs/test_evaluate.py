@@ -13,7 +13,7 @@ from offmarl import envs
 from offmarl.evaluation import evaluate
 from offmarl.programs.program import hyperparameters
 from offmarl.programs.runs import evaluate as evaluating
-from offmarl.programs.runs.sharding import Layout
+from offmarl.programs.runs.sharding import SeedLayout
 from offmarl.types import Policy
 from offmarl.vault import open_vault
 
@@ -46,7 +46,7 @@ def test_both_ways_of_acting_play_the_same_episodes(monkeypatch, module, most, a
     hidden = 8 if most else 9  # programs with equal policies share what is compiled
     program, params, expected = separately(module, hidden)
     policies = program.policy(True), program.policy(False)
-    returns = evaluating.play(policies, ENV, Layout(at_once), EPISODES, params, KEYS)
+    returns = evaluating.play(policies, ENV, SeedLayout(at_once), EPISODES, params, KEYS)
     returns = returns.team_returns
     assert returns.shape == (SEEDS, 2, EPISODES, 1)
     np.testing.assert_allclose(returns, expected, rtol=1e-5)

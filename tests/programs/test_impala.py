@@ -11,7 +11,7 @@ import pytest
 from offmarl import envs
 from offmarl.errors import OptionError
 from offmarl.programs import hyperparameters
-from offmarl.programs.learning.ppo import ActorCritic, Windows
+from offmarl.programs.learning.ppo import ActorCritic, RolloutWindows
 from offmarl.programs.program import structure
 from offmarl.types import View
 from recorders import impala, opre
@@ -106,7 +106,7 @@ def test_hindsight_options_choose_the_policy_and_the_value_and_pull_those_that_a
     params, carry = ActorCritic(actor, critic), ActorCritic((), ())
     view = View(jnp.zeros((1, 1, 1, 1)), None, jnp.ones((1, 1, 1, 2), bool), None)
     blank = [None] * 4
-    steps = Windows(view, jnp.zeros((1, 1), bool), jnp.zeros((1, 1, 1), int), *blank)
+    steps = RolloutWindows(view, jnp.zeros((1, 1), bool), jnp.zeros((1, 1, 1), int), *blank)
     log_prob, _, penalty = networks.evaluate(params, carry, steps, steps.first)
     np.testing.assert_allclose(jnp.exp(log_prob), 0.8615, atol=1e-4)
     expected = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)

@@ -20,7 +20,13 @@ from offmarl.networks import (
     view_encoder,
 )
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs.learning.ppo import ActorCritic, Networks, State, Windows, policy_config
+from offmarl.programs.learning.ppo import (
+    ActorCritic,
+    Networks,
+    RolloutWindows,
+    State,
+    policy_config,
+)
 from offmarl.programs.learning.ppo import learning as ppo
 from offmarl.programs.learning.ppo import program as ppo_program
 from offmarl.programs.program import structure
@@ -202,7 +208,7 @@ def test_the_loss_of_a_minibatch_by_hand(options, policy, value):
         lambda v: v,
         (0, 0),
     )
-    batch = Windows(
+    batch = RolloutWindows(
         view=views(ALIVE),
         first=jnp.zeros((2, 1), bool),
         action=jnp.zeros((2, 1, 2), int),
@@ -243,7 +249,7 @@ def test_targets_are_normalised_by_the_moments_of_each_team():
     moments = Moments(jnp.array([4.0, 0]), jnp.array([10.0, 0]), jnp.array([16.0, 0]))
     networks = networks_of(None)._replace(teams=(0, 1))
     target = jnp.array([[[10.0, 1.0]], [[40.0, 7.0]]])
-    estimates = ppo.Estimates(target, target, jnp.zeros((2, 1, 2)), ())
+    estimates = ppo.StepEstimates(target, target, jnp.zeros((2, 1, 2)), ())
     alive = jnp.ones((2, 1, 2), bool)
     after, result = ppo.normalise_targets(networks, state_of(moments=moments), estimates, alive)
     mean, std = np.array([15, 4]), np.sqrt([(16 + 450 + 15**2 * 4 * 2 / 6) / 6, 9])
@@ -426,7 +432,7 @@ def test_each_epoch_takes_the_windows_in_an_order_of_its_own(monkeypatch):
     optimiser = optax.GradientTransformation(lambda _: None, write)
     blank = jnp.zeros((1, 9, 2))
     numbers = jnp.broadcast_to(jnp.arange(9.0)[:, None], (1, 9, 2))
-    batch = Windows(
+    batch = RolloutWindows(
         views(jnp.ones((1, 9, 2), bool)),
         jnp.zeros((1, 9), bool),
         blank.astype(int),
@@ -483,7 +489,7 @@ def test_the_step_size_and_the_entropy_bonus_after_three_quarters(
     monkeypatch.setattr(ppo, "loss", loss)
     monkeypatch.setattr(ppo, "clipped_adam", adam)
     args = mappo.Args(minibatches=1, epochs=1, clip_separately=True, **options)
-    batch = Windows(None, jnp.zeros((1, 4), bool), *[None] * 5)
+    batch = RolloutWindows(None, jnp.zeros((1, 4), bool), *[None] * 5)
     params = ActorCritic(jnp.zeros(2), ())
     state = state_of(params, optimiser=optax.sgd(0.0).init(params))
     with jax.disable_jit():

@@ -32,7 +32,7 @@ from offmarl.programs.runs.compiling import (
 from offmarl.programs.runs.continuing import start_of_baseline
 from offmarl.programs.runs.loop import Schedule, online_schedule, stage_starts
 from offmarl.programs.runs.run import LOCK
-from offmarl.programs.runs.sharding import Layout, layout_of, map_seeds
+from offmarl.programs.runs.sharding import SeedLayout, layout_of, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_evaluation
 from tests.children import python
@@ -265,17 +265,17 @@ def test_the_parameters_of_a_policy_are_a_function_of_one_seed(random_data, tmp_
     [(10, "auto", None, 1), (10, "map", None, 1), (10, "vmap", None, 10), (10, "auto", 5, 5)],
 )
 def test_layouts_on_one_device(seeds, batching, at_once, wanted):
-    assert layout_of(seeds, batching, at_once) == Layout(wanted, 1)
+    assert layout_of(seeds, batching, at_once) == SeedLayout(wanted, 1)
 
 
 @pytest.mark.parametrize(
     ("seeds", "batching", "wanted"),
     [
-        (10, "vmap", Layout(5, 2)),
-        (7, "vmap", Layout(7, 1)),
-        (10, "map", Layout(1, 4)),  # 3, 3, 3 and 1
-        (5, "map", Layout(1, 3)),  # 2, 2 and 1: a fourth device would save no time
-        (1, "map", Layout(1, 1)),
+        (10, "vmap", SeedLayout(5, 2)),
+        (7, "vmap", SeedLayout(7, 1)),
+        (10, "map", SeedLayout(1, 4)),  # 3, 3, 3 and 1
+        (5, "map", SeedLayout(1, 3)),  # 2, 2 and 1: a fourth device would save no time
+        (1, "map", SeedLayout(1, 1)),
     ],
 )
 def test_layouts_on_four_devices(seeds, batching, wanted, monkeypatch):
@@ -285,9 +285,9 @@ def test_layouts_on_four_devices(seeds, batching, wanted, monkeypatch):
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5])
 def test_every_layout_maps_all_seeds(at_once):
-    result = jax.jit(lambda x: map_seeds(Layout(at_once), lambda x, shared: x * shared, (x,), 2.0))(
-        jnp.arange(5.0)
-    )
+    result = jax.jit(
+        lambda x: map_seeds(SeedLayout(at_once), lambda x, shared: x * shared, (x,), 2.0)
+    )(jnp.arange(5.0))
     np.testing.assert_array_equal(result, 2 * np.arange(5.0))
 
 

@@ -19,7 +19,7 @@ from offmarl.errors import OptionError, RunError, ShapeError, UnknownNameError
 from offmarl.networks import PolicyConfig
 from offmarl.programs import hyperparameters, load_policy, record_from_run, registry
 from offmarl.programs.recording import fixed, online, tiers
-from offmarl.programs.recording.recorder import LEARNED, Recorder, Version, run_directory
+from offmarl.programs.recording.recorder import LEARNED, OnlineRecorder, Version, run_directory
 from offmarl.programs.recording.sides import (
     joint_policy,
     keep_opponents,
@@ -144,7 +144,7 @@ def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
     ],
 )
 def test_the_tiers_of_each_team_that_a_tier_depends_on_are_checked(given, checked):
-    run = Recorder(*[None] * 8)._replace(env=ENV)
+    run = OnlineRecorder(*[None] * 8)._replace(env=ENV)
     (tier,) = tiers.parse_tiers(given)
     assert tiers._names(run, tier) == checked
 

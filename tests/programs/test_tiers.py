@@ -8,7 +8,7 @@ import pytest
 from offmarl import envs
 from offmarl.errors import NotLearnedError, OptionError, UnknownNameError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs.recording.recorder import RECORD, TRAIN, Recorder, Version
+from offmarl.programs.recording.recorder import RECORD, TRAIN, OnlineRecorder, Version
 from offmarl.programs.recording.tiers import PLAYED_TIERS, Ladder, Tier, parse_tiers
 
 
@@ -65,7 +65,7 @@ def test_training_data_cannot_be_mixed():
 # ---------------------------------------------------------------------------------- the ladder
 
 
-class Numbered(Recorder):
+class Numbered(OnlineRecorder):
     """A recorder whose policies are the numbers of their versions.
 
     ``source`` has the true mean of each, () for random, and the noise of an episode.
@@ -227,7 +227,7 @@ def test_a_team_that_did_not_learn_is_named():
 
 def test_neighbouring_seeds_and_purposes_share_no_keys():
     keys = [
-        Recorder.key(make_recorder(seed=seed), purpose, *parts)
+        OnlineRecorder.key(make_recorder(seed=seed), purpose, *parts)
         for seed in range(4)
         for purpose in (TRAIN, RECORD)
         for parts in [(), (0,), (1,), (2,)]

@@ -16,7 +16,7 @@ from offmarl.errors import OptionError, RunError, Stopped, UnknownNameError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.programs import registry, tuning
 from offmarl.programs.runs.run import report, watched
-from offmarl.programs.tuning import Choices, Range, Search, TrialsWork, tune
+from offmarl.programs.tuning import Choices, Range, SearchSpace, TrialsWork, tune
 from tests.programs import bandit, two_stage
 
 pytest.importorskip("optuna")
@@ -124,7 +124,7 @@ def arguments(**changes):
 @pytest.mark.slow
 def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
     file = tmp_path / "tuned.toml"
-    result = tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2))
+    result = tune(bandit, arguments(), SPACE, file, SearchSpace(trials=8, seeds=2))
     assert len(result.trials) == 8 and result.score == max(
         row["score"] for row in result.trials if row["score"] is not None
     )
@@ -135,11 +135,11 @@ def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
     assert (args.rate, args.num_envs, args.total_steps) == (result.best["rate"], 4, 300_000)
     rates = [row["rate"] for row in result.trials]
     assert result.best["rate"] > sorted(rates)[len(rates) // 2]  # a higher rate learns faster
-    assert tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2)) == result
+    assert tune(bandit, arguments(), SPACE, file, SearchSpace(trials=8, seeds=2)) == result
     with pytest.raises(RunError, match="was started with seeds 2, not 3"):
-        tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=3))
+        tune(bandit, arguments(), SPACE, file, SearchSpace(trials=8, seeds=3))
     with pytest.raises(RunError, match="was started with num_envs 4, not 8: give the same"):
-        tune(bandit, arguments(num_envs=8), SPACE, file, Search(trials=8, seeds=2))
+        tune(bandit, arguments(num_envs=8), SPACE, file, SearchSpace(trials=8, seeds=2))
 
 
 @pytest.mark.parametrize("name", ["tuned", "tuned.journal", "directory.toml"])
@@ -180,7 +180,7 @@ def test_the_file_has_what_was_given_or_read_even_if_it_is_a_default(tmp_path):
     sizes = {"total_steps": 16, "num_envs": 4, "evaluations": 1, "eval_episodes": 4}
     args = bandit.Args.for_env(ENV, settings=mine, width=4, updates=1, **sizes)
     file = tmp_path / "t.toml"
-    result = tune(bandit, args, SPACE, file, Search(trials=1, seeds=1))
+    result = tune(bandit, args, SPACE, file, SearchSpace(trials=1, seeds=1))
     fixed = {"num_envs": 4, "num_steps": 2, "width": 4, "updates": 1}
     assert tomllib.loads(file.read_text()) == {"bandit": {**fixed, **result.best}}
 
@@ -188,7 +188,7 @@ def test_the_file_has_what_was_given_or_read_even_if_it_is_a_default(tmp_path):
 @pytest.mark.slow
 def test_searches_with_neighbouring_seeds_share_no_proposals(tmp_path):
     args = arguments(total_steps=8, evaluations=1, eval_episodes=1)
-    searches = [Search(trials=3, seeds=1, search_seed=seed, pruner="none") for seed in (0, 1)]
+    searches = [SearchSpace(trials=3, seeds=1, search_seed=seed, pruner="none") for seed in (0, 1)]
     rates = [
         {row["rate"] for row in tune(bandit, args, SPACE, tmp_path / f"{n}.toml", search).trials}
         for n, search in enumerate(searches)
@@ -201,19 +201,19 @@ def test_searches_with_neighbouring_seeds_share_no_proposals(tmp_path):
 def test_values_that_do_not_fit_are_failed_trials(tmp_path):
     space = {"width": Choices((13, 14))}
     file = tmp_path / "what? it's 100%.toml"
-    result = tune(bandit, arguments(), space, file, Search(trials=5, seeds=1))
+    result = tune(bandit, arguments(), space, file, SearchSpace(trials=5, seeds=1))
     assert file.with_suffix(".journal").is_file() and not (tmp_path / "what").exists()
     states = {row["width"]: row["state"] for row in result.trials}
     assert states == {4: "complete", 13: "fail", 14: "complete"}
     with pytest.raises(OptionError, match="no trial was completed: 13 is not possible"):
         args = replace(arguments(), width=13)
-        tune(bandit, args, {"width": Choices((13,))}, tmp_path / "b.toml", Search(trials=1))
+        tune(bandit, args, {"width": Choices((13,))}, tmp_path / "b.toml", SearchSpace(trials=1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"pruner": "hyperband", "sampler": "random"}], ids=str)
 def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch, how):
-    search = Search(trials=4, seeds=1, **how)
+    search = SearchSpace(trials=4, seeds=1, **how)
     expected = tune(bandit, arguments(), SPACE, tmp_path / "whole.toml", search)
     calls, learn = [], bandit.main
 
@@ -235,7 +235,7 @@ def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch, ho
 
 def test_a_tracker_that_nests_no_runs_is_refused(tmp_path):
     with pytest.raises(OptionError, match="searches are tracked by mlflow alone"):
-        tune(bandit, arguments(), SPACE, tmp_path / "t.toml", Search(track=("wandb",)))
+        tune(bandit, arguments(), SPACE, tmp_path / "t.toml", SearchSpace(track=("wandb",)))
 
 
 @pytest.mark.nightly
@@ -243,7 +243,7 @@ def test_mlflow_has_a_parent_run_and_a_nested_run_for_each_trial(tmp_path, monke
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     uri = f"sqlite:///{tmp_path}/runs.db"
-    search = Search(trials=3, seeds=1, track=(f"mlflow={uri}",))
+    search = SearchSpace(trials=3, seeds=1, track=(f"mlflow={uri}",))
     result = tune(bandit, arguments(), SPACE, tmp_path / "t.toml", search)
     client = mlflow.MlflowClient(tracking_uri=uri)
     runs = client.search_runs([client.get_experiment_by_name("offmarl").experiment_id])
@@ -273,7 +273,7 @@ def test_baselines_are_tuned_by_their_evaluation(random_data, tmp_path):
         length=2,
     )
     space = tuning.chosen(tuning.derived(args), ["learning_rate"])
-    result = tune(two_stage, args, space, tmp_path / "t.toml", Search(trials=2, seeds=2))
+    result = tune(two_stage, args, space, tmp_path / "t.toml", SearchSpace(trials=2, seeds=2))
     assert [row["state"] for row in result.trials] == ["complete"] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.journal", "t.toml"]
 
@@ -291,16 +291,16 @@ RANGES = {
 def test_the_first_trial_is_the_default(tmp_path, kind):
     name, space = RANGES[kind]
     args, file = arguments(total_steps=8, evaluations=1, eval_episodes=1), tmp_path / "t.toml"
-    alone = tune(bandit, args, {name: space}, file, Search(trials=1, seeds=1))
+    alone = tune(bandit, args, {name: space}, file, SearchSpace(trials=1, seeds=1))
     assert alone.default == 1 and alone.best == {name: getattr(args, name)}
-    result = tune(bandit, args, {name: space}, file, Search(trials=3, seeds=1))
+    result = tune(bandit, args, {name: space}, file, SearchSpace(trials=3, seeds=1))
     assert result.default == 1 and result.trials[0] == alone.trials[0]
 
 
 @pytest.mark.slow
 def test_the_default_is_the_best_where_no_trial_beats_it(tmp_path):
     space = {"updates": Range(1, 2)}  # which changes nothing
-    result = tune(bandit, arguments(), space, tmp_path / "t.toml", Search(trials=3, seeds=1))
+    result = tune(bandit, arguments(), space, tmp_path / "t.toml", SearchSpace(trials=3, seeds=1))
     assert [row["score"] for row in result.trials] == [result.score] * 3
     assert result.best == {"updates": arguments().updates}
 
@@ -308,12 +308,12 @@ def test_the_default_is_the_best_where_no_trial_beats_it(tmp_path):
 @pytest.mark.parametrize("line", [b'\x00\x00{"', b"{", b"[1]", b'{"op_code": 99}'])
 def test_a_damaged_journal_is_named(tmp_path, line):
     file = tmp_path / "t.toml"
-    work = TrialsWork(bandit, arguments(), SPACE, file, Search(trials=2, seeds=1))
+    work = TrialsWork(bandit, arguments(), SPACE, file, SearchSpace(trials=2, seeds=1))
     work.check()
     journal = file.with_suffix(".journal")
     first, *rest = journal.read_bytes().splitlines()
     journal.write_bytes(b"\n".join([first, line, *rest, b""]))
-    for call in (work.tuned, lambda: tune(bandit, arguments(), SPACE, file, Search(seeds=1))):
+    for call in (work.tuned, lambda: tune(bandit, arguments(), SPACE, file, SearchSpace(seeds=1))):
         with pytest.raises(RunError, match=f"the trials in {journal} cannot be used"):
             call()
 
@@ -339,8 +339,8 @@ def test_a_killed_search_loses_the_running_trial_only(tmp_path):
     file = tmp_path / "t.toml"
     process = subprocess.run([sys.executable, "-c", KILLED, str(file)], check=False)
     assert process.returncode == -signal.SIGKILL
-    result = tune(bandit, arguments(), SPACE, file, Search(trials=3, seeds=1))
-    expected = tune(bandit, arguments(), SPACE, tmp_path / "w.toml", Search(trials=3, seeds=1))
+    result = tune(bandit, arguments(), SPACE, file, SearchSpace(trials=3, seeds=1))
+    expected = tune(bandit, arguments(), SPACE, tmp_path / "w.toml", SearchSpace(trials=3, seeds=1))
     assert result.trials == expected.trials
 
 
@@ -348,10 +348,10 @@ def test_a_killed_search_loses_the_running_trial_only(tmp_path):
 def test_tasks_add_trials_to_one_search(tmp_path):
     args = arguments(total_steps=8, evaluations=1, eval_episodes=1)
     file = tmp_path / "tuned.toml"
-    tune(bandit, args, SPACE, file, Search(trials=1, seeds=1))
+    tune(bandit, args, SPACE, file, SearchSpace(trials=1, seeds=1))
 
     def work(trials):
-        return TrialsWork(bandit, args, SPACE, file, Search(trials=trials, seeds=1))
+        return TrialsWork(bandit, args, SPACE, file, SearchSpace(trials=trials, seeds=1))
 
     assert run_share(work(5), Share(1, 2)) == 2  # of 1 and 3; trial 0 is from before
     assert work(5).missing() == [2, 4]
@@ -365,7 +365,7 @@ def test_tasks_add_trials_to_one_search(tmp_path):
     assert tomllib.loads(file.read_text())["bandit"]["rate"] == result.best["rate"]
     assert run_share(work(6), Share(0, 1)) == 1
     with pytest.raises(RunError, match="was started with seeds 1, not 2"):
-        TrialsWork(bandit, args, SPACE, file, Search(trials=6, seeds=2)).check()
+        TrialsWork(bandit, args, SPACE, file, SearchSpace(trials=6, seeds=2)).check()
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_tasks_add_trials_to_one_search(tmp_path):
 def test_a_search_is_continued_with_what_its_scores_were_made_from(
     field, tmp_path, random_data, monkeypatch
 ):
-    file, search = tmp_path / "tuned.toml", Search(trials=1, seeds=1)
+    file, search = tmp_path / "tuned.toml", SearchSpace(trials=1, seeds=1)
     source, data, module = tmp_path / "chase.py", tmp_path / "data.vlt", bandit
     source.write_text(
         "import offmarl\n\n\ndef chase():\n    return offmarl.envs.make('probe/one-step')\n"

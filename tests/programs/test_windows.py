@@ -11,7 +11,7 @@ import pytest
 
 from offmarl.programs import Capture, add, draw_windows, init_capture, make_buffer
 from offmarl.programs.experience.prioritised import admit, begin_priorities, learned, sample
-from offmarl.programs.experience.windows import Start, windows_at
+from offmarl.programs.experience.windows import WindowStart, windows_at
 from offmarl.replay import Windows, load
 from offmarl.types import Discrete, EnvSpec
 from tests.rollouts import steps_of, view_of
@@ -65,7 +65,7 @@ def slots_of(ends: tuple[int, ...], row: int, oldest: int) -> list[tuple[int, bo
 
 def every_start(
     length: int, burn_in: int
-) -> tuple[Start, list[list[tuple[int, bool, bool] | None]]]:
+) -> tuple[WindowStart, list[list[tuple[int, bool, bool] | None]]]:
     """Return all starts in a full buffer, and what the window from each of them holds."""
     starts, expected = [], []
     for row, ends in enumerate(ENDS):
@@ -82,7 +82,7 @@ def every_start(
                 expected.append(padded[place - burn_in : place + length])
                 at += 1
     row, age, after = zip(*starts, strict=True)
-    return Start(jnp.array(row), jnp.array(age), jnp.array(after)), expected
+    return WindowStart(jnp.array(row), jnp.array(age), jnp.array(after)), expected
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_steps_leave_the_buffer_with_their_final_views(monkeypatch) -> None:
 
 def test_no_memory_comes_from_outside_the_buffer() -> None:
     """The oldest step resets it, wherever it is in a window."""
-    start = Start(jnp.array([0]), jnp.array([-2]), jnp.array([False]))
+    start = WindowStart(jnp.array([0]), jnp.array([-2]), jnp.array([False]))
     batch = UNPACK(capture_of(), start, 4)
     assert batch.mask[0].tolist() == [False, False, True, True]
     assert batch.first[0, 2]
@@ -216,7 +216,7 @@ def test_prioritised_windows_start_at_the_slots_of_the_buffer() -> None:
     batch, slots = SAMPLE(priorities, capture, jax.random.key(1), 64, length, jnp.float32(0.4))
     row, remainder = np.divmod(np.asarray(slots), 2 * CAPACITY)
     age = (remainder // 2 - 11) % CAPACITY
-    same = UNPACK(capture, Start(row, age, remainder % 2 == 1), length)
+    same = UNPACK(capture, WindowStart(row, age, remainder % 2 == 1), length)
     chex.assert_trees_all_equal(batch._replace(weight=None), same)
     np.testing.assert_allclose(batch.weight, 1.0)
     # Whatever they were, windows that now hold new steps are as important as the most important.

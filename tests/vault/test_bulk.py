@@ -12,7 +12,7 @@ from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultFullError
 from offmarl.vault.storage import bulk, commit
 from offmarl.vault.storage import store as store_module
-from offmarl.vault.storage.bulk import Block, allocate, write_blocks
+from offmarl.vault.storage.bulk import PageBlock, allocate, write_blocks
 from offmarl.vault.storage.store import Directory, store_of
 from offmarl.vault.write import writer as writer_module
 
@@ -27,7 +27,7 @@ def block(values):
     for key, value in values.items():
         places[key] = memory.tell(), len(value)
         memory.write(value)
-    return Block(memory, places)
+    return PageBlock(memory, places)
 
 
 def read_all(directory, file):

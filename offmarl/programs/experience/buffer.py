@@ -91,7 +91,7 @@ class Capture(NamedTuple):
         return jnp.where(last, ends % self.num_finals, self.num_finals)
 
 
-class Chunk(NamedTuple):
+class StepChunk(NamedTuple):
     """Steps that are written to the vault together."""
 
     transition: Transition
@@ -226,7 +226,7 @@ def _put_views(finals: View, place: Int[Array, "T"], next_views: View) -> View:
     )
 
 
-def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
+def take(capture: Capture, num_steps: int, cut: bool = False) -> StepChunk:
     """Copy the last ``num_steps`` time steps out of the buffer, so that it may be overwritten.
 
     The copy is made on the device. Of the next views only the final views of episodes are copied:
@@ -239,10 +239,10 @@ def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
     copied = _copy_transitions(experience.transition, start, num_steps, wraps, cut)
     transition, is_cut = gathered(copied)
     finals = copy_finals(capture, np.asarray(transition.last), start)
-    return Chunk(transition, finals, int(capture.total), np.asarray(is_cut))
+    return StepChunk(transition, finals, int(capture.total), np.asarray(is_cut))
 
 
-def whole(capture: Capture) -> Chunk:
+def whole(capture: Capture) -> StepChunk:
     """Return a full buffer as a chunk, without a copy if it was filled from its beginning.
 
     The capture must not be donated while the chunk is in use. Blocks until the steps are computed.
@@ -251,7 +251,7 @@ def whole(capture: Capture) -> Chunk:
         return take(capture, capture.capacity)
     transition = capture.buffer.experience.transition
     finals = copy_finals(capture, np.asarray(transition.last), start=0)
-    return Chunk(transition, finals, int(capture.total))
+    return StepChunk(transition, finals, int(capture.total))
 
 
 def copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalObservations:
@@ -461,7 +461,7 @@ class ChunkWriter:
         self._write(index, whole(capture), 1)
         self._spares.append(capture)
 
-    def _write(self, first: int, chunks: Chunk, count: int) -> None:
+    def _write(self, first: int, chunks: StepChunk, count: int) -> None:
         if self._failed:
             return
         try:
@@ -473,7 +473,7 @@ class ChunkWriter:
             self._failed = True
             raise
 
-    def _append(self, vault: Writer, index: int, chunk: Chunk) -> None:
+    def _append(self, vault: Writer, index: int, chunk: StepChunk) -> None:
         transition, finals = chunk.transition, chunk.finals
         if self._whole is not None:
             transition, finals = self._whole(transition, finals)
@@ -488,7 +488,7 @@ class ChunkWriter:
             raise
         vault.drop_pages()
 
-    def _check(self, chunk: Chunk) -> None:
+    def _check(self, chunk: StepChunk) -> None:
         start = chunk.stop - chunk.transition.last.shape[1]
         if start != self._written:
             raise VaultError(
@@ -515,7 +515,7 @@ def _waiting_steps(capture: Capture) -> int:
     return _WAITING_BYTES * capture.capacity // sum(x.nbytes for x in jax.tree.leaves(transition))
 
 
-def _divided(chunks: Chunk, count: int) -> Iterator[Chunk]:
+def _divided(chunks: StepChunk, count: int) -> Iterator[StepChunk]:
     """Divide the steps of ``count`` chunks of the same length, on the host and without padding."""
     transition, finals = jax.tree.map(np.asarray, (chunks.transition, chunks.finals))
     steps = transition.last.shape[1] // count
@@ -524,7 +524,7 @@ def _divided(chunks: Chunk, count: int) -> Iterator[Chunk]:
         ends = np.flatnonzero((finals.time >= span.start) & (finals.time < span.stop))
         view = jax.tree.map(lambda leaf, ends=ends: leaf[ends], finals.view)
         last = index == count - 1
-        yield Chunk(
+        yield StepChunk(
             jax.tree.map(lambda leaf, span=span: leaf[:, span], transition),
             FinalObservations(finals.row[ends], finals.time[ends] - span.start, view),
             chunks.stop - (count - 1 - index) * steps,

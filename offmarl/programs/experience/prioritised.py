@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.programs.experience.buffer import Capture
-from offmarl.programs.experience.windows import Start, beside_prior, own_windows, windows_at
+from offmarl.programs.experience.windows import WindowStart, beside_prior, own_windows, windows_at
 from offmarl.replay.priorities import (
     Priorities,
     SumTree,
@@ -66,7 +66,7 @@ def sample(
     slots = tree.draw(key, own_windows(capture, batch_size), unit)
     row, index = jnp.divmod(slots // 2, capture.capacity)
     age = (index - capture.buffer.current_index + capture.filled) % capture.capacity
-    batch = windows_at(capture, Start(row, age, slots % 2 == 1), length, burn_in)
+    batch = windows_at(capture, WindowStart(row, age, slots % 2 == 1), length, burn_in)
     ratios = tree.total(unit) / tree.values(slots, unit)
     batch = batch._replace(weight=importance(ratios, batch.mask.any(-1), exponent))
     return beside_prior(batch, capture, key), slots

@@ -19,7 +19,7 @@ _PRIOR = 2**31
 """Number of the key for prior data."""
 
 
-class Start(NamedTuple):
+class WindowStart(NamedTuple):
     """Where windows start: at a step, or at the slot after it if the step ends an episode."""
 
     row: Int[Array, "B"]
@@ -91,7 +91,7 @@ def beside_prior(windows: Sequence, capture: Capture, key: PRNGKeyArray) -> Sequ
     return windows._replace(**beside)
 
 
-def windows_at(capture: Capture, start: Start, length: int, burn_in: int = 0) -> Sequence:
+def windows_at(capture: Capture, start: WindowStart, length: int, burn_in: int = 0) -> Sequence:
     """Return the windows that start at given places; see `draw_windows`."""
     # Indices and slots of the row's steps, from ``burn_in`` steps before the start on.
     places, filled, row = jnp.arange(-burn_in, length), capture.filled, start.row[:, None]
@@ -117,7 +117,9 @@ def windows_at(capture: Capture, start: Start, length: int, burn_in: int = 0) ->
     return divide(_in_slots(steps, next_views, slot, inside, before | (age == 0), slots))
 
 
-def _uniform_starts(capture: Capture, key: PRNGKeyArray, batch_size: int, length: int) -> Start:
+def _uniform_starts(
+    capture: Capture, key: PRNGKeyArray, batch_size: int, length: int
+) -> WindowStart:
     """Draw starts uniformly over the slots at which a window begins that may hold a step."""
     row_key, age_key, slot_key = jax.random.split(key, 3)
     shape = (_TRIALS if length > 1 else 1, batch_size)
@@ -125,14 +127,14 @@ def _uniform_starts(capture: Capture, key: PRNGKeyArray, batch_size: int, length
     row = jax.random.randint(row_key, shape, 0, last.shape[0])
     age = jax.random.randint(age_key, shape, 1 - length, capture.filled)
     if length == 1:  # a window of one slot that holds no step would be wasted
-        return Start(row[0], age[0], jnp.zeros(batch_size, bool))
+        return WindowStart(row[0], age[0], jnp.zeros(batch_size, bool))
     after = jax.random.bernoulli(slot_key, 0.5, shape)
     index = (capture.buffer.current_index - capture.filled + age) % capture.capacity
     exists = ~after | (last[row, index] & (age >= 0))
     trial = exists.argmax(0)
     windows = jnp.arange(batch_size)
     after = after[trial, windows] & exists.any(0)
-    return Start(row[trial, windows], age[trial, windows], after)
+    return WindowStart(row[trial, windows], age[trial, windows], after)
 
 
 def _in_slots(

@@ -17,7 +17,7 @@ from offmarl.programs.program import Hyperparameters, Program
 from offmarl.programs.runs.loop import Schedule, copied, logged_loop, next_size
 from offmarl.programs.runs.sharding import (
     ONE_DEVICE,
-    Layout,
+    SeedLayout,
     keep_divided,
     place_shared,
     place_state,
@@ -39,7 +39,7 @@ def collect(
     schedule: Schedule,
     done: int,
     chunks: Iterable[ChunkWriter | None],
-    layout: Layout = ONE_DEVICE,
+    layout: SeedLayout = ONE_DEVICE,
     learns: bool = True,
 ) -> Iterator[tuple[int, list[ArrayTree], dict[str, NDArray[Any]]]]:
     """Update a program that collects its own steps, and write every step to vaults.

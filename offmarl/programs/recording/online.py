@@ -48,7 +48,7 @@ from offmarl.programs.recording.recorder import (
     INIT,
     LEARNED,
     TRAIN,
-    Recorder,
+    OnlineRecorder,
     Version,
     run_directory,
 )
@@ -69,13 +69,13 @@ from offmarl.programs.recording.tiers import (
 )
 from offmarl.programs.registry import origin_of
 from offmarl.programs.runs.compiling import keep_compiled_programs
-from offmarl.programs.runs.continuing import Start, learned, start_of
+from offmarl.programs.runs.continuing import TrainingStart, learned, start_of
 from offmarl.programs.runs.identity import environment_source, made_from
 from offmarl.programs.runs.loop import build, copied, online_schedule
 from offmarl.programs.runs.run import locked, settled
 from offmarl.programs.runs.sharding import (
     ONE_DEVICE,
-    Layout,
+    SeedLayout,
     check_shards,
     place_state,
     recorder_layout,
@@ -154,7 +154,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
 def _prepared(
     make: Callable[[EnvSpec, ArgsT, Environment], Program],
     args: ArgsT,
-    origin: registry.Origin,
+    origin: registry.ProgramOrigin,
     directory: Path,
 ) -> "_Training":
     """Return the training, or raise its errors before anything is written."""
@@ -236,7 +236,7 @@ def record_from_run(
         )
     if not record.get("complete"):
         raise RunError(f"{directory} is not finished: repeat its command until the training is.")
-    origin = registry.Origin(record["program"], record["file"], record["sha256"])
+    origin = registry.ProgramOrigin(record["program"], record["file"], record["sha256"])
     module = registry.load_origin("recorder", origin, directory, program)
     if not issubclass(module.Args, OnlineArgs):
         raise RunError(
@@ -275,7 +275,7 @@ _WAYS = (
 """Metrics of an evaluation, and how the policy acts in it."""
 
 _SOURCES = ("environment_source", "opponents", "init", "replay", "population")
-"""Entries of a run's record that make `Recorder.source`."""
+"""Entries of a run's record that make `OnlineRecorder.source`."""
 
 
 def _require_same_environment(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -302,11 +302,11 @@ def _recorders(
     make: Callable[[EnvSpec, ArgsT, Environment], Program],
     args: ArgsT,
     env: Environment,
-    origin: registry.Origin,
+    origin: registry.ProgramOrigin,
     directory: Path,
     source: Mapping[str, Any],
-    layout: Layout = ONE_DEVICE,
-) -> list[Recorder]:
+    layout: SeedLayout = ONE_DEVICE,
+) -> list[OnlineRecorder]:
     """Return the recorders of all training seeds, which share a program."""
     assert isinstance(args, OnlineArgs)
     keep_compiled_programs()
@@ -314,11 +314,11 @@ def _recorders(
     program = build(make, env.spec, args, blank, lambda: cast(Hashable, blank))
     uniform = make_policy(PolicyConfig("random"), env.spec)
     policy = one_of((program.policy(False), uniform, program.policy(True)))
-    first = Recorder(origin, args, env, program, policy, directory, args.seed, source, layout)
+    first = OnlineRecorder(origin, args, env, program, policy, directory, args.seed, source, layout)
     return [first._replace(seed=seed) for seed in first.seeds]
 
 
-def _record(run: Recorder) -> dict[str, Any]:
+def _record(run: OnlineRecorder) -> dict[str, Any]:
     return {
         "kind": "recorder",
         **made_from(run.origin, run.env, run.source, run.layout.devices),
@@ -333,7 +333,7 @@ def _record(run: Recorder) -> dict[str, Any]:
 
 
 def _record_all(
-    runs: Sequence[Recorder], versions: Sequence[Sequence[Version]], tiers: Sequence[Tier]
+    runs: Sequence[OnlineRecorder], versions: Sequence[Sequence[Version]], tiers: Sequence[Tier]
 ) -> Recorded:
     """Record the tiers of all training seeds that learned; then raise the errors of others."""
     failed = []
@@ -357,7 +357,7 @@ class _Training(Training):
     args: OnlineArgs
     unit_name = "step"
 
-    def __init__(self, runs: Sequence[Recorder], start: Start, tiers: Sequence[Tier]):
+    def __init__(self, runs: Sequence[OnlineRecorder], start: TrainingStart, tiers: Sequence[Tier]):
         first = runs[0]
         self.runs, self.tiers, self._start = runs, tiers, start
         self.args, self.record, self.seeds = first.args, _record(first), first.seeds
@@ -522,7 +522,7 @@ class _Training(Training):
         return [path for path, recipe in paths if path.exists() and not is_complete(path, recipe)]
 
 
-def _record_ahead(run: Recorder, tiers: Sequence[Tier]) -> "list[Future[None]]":
+def _record_ahead(run: OnlineRecorder, tiers: Sequence[Tier]) -> "list[Future[None]]":
     """Compile the recording of tiers in a thread, while the policy is trained."""
     any_played = any(tier.name not in REPLAY_TIERS and not tier.shares for tier in tiers)
     if not any_played or len(run.by_team()) > 1 or run.args.devices or jax.process_count() > 1:
@@ -532,7 +532,7 @@ def _record_ahead(run: Recorder, tiers: Sequence[Tier]) -> "list[Future[None]]":
     return [recording.compile_ahead()]
 
 
-def _check_room(runs: Sequence[Recorder], shapes: ArrayTree) -> None:
+def _check_room(runs: Sequence[OnlineRecorder], shapes: ArrayTree) -> None:
     """Raise `OptionError` if the states of all seeds do not fit into memory."""
     num_bytes, devices = len(runs) * bytes_of(shapes), runs[0].layout.local_devices
     room, hint = room_on(devices), "give smaller numbers"
@@ -542,7 +542,7 @@ def _check_room(runs: Sequence[Recorder], shapes: ArrayTree) -> None:
     require_room(num_bytes, "the environments, networks and buffers of all seeds", devices, hint)
 
 
-def _chosen_capacity(runs: Sequence[Recorder]) -> int:
+def _chosen_capacity(runs: Sequence[OnlineRecorder]) -> int:
     """Return the capacity of the run's replays, or else the default one if they fit into memory."""
     args, record = cast(Any, runs[0].args), tracking.recorded(runs[0].directory)
     before = record.get("args", {}).get("capacity")
@@ -560,7 +560,7 @@ def _chosen_capacity(runs: Sequence[Recorder]) -> int:
     return capacity
 
 
-def _fitting_capacity(runs: Sequence[Recorder], shapes: ArrayTree, room: int) -> int:
+def _fitting_capacity(runs: Sequence[OnlineRecorder], shapes: ArrayTree, room: int) -> int:
     """Return the largest capacity, up to that of the shapes, with which all seeds fit into room."""
     capture = shapes.capture
     num_steps = runs[0].program.num_steps if capture.num_finals < capture.capacity else None
@@ -573,12 +573,12 @@ def _fitting_capacity(runs: Sequence[Recorder], shapes: ArrayTree, room: int) ->
     return bisect_right(range(1, capture.capacity + 1), room, key=num_bytes)
 
 
-def _metrics(run: Recorder, metric: str = tracking.RETURN) -> list[str]:
+def _metrics(run: OnlineRecorder, metric: str = tracking.RETURN) -> list[str]:
     """Return the names of the returns of each team."""
     return names_by_team(metric, teams_of(run.env.spec))
 
 
-def _saved_versions(runs: Sequence[Recorder], directory: Path) -> list[list[Version]]:
+def _saved_versions(runs: Sequence[OnlineRecorder], directory: Path) -> list[list[Version]]:
     """Return the evaluated versions of the policies of a finished run."""
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
     _, info = checkpoints.restore({"policy": runs[0].policy_shapes()})
@@ -587,7 +587,7 @@ def _saved_versions(runs: Sequence[Recorder], directory: Path) -> list[list[Vers
 
 
 def _versions(
-    runs: Sequence[Recorder], evaluations: Iterable[Sequence[Any]]
+    runs: Sequence[OnlineRecorder], evaluations: Iterable[Sequence[Any]]
 ) -> list[list[Version]]:
     """Return the evaluated versions of the policies of all seeds."""
     by_seed: list[list[Version]] = [[] for _ in runs]
@@ -599,7 +599,9 @@ def _versions(
     return by_seed
 
 
-def _replay(run: Recorder, start: int, keep: bool) -> AbstractContextManager[ChunkWriter | None]:
+def _replay(
+    run: OnlineRecorder, start: int, keep: bool
+) -> AbstractContextManager[ChunkWriter | None]:
     """Open the vault of the training data; None if it is not kept, or complete."""
     path = run.vault("replay")
     if not keep or (is_complete(path, run.recipe) and start == run.iterations):
@@ -620,7 +622,7 @@ def _replay(run: Recorder, start: int, keep: bool) -> AbstractContextManager[Chu
 # ---------------------------------------------------------------------------------- summary
 
 
-def _summary(runs: Sequence[Recorder], tiers: Sequence[Tier], title: str) -> Recorded:
+def _summary(runs: Sequence[OnlineRecorder], tiers: Sequence[Tier], title: str) -> Recorded:
     if not is_first():
         return elsewhere(runs[0].directory)
     rows = [

@@ -29,8 +29,8 @@ from offmarl.errors import (
 from offmarl.paths import local
 from offmarl.programs.runs.parallel import (
     Answers,
-    Episode,
     Process,
+    RunningEpisode,
     close,
     episode_seeds,
     in_threads,
@@ -80,7 +80,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._about = about
         self._translator: Translator | None = None
         self._writer = writer
-        self._episode: Episode | None = None
+        self._episode: RunningEpisode | None = None
         self._flushed = time.monotonic()
 
     def reset(self, **arguments: Any) -> tuple[Mapping[str, Any], Any]:
@@ -88,7 +88,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._cut()
         observations, infos = self.env.reset(**arguments)
         self._translator = self._translator or self._open()
-        self._episode = Episode(self._translator, self.env, observations, infos)
+        self._episode = RunningEpisode(self._translator, self.env, observations, infos)
         return observations, infos
 
     def step(
@@ -180,7 +180,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         if episode is not None and len(episode):
             self._store(episode, cut=True)
 
-    def _store(self, episode: "Episode", cut: bool) -> None:
+    def _store(self, episode: "RunningEpisode", cut: bool) -> None:
         self._episode = None
         if self._writer is None:
             return

@@ -47,7 +47,7 @@ from offmarl.programs.runs.identity import (
     require_same_numerics,
 )
 from offmarl.programs.runs.loop import Schedule, copied
-from offmarl.programs.runs.sharding import Layout, recorder_layout
+from offmarl.programs.runs.sharding import SeedLayout, recorder_layout
 from offmarl.programs.runs.training import CheckpointTimer, checkpoint_timer
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.rollout import RolloutState, init_rollout, meet, rollout
@@ -335,7 +335,7 @@ def _record(
     recording: Recording,
     path: Path,
     groups: int,
-    layout: Layout,
+    layout: SeedLayout,
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
     timer: CheckpointTimer,

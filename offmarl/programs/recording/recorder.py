@@ -21,20 +21,20 @@ from offmarl.evaluation import Evaluation, returns_by_team
 from offmarl.programs.cluster import gathered, load_on_first
 from offmarl.programs.program import OnlineArgs, Program, recorded, state_shapes
 from offmarl.programs.recording.sides import against_reference
-from offmarl.programs.registry import Origin
+from offmarl.programs.registry import ProgramOrigin
 from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.evaluate import placed, play_against
 from offmarl.programs.runs.finite import require_finite
-from offmarl.programs.runs.sharding import ONE_DEVICE, Layout
+from offmarl.programs.runs.sharding import ONE_DEVICE, SeedLayout
 from offmarl.programs.runs.trained import of_seeds
 from offmarl.teams import Team, only_or_all, teams_of
 from offmarl.types import ArrayTree, Policy
 
 INIT, TRAIN, EVALUATE, EVALUATE_AGAIN, EVALUATE_RANDOM, RECORD, CHOOSE = range(7)
-"""Purposes of random keys; see `Recorder.key`."""
+"""Purposes of random keys; see `OnlineRecorder.key`."""
 
 LEARNED, UNIFORM, GREEDY = np.int32(0), np.int32(1), np.int32(2)
-"""Which policy `Recorder.policy` acts by."""
+"""Which policy `OnlineRecorder.policy` acts by."""
 
 _ROUNDS = 4
 """Evaluations of a tier's policy, each of `OnlineArgs.eval_episodes` episodes."""
@@ -65,10 +65,10 @@ class Version(NamedTuple):
         return Version(self.iteration, (self.returns, *self.others)[number])
 
 
-class Recorder(NamedTuple):
+class OnlineRecorder(NamedTuple):
     """A program, its environment, its arguments and a training seed, and what follows from them."""
 
-    origin: Origin
+    origin: ProgramOrigin
     args: OnlineArgs
     env: Environment
     program: Program
@@ -83,7 +83,7 @@ class Recorder(NamedTuple):
     source: Mapping[str, Any]
     """What else determines the result: the code of the environment, the opponents, and what
     training starts from."""
-    layout: Layout = ONE_DEVICE
+    layout: SeedLayout = ONE_DEVICE
     """How the seeds and environments share the devices."""
     team: Team | None = None
     """Where all of several teams learn: the one whose returns are taken, while reference policies
@@ -99,7 +99,7 @@ class Recorder(NamedTuple):
         """Name of the program, with the side that it learned if there are several."""
         return label_of(self.name, self.args)
 
-    def by_team(self) -> list["Recorder"]:
+    def by_team(self) -> list["OnlineRecorder"]:
         """Return the recorder as that of each team of its environment.
 
         If all of several teams learn, the skill of one cannot be told from episodes that it plays

@@ -24,7 +24,7 @@ from offmarl.programs.recording.recorder import (
     CHOOSE,
     EVALUATE_AGAIN,
     EVALUATE_RANDOM,
-    Recorder,
+    OnlineRecorder,
     Version,
     tier_key,
 )
@@ -115,7 +115,7 @@ class Ladder:
     in training, chosen by a second one, and described by a third, each on other seeds.
     """
 
-    def __init__(self, run: Recorder, versions: Sequence[Version]):
+    def __init__(self, run: OnlineRecorder, versions: Sequence[Version]):
         self._run, self._versions = run, versions
         self._chosen: dict[str, Version] = {}
         self._played: dict[tuple[int, ...], Float[np.ndarray, "episodes"]] = {}
@@ -250,7 +250,7 @@ def _is_above(high: Float[np.ndarray, "episodes"], low: Float[np.ndarray, "episo
 # ---------------------------------------------------------------------------------- recording
 
 
-def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:
+def check_vaults(run: OnlineRecorder, tiers: Sequence[Tier]) -> None:
     """Raise an error if a tier is impossible, or its vault holds another recording.
 
     Called before training, which does not change what is compared.
@@ -264,12 +264,12 @@ def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:
         _provenance(run, tier)
 
 
-def are_complete(run: Recorder, tiers: Sequence[Tier]) -> bool:
+def are_complete(run: OnlineRecorder, tiers: Sequence[Tier]) -> bool:
     """Whether all tiers of a training seed are recorded."""
     return all(_provenance(run, tier).get("complete") for tier in tiers)
 
 
-def _provenance(run: Recorder, tier: Tier) -> dict[str, Any]:
+def _provenance(run: OnlineRecorder, tier: Tier) -> dict[str, Any]:
     """Return the provenance of a tier's vault, if it exists and is of this recording."""
     recipe = _recipe(run, tier)
     if tier.name not in REPLAY_TIERS:
@@ -278,7 +278,7 @@ def _provenance(run: Recorder, tier: Tier) -> dict[str, Any]:
     return check_recipe(run.vault(tier.name), recipe, partly=True, hints=hints)
 
 
-def _recipe(run: Recorder, tier: Tier) -> dict[str, Any]:
+def _recipe(run: OnlineRecorder, tier: Tier) -> dict[str, Any]:
     """Return what determines a tier's data and is known before training."""
     if tier.name == "replay":
         return run.recipe
@@ -286,7 +286,7 @@ def _recipe(run: Recorder, tier: Tier) -> dict[str, Any]:
     return {"tier": tier.name, "training": run.recipe, **shares}
 
 
-def record_ladders(run: Recorder, versions: Sequence[Version], tiers: Sequence[Tier]) -> None:
+def record_ladders(run: OnlineRecorder, versions: Sequence[Version], tiers: Sequence[Tier]) -> None:
     """Record all tiers of a training seed but replay, which the training has recorded.
 
     Then raise `NotLearnedError` if `Ladder.check` refused some.
@@ -314,7 +314,7 @@ def record_ladders(run: Recorder, versions: Sequence[Version], tiers: Sequence[T
         raise NotLearnedError("\n\n".join(refused))
 
 
-def _names(run: Recorder, tier: Tier) -> list[list[str]]:
+def _names(run: OnlineRecorder, tier: Tier) -> list[list[str]]:
     """Return the `PLAYED_TIERS` of each team that a tier depends on."""
     teams = len(run.by_team())
     if tier.name in REPLAY_TIERS:
@@ -322,7 +322,7 @@ def _names(run: Recorder, tier: Tier) -> list[list[str]]:
     return [[name] for name in _skills(run, tier)] if teams > 1 else [[*tier.shares] or [tier.name]]
 
 
-def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
+def _record_played(run: OnlineRecorder, ladders: Sequence[Ladder], tier: Tier) -> None:
     if len(ladders) > 1:
         _record_teams(run, ladders, tier)
         return
@@ -336,7 +336,7 @@ def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None
     _record(run, tier, mixture.policy, mixture.params, about)
 
 
-def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
+def _record_teams(run: OnlineRecorder, ladders: Sequence[Ladder], tier: Tier) -> None:
     """Record a tier that each of several teams plays with its own skill."""
     teams, everyone = teams_of(run.env.spec), tuple(range(run.env.spec.num_agents))
     seats, params, about = [], [], []
@@ -352,7 +352,7 @@ def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
 
 
 def _record(
-    run: Recorder,
+    run: OnlineRecorder,
     tier: Tier,
     policy: Policy,
     params: ArrayTree,
@@ -377,7 +377,7 @@ def _record(
     ).record()
 
 
-def _skills(run: Recorder, tier: Tier) -> list[str]:
+def _skills(run: OnlineRecorder, tier: Tier) -> list[str]:
     """Return the tier that each team plays."""
     teams, skills = teams_of(run.env.spec), tier.name.split(VERSUS)
     if tier.shares:
@@ -395,7 +395,7 @@ def _skills(run: Recorder, tier: Tier) -> list[str]:
     return skills
 
 
-def _cut_replay(run: Recorder, tier: Tier, until: int) -> None:
+def _cut_replay(run: OnlineRecorder, tier: Tier, until: int) -> None:
     """Extract the training data before a number of iterations."""
     recipe = _recipe(run, tier) | {"iterations": until}
     if is_complete(run.vault(tier.name), recipe):
@@ -403,7 +403,7 @@ def _cut_replay(run: Recorder, tier: Tier, until: int) -> None:
     on_first(lambda: _slice_replay(run, tier, until, recipe))
 
 
-def _slice_replay(run: Recorder, tier: Tier, until: int, recipe: Mapping[str, Any]) -> None:
+def _slice_replay(run: OnlineRecorder, tier: Tier, until: int, recipe: Mapping[str, Any]) -> None:
     if not run.vault("replay").exists():
         raise RunError(
             f"{run.directory} kept no training data, which {tier.name} is part of: train again in "

@@ -43,7 +43,7 @@ _SHAPING = ("network", "hidden", "layers", "activation", "agent_id", "share_para
 """Arguments that the networks of policies depend on."""
 
 
-class Start(NamedTuple):
+class TrainingStart(NamedTuple):
     """What training starts from: nothing, a run, recorded data beside its own, or both."""
 
     source: dict[str, Any]
@@ -71,7 +71,7 @@ class Start(NamedTuple):
         return state if self.run is None else self.run.begin(program, state, number)
 
 
-def start_of(args: OnlineArgs, env: Environment) -> Start:
+def start_of(args: OnlineArgs, env: Environment) -> TrainingStart:
     """Return what a recorder's arguments ask to start from.
 
     Raises `RunError` or `VaultError` if it cannot be read, `ShapeError` if it is of another
@@ -86,7 +86,7 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
     source: dict[str, Any] = {} if run is None else {"init": run.about}
     scale = {} if run is None or args.init_acts else run.taken_over(args)
     if args.prefill is None:
-        return Start(source, run, scale)
+        return TrainingStart(source, run, scale)
     if _windows(args) < 2:
         raise OptionError(
             "half of a batch of one window cannot be drawn from --prefill: give a larger "
@@ -99,7 +99,7 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
             f"{env.spec.name}."
         )
     source["replay"] = {"vault": f"{data.name}/{data.uid}", "digest": data.known_digest()}
-    return Start(source, run, scale, prior=partial(_prior, args, data))
+    return TrainingStart(source, run, scale, prior=partial(_prior, args, data))
 
 
 def _prior(args: OnlineArgs, data: Dataset) -> Replay:
@@ -115,24 +115,24 @@ def _windows(args: OnlineArgs) -> int:
     return windows
 
 
-def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
+def start_of_baseline(args: Args, spec: EnvSpec) -> TrainingStart:
     """Return what a baseline's arguments ask to start from; raises what `start_of` raises.
 
     The statistics by which its networks scale observations, states, rewards and returns stay those
     of the run.
     """
     if args.init is None:
-        return Start({})
+        return TrainingStart({})
     run = _Source.of(args.init, spec, args.normalise)
     arrays = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
     statistics = {name: arrays[name] for name in arrays if dataset.is_scale(name)}
     if "reward_scale" in run.scale and getattr(args, "scale_rewards", False):
         statistics["return_scale"] = np.asarray(UNIT / run.scale["reward_scale"])
-    return Start({"init": run.about}, run, run.taken_over(args), statistics)
+    return TrainingStart({"init": run.about}, run, run.taken_over(args), statistics)
 
 
-def started(start: Start, program: Program, states: ArrayTree) -> ArrayTree:
-    """Return the states of all seeds, ``(seeds, ...)``, after `Start.begin`."""
+def started(start: TrainingStart, program: Program, states: ArrayTree) -> ArrayTree:
+    """Return the states of all seeds, ``(seeds, ...)``, after `TrainingStart.begin`."""
     seeds = len(jax.tree.leaves(states)[0])
     fresh = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(seeds)]
     return stacked([start.begin(program, state, i) for i, state in enumerate(fresh)])

@@ -18,7 +18,7 @@ from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, unflatten_t
 from offmarl.vault import Dataset, Mixture
 from offmarl.vault.check.leaf_statistics import StatisticsAccumulator, stored
 from offmarl.vault.format.column_statistics import Ranges
-from offmarl.vault.mixture import Part
+from offmarl.vault.mixture import MixturePart
 
 STATISTICS_FILE = "dataset.npz"
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, BadZipFile)
@@ -187,7 +187,7 @@ class DatasetStatistics:
             return ranges.pooled(0)
         return ranges
 
-    def _ranges_of(self, part: Part, column: str) -> Ranges:
+    def _ranges_of(self, part: MixturePart, column: str) -> Ranges:
         # The run keeps what it uses: training changes nothing in the dataset. The statistics of
         # data on another machine are those that were published, of all of its episodes: those of
         # the training episodes would need a download.
@@ -209,14 +209,14 @@ def _shared(parts: list[tuple[Ranges, float]]) -> Ranges:
     return Ranges(*map(np.stack, zip(*weighted, strict=True))).pooled(0)
 
 
-def _parts(dataset: Dataset | Mixture, episodes: NDArray[np.int64]) -> list[Part]:
+def _parts(dataset: Dataset | Mixture, episodes: NDArray[np.int64]) -> list[MixturePart]:
     """Return some episodes by vault, each with its share of the steps in batches."""
     if isinstance(dataset, Mixture):
         return dataset.parts(episodes)
-    return [Part(dataset, episodes, 1.0)]
+    return [MixturePart(dataset, episodes, 1.0)]
 
 
-def _steps(part: Part) -> Iterator[Transition]:
+def _steps(part: MixturePart) -> Iterator[Transition]:
     """Yield the steps of some episodes, ``(M, ...)``, block by block."""
     dataset = part.dataset
     table, mask = dataset.episodes, np.zeros(len(dataset.episodes.length), bool)

@@ -26,7 +26,7 @@ from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.identity import environment_source
 from offmarl.programs.runs.parallel import ParallelEnvironment, Player, is_parallel
-from offmarl.programs.runs.sharding import Layout, map_seeds, place_shared
+from offmarl.programs.runs.sharding import SeedLayout, map_seeds, place_shared
 from offmarl.replay.device import bytes_of
 from offmarl.teams import by_team, names_by_team, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
@@ -203,7 +203,7 @@ def _validation(args: Args, path: Path, dataset: Dataset | Mixture) -> Dataset:
 def evaluate(
     evaluator: Evaluator,
     program: Program,
-    layout: Layout,
+    layout: SeedLayout,
     params: ArrayTree,
     keys: Key[Array, "seeds"],
     episodes: int,
@@ -267,7 +267,7 @@ def policy_of(program: Program, greedy: bool) -> Policy:
 def play_ahead(
     evaluator: Evaluator,
     program: Program,
-    layout: Layout,
+    layout: SeedLayout,
     params: ArrayTree,
     keys: Key[Array, "seeds"],
 ) -> "Future[None] | None":
@@ -307,7 +307,7 @@ def folded(keys: Key[Array, "seeds"], number: Int[Array, ""] | int) -> Key[Array
 
 @jit_rarely_run(static_argnums=(0, 1))
 def _imitation(
-    policy: Policy, layout: Layout, params: ArrayTree, episodes: Sequence
+    policy: Policy, layout: SeedLayout, params: ArrayTree, episodes: Sequence
 ) -> dict[str, Float[Array, "seeds episodes"]]:
     def of_seed(params: ArrayTree, episodes: Sequence) -> dict[str, Array]:
         metrics = {tracking.AGREEMENT: agreement(policy, params, episodes)}
@@ -322,7 +322,7 @@ def _imitation(
 def play(
     policies: tuple[Policy, ...],
     env: Environment,
-    layout: Layout,
+    layout: SeedLayout,
     episodes: int,
     params: ArrayTree,
     keys: Key[Array, "seeds"],

@@ -22,7 +22,7 @@ from offmarl.config import Role, with_role
 from offmarl.errors import NumericsError
 from offmarl.launch.local import threads
 from offmarl.programs.program import Args, OnlineArgs
-from offmarl.programs.registry import Origin
+from offmarl.programs.registry import ProgramOrigin
 from offmarl.types import ArrayTree, release_difference
 
 MAY_DIFFER = (
@@ -65,7 +65,7 @@ _HARMLESS = re.compile(r"--xla_(dump_|force_host_platform|cpu_multi_thread_eigen
 
 
 def made_from(
-    origin: Origin, env: Any, source: Mapping[str, Any], devices: int = 1
+    origin: ProgramOrigin, env: Any, source: Mapping[str, Any], devices: int = 1
 ) -> dict[str, Any]:
     """Return what a program's results depend on beside its arguments.
 

@@ -33,7 +33,7 @@ from offmarl.programs.program import (
 )
 from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.normalisation import normalised_as
-from offmarl.programs.runs.sharding import Layout, map_seeds
+from offmarl.programs.runs.sharding import SeedLayout, map_seeds
 from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.types import ArrayTree, EnvSpec, Sequence
@@ -183,7 +183,7 @@ class Learned(NamedTuple):
     """None where batches are not drawn by priorities."""
 
 
-def start_stage(stage: Stage, learned: Learned, layout: Layout) -> Learned:
+def start_stage(stage: Stage, learned: Learned, layout: SeedLayout) -> Learned:
     """Apply a stage's ``on_start`` to the state of each seed."""
     if stage.on_start is same_state:
         return layout.place(copied(learned), per_seed=True)
@@ -211,7 +211,7 @@ class Learners(NamedTuple):
     """With a leading axis of seeds."""
     keys: Key[Array, "seeds"]
     """Update i of a seed always draws from ``fold_in(key, i)``."""
-    layout: Layout
+    layout: SeedLayout
 
 
 def updates(
@@ -224,8 +224,8 @@ def updates(
     """Update all seeds on batches, about `SECONDS_AT_ONCE` at a time, after ``done`` updates.
 
     The states are donated, and so are the yielded ones at the next step. Yields the number of
-    updates done, the states after them (with the copies that `Layout.place` adds), and on the host
-    the metrics of each update since the last yield.
+    updates done, the states after them (with the copies that `SeedLayout.place` adds), and on the
+    host the metrics of each update since the last yield.
     """
     seeds, size, data, stages = len(learners.keys), 1, None, learners.program.stages
     learned = learners.layout.place(learned, per_seed=True)
@@ -308,7 +308,7 @@ def logged_loop(
     return done
 
 
-def placed(layout: Layout, data: Replay | Batches) -> Replay | Batches:
+def placed(layout: SeedLayout, data: Replay | Batches) -> Replay | Batches:
     """Put training data on the devices: a replay as a whole on each, batches divided."""
     if isinstance(data, Replay):
         return layout.place(data, per_seed=False)
@@ -330,7 +330,7 @@ def _compiled_update() -> Any:
 
 def _update_all(
     stage: Stage,
-    layout: Layout,
+    layout: SeedLayout,
     learned: Learned,
     per_seed: tuple[Key[Array, "seeds"], Hyperparameters, Bool[Array, "seeds"]],
     place: tuple[Int[Array, ""] | int, ...],

@@ -1,8 +1,8 @@
 """Episodes of environments of PettingZoo's parallel API, which are stepped in Python.
 
-`Episode` checks and keeps the steps of one. `ParallelEnvironment` plays policies in copies of an
-environment that code of the user makes: the copies step in processes of their own, and the policies
-act in this one.
+`RunningEpisode` checks and keeps the steps of one. `ParallelEnvironment` plays policies in copies
+of an environment that code of the user makes: the copies step in processes of their own, and the
+policies act in this one.
 """
 
 import multiprocessing
@@ -57,7 +57,7 @@ _DISK_NAMES = {
 """The fields of a step that are checked, and their names on disk."""
 
 
-class Episode:
+class RunningEpisode:
     """The steps of the running episode; it is broken if the outcome of the last step was invalid.
 
     An agent ends when it leaves ``env.agents``; its flags are kept until then. When all agents have
@@ -418,7 +418,7 @@ class ParallelEnvironment:
 
 
 def _steps(name: str, spec: EnvSpec) -> Answers:
-    """Yield what `Episode.seen` has after a reset with a seed or a step with actions.
+    """Yield what `RunningEpisode.seen` has after a reset with a seed or a step with actions.
 
     For None, yield the spec.
     """
@@ -435,7 +435,7 @@ def _steps(name: str, spec: EnvSpec) -> Answers:
         question = yield translator.spec
         while True:
             if isinstance(question, int):
-                episode = Episode(translator, env, *env.reset(seed=question))
+                episode = RunningEpisode(translator, env, *env.reset(seed=question))
             elif question is not None:
                 actions = translator.by_agent(question, list(env.agents))
                 episode.add(question, {}, -1, env.step(actions))

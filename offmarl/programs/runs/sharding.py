@@ -29,7 +29,7 @@ SEEDS = "seeds"
 """The axis of the mesh along which seeds are divided."""
 
 
-class Layout(NamedTuple):
+class SeedLayout(NamedTuple):
     """How the seeds of a run share the devices; static under jit."""
 
     at_once: int
@@ -97,7 +97,7 @@ def _must_be_cut(leaf: Any, sharding: NamedSharding) -> bool:
     return on_one_device and jax.default_backend() == "cpu" and not sharding.is_fully_replicated
 
 
-ONE_DEVICE = Layout(1)
+ONE_DEVICE = SeedLayout(1)
 """The layout of a single device."""
 
 
@@ -142,7 +142,7 @@ def count_devices(devices: int | None) -> int:
 
 def layout_of(
     seeds: int, batching: str, at_once: int | None = None, devices: int | None = None
-) -> Layout:
+) -> SeedLayout:
     """Choose how the seeds and batches of a baseline are computed."""
     most = count_devices(devices)
     if at_once is None:
@@ -152,29 +152,29 @@ def layout_of(
     groups = seeds // at_once if seeds % at_once == 0 else 1
     if devices is not None or jax.process_count() > 1:
         rows = largest_divisor(most, seeds) if at_once == 1 else math.gcd(groups, most)
-        return Layout(at_once, rows, most // rows)
+        return SeedLayout(at_once, rows, most // rows)
     if at_once == 1:
         rounds = -(-seeds // most)
-        return Layout(1, -(-seeds // rounds))
-    return Layout(at_once, largest_divisor(groups, most))
+        return SeedLayout(1, -(-seeds // rounds))
+    return SeedLayout(at_once, largest_divisor(groups, most))
 
 
-def recorder_layout(seeds: int, num_envs: int, devices: int | None) -> Layout:
+def recorder_layout(seeds: int, num_envs: int, devices: int | None) -> SeedLayout:
     """Choose how the seeds and environments of a recorder are computed.
 
     By default a single process uses one device, and several use all of theirs. `OptionError` if
     the environments cannot be divided over the devices.
     """
     if devices is None and jax.process_count() == 1:
-        return Layout(1)
+        return SeedLayout(1)
     total = count_devices(devices)
     rows = largest_divisor(total // jax.process_count(), seeds)
-    layout = Layout(1, rows, total // rows)
+    layout = SeedLayout(1, rows, total // rows)
     check_divisible("--num-envs", num_envs, layout)
     return layout
 
 
-def check_divisible(option: str, count: int, layout: Layout) -> None:
+def check_divisible(option: str, count: int, layout: SeedLayout) -> None:
     """Raise `OptionError` if environments or windows cannot be divided over their devices."""
     if count % layout.shards:
         smaller = largest_divisor(count, layout.shards)
@@ -184,7 +184,7 @@ def check_divisible(option: str, count: int, layout: Layout) -> None:
         )
 
 
-def shards_record(layout: Layout) -> dict[str, int]:
+def shards_record(layout: SeedLayout) -> dict[str, int]:
     """Return what a run's record says of the layout, if it has several devices.
 
     Only ``shards`` changes the last bits of the result.
@@ -194,7 +194,7 @@ def shards_record(layout: Layout) -> dict[str, int]:
     return record | ({"shards": layout.shards} if layout.shards > 1 else {})
 
 
-def check_shards(directory: Path, what: str, layout: Layout) -> None:
+def check_shards(directory: Path, what: str, layout: SeedLayout) -> None:
     """Raise `RunError` if an unfinished run was divided over another number of devices.
 
     Training then adds in another order, and a resumed run would not have the same bits.
@@ -213,7 +213,7 @@ def check_shards(directory: Path, what: str, layout: Layout) -> None:
 
 
 def map_seeds(
-    layout: Layout, function: Callable[..., ArrayTree], per_seed: tuple[Any, ...], *shared: Any
+    layout: SeedLayout, function: Callable[..., ArrayTree], per_seed: tuple[Any, ...], *shared: Any
 ) -> ArrayTree:
     """Apply a function of one seed to all seeds, under jit.
 

@@ -146,7 +146,7 @@ def builder_of(
     not the policy, depends on ``env``.
     """
     kind: registry.Kind = run["kind"]
-    origin = registry.Origin(run["program"], run["file"], run["sha256"])
+    origin = registry.ProgramOrigin(run["program"], run["file"], run["sha256"])
     module = registry.load_origin(kind, origin, run_dir, file)
     try:
         args = from_json(module.Args, run["args"])

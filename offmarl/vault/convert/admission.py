@@ -47,7 +47,7 @@ Treatment = Literal["cut", "raise", "keep"]
 """The treatment of steps that are not finite."""
 
 
-class Record(NamedTuple):
+class ImportedRow(NamedTuple):
     """Steps of one row, the final views in them, and where the recording cut episodes off."""
 
     steps: Transition
@@ -95,8 +95,8 @@ def _fit(name: str, array: NumpyArray, leaf: layout.Leaf, start: int) -> NumpyAr
 
 
 def admit(
-    records: Iterable[Record], spec: EnvSpec, treatment: Treatment, tally: Tally
-) -> Iterator[Record]:
+    records: Iterable[ImportedRow], spec: EnvSpec, treatment: Treatment, tally: Tally
+) -> Iterator[ImportedRow]:
     """Yield the records without faults, and count these; refuse columns of different steps."""
     skipping = False
     nonempty = (record for record in records if record.steps.last.size)
@@ -118,13 +118,13 @@ def admit(
 
 
 def _admit(
-    record: Record,
-    following: Record | None,
+    record: ImportedRow,
+    following: ImportedRow | None,
     spec: EnvSpec,
     treatment: Treatment,
     tally: Tally,
     skipping: bool,
-) -> tuple[Record | None, bool]:
+) -> tuple[ImportedRow | None, bool]:
     """Return the sound part of a record, and whether the rest of its last episode is left out."""
     steps, count = record.steps, record.steps.last.shape[1]
     begins = None if following is None else map_tree(lambda x: x[:, :1], following.steps)
@@ -166,13 +166,13 @@ def _admit(
 
 
 def _kept(
-    record: Record,
+    record: ImportedRow,
     keep: NumpyArray,
     cut: NumpyArray,
     resets: NumpyArray,
     treatment: Treatment,
     tally: Tally,
-) -> Record | None:
+) -> ImportedRow | None:
     """Return some of a record's steps, with ends where they are cut, and the sound final views."""
     if not keep.any():
         return None
@@ -197,11 +197,11 @@ def _kept(
     cut = (cut | np.broadcast_to(record.cut, (1, len(cut)))[0])[None]
     if not keep.all():
         steps, cut = map_tree(lambda x: x[:, keep], steps), cut[:, keep]
-    return Record(steps, finals, cut)
+    return ImportedRow(steps, finals, cut)
 
 
 def _compare(
-    record: Record, begins: Transition | None, spec: EnvSpec
+    record: ImportedRow, begins: Transition | None, spec: EnvSpec
 ) -> tuple[NumpyArray, NumpyArray]:
     """Return the mask of views that differ from the next step's, and that of resets."""
     last = record.steps.last[0]

@@ -21,7 +21,7 @@ from offmarl.types import (
     unflatten_tree,
 )
 from offmarl.vault.convert import common
-from offmarl.vault.convert.admission import Record, Treatment, to_steps
+from offmarl.vault.convert.admission import ImportedRow, Treatment, to_steps
 from offmarl.vault.convert.containers import StrPath
 from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.format.encoding import is_of
@@ -368,14 +368,14 @@ class _Columns(NamedTuple):
             )
         return Discrete(int(actions.max()) + 1 if count is None else count)
 
-    def read(self, start: int, stop: int, spec: EnvSpec) -> Record:
+    def read(self, start: int, stop: int, spec: EnvSpec) -> ImportedRow:
         """Read an interval of steps as a record of one row."""
         steps = to_steps(self._block(self.arrays, slice(start, stop), spec), spec, start)
         if not self.after:
-            return Record(steps)
+            return ImportedRow(steps)
         arrays = {**self.after, "rewards": self.arrays["rewards"]}
         next_steps = to_steps(self._block(arrays, slice(start, stop), spec), spec, start)
-        return Record(steps, after=next_steps.view._replace(alive=steps.view.alive))
+        return ImportedRow(steps, after=next_steps.view._replace(alive=steps.view.alive))
 
     def _block(
         self, arrays: Mapping[str, NumpyArray], steps: slice, spec: EnvSpec

@@ -29,7 +29,7 @@ from offmarl.paths import local
 from offmarl.terminal import Progress, quiet
 from offmarl.types import ArraySpec, EnvSpec, FinalObservations, View, flatten_view
 from offmarl.vault.convert import common
-from offmarl.vault.convert.admission import Record, to_steps
+from offmarl.vault.convert.admission import ImportedRow, to_steps
 from offmarl.vault.convert.common import Imported
 from offmarl.vault.convert.containers import (
     Append,
@@ -270,7 +270,7 @@ def _imported(
 
 def _records(
     arrays: Mapping[str, Any], spec: EnvSpec, spans: list[tuple[int, int]], source: Path
-) -> Iterator[Record]:
+) -> Iterator[ImportedRow]:
     with readable(source):
         length, cause, final = (np.asarray(arrays[name][:]) for name in _TABLES)
         ends, total = np.cumsum(length), arrays["rewards"].shape[0]
@@ -296,7 +296,7 @@ def _records(
             views = _finals(arrays, final[episodes][has_final], spec)
         time: NumpyArray = last[has_final]
         row: NumpyArray = np.zeros_like(time)
-        yield Record(steps, FinalObservations(row, time, views), cut)
+        yield ImportedRow(steps, FinalObservations(row, time, views), cut)
 
 
 def _finals(arrays: Mapping[str, Any], numbers: NumpyArray, spec: EnvSpec) -> View:

@@ -12,7 +12,7 @@ from offmarl.errors import InvalidValueError, ShapeError, VaultError, VaultForma
 from offmarl.terminal import Progress
 from offmarl.types import EnvSpec, View, map_tree
 from offmarl.vault.check.digest import digest
-from offmarl.vault.convert.admission import Record, Tally, Treatment, admit
+from offmarl.vault.convert.admission import ImportedRow, Tally, Treatment, admit
 from offmarl.vault.convert.containers import StrPath, readable, sha256
 from offmarl.vault.format.compat import FAULTS, sentences
 from offmarl.vault.format.layout import Codec, NumpyArray
@@ -32,7 +32,7 @@ class Imported(NamedTuple):
     spec: EnvSpec
     origin: dict[str, Any]
     """Where it comes from, for the provenance."""
-    records: Iterable[Record]
+    records: Iterable[ImportedRow]
     """The data, which goes end to end into one row."""
     total: int
     """The number of records."""

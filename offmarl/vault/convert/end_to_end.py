@@ -28,7 +28,7 @@ from offmarl.errors import VaultError
 from offmarl.paths import local
 from offmarl.types import Discrete, EnvSpec, Transition
 from offmarl.vault.convert import common
-from offmarl.vault.convert.admission import Record, to_steps
+from offmarl.vault.convert.admission import ImportedRow, to_steps
 from offmarl.vault.convert.common import Imported
 from offmarl.vault.convert.containers import StrPath, open_arrays
 from offmarl.vault.format import encoding
@@ -79,7 +79,7 @@ def _end_to_end(
         yield Imported(spec, common.origin_of(layout.lower(), source), records, len(spans))
 
 
-def _records(blocks: Iterable[tuple[int, _Arrays]], spec: EnvSpec) -> Iterator[Record]:
+def _records(blocks: Iterable[tuple[int, _Arrays]], spec: EnvSpec) -> Iterator[ImportedRow]:
     since = 0
     for start, block in blocks:
         arrays = {name: x[None] for name, x in block.items()}
@@ -88,10 +88,10 @@ def _records(blocks: Iterable[tuple[int, _Arrays]], spec: EnvSpec) -> Iterator[R
         limits, since = find_limits(steps.last[0], since, spec.time_limit)
         steps = _truncate(steps, limits)
         if not after or (spec.state == "native" and "infos.state" not in after):
-            yield Record(steps)
+            yield ImportedRow(steps)
         else:
             after["rewards"] = arrays["rewards"]
-            yield Record(steps, after=to_steps(after, spec, start).view)
+            yield ImportedRow(steps, after=to_steps(after, spec, start).view)
 
 
 def find_limits(done: NumpyArray, since: int, time_limit: int | None) -> tuple[NumpyArray, int]:

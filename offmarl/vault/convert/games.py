@@ -17,7 +17,7 @@ from offmarl import envs
 from offmarl.errors import VaultError
 from offmarl.paths import local
 from offmarl.types import Transition
-from offmarl.vault.convert.admission import Record
+from offmarl.vault.convert.admission import ImportedRow
 from offmarl.vault.convert.common import Imported, blocks, origin_of
 from offmarl.vault.convert.containers import StrPath, check_layout, readable, require
 from offmarl.vault.format import layout
@@ -35,7 +35,7 @@ class Game(NamedTuple):
 
 def play_again(
     env: Any, begin: Callable[[Any], tuple[Any, Any]], games: Sequence[Game]
-) -> Iterator[Record]:
+) -> Iterator[ImportedRow]:
     """Yield games as they go in an environment; ``begin`` makes its first state and timestep.
 
     As many games as fit in a block are played side by side, and stay so to its last step.
@@ -59,7 +59,7 @@ def play_again(
             yield _record(game, *jax.tree.map(lambda x, n=number: x[n], results))
 
 
-def _record(game: Game, first: Any, timesteps: Any) -> Record:
+def _record(game: Game, first: Any, timesteps: Any) -> ImportedRow:
     """Make a record of a game, from its first view and the timesteps of its actions and more."""
     import jax
 
@@ -85,7 +85,7 @@ def _record(game: Game, first: Any, timesteps: Any) -> Record:
         policy_id=ids,
     )
     steps, after = jax.tree.map(lambda x: x[None], (steps, after.next_view))
-    return Record(steps, cut=cut[None], after=after)
+    return ImportedRow(steps, cut=cut[None], after=after)
 
 
 def compare(game: Game, quantity: str, replayed: NumpyArray, recorded: NumpyArray) -> None:
@@ -129,7 +129,7 @@ def read_ah2ac2(source: StrPath) -> Iterator[Imported]:
     def begin(deck: Any) -> Any:
         return env.begin(*env.wrapped.reset_from_deck_of_pairs(deck))
 
-    def records() -> Iterator[Record]:
+    def records() -> Iterator[ImportedRow]:
         for game, record, score in zip(games, play_again(env, begin, games), scores, strict=True):
             returns = record.steps.reward[0, :, 0].cumsum()
             compare(game, "the score", np.where(record.steps.last[0], returns, score), score)

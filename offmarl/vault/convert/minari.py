@@ -26,7 +26,7 @@ from offmarl.types import (
     flatten_tree,
     map_tree,
 )
-from offmarl.vault.convert.admission import Record, to_steps
+from offmarl.vault.convert.admission import ImportedRow, to_steps
 from offmarl.vault.convert.common import Imported, check_spec, counted, with_final
 from offmarl.vault.convert.containers import (
     HDF5,
@@ -256,7 +256,7 @@ def _bounds(dataset: Any, spec: EnvSpec) -> tuple[NumpyArray, NumpyArray] | None
     return low, high
 
 
-def _records(dataset: Any, spec: EnvSpec) -> Iterator[Record]:
+def _records(dataset: Any, spec: EnvSpec) -> Iterator[ImportedRow]:
     bounds = _bounds(dataset, spec)
     for episode in dataset.iterate_episodes():
         infos = episode.infos or {}
@@ -297,7 +297,7 @@ def _record(
     infos: dict[str, NumpyArray],
     spec: EnvSpec,
     actions: NumpyArray | None = None,
-) -> Record:
+) -> ImportedRow:
     length = len(episode.rewards)
     arrays = {
         **flatten_tree(map_tree(np.asarray, episode.observations), layout.OBSERVATIONS),
@@ -319,7 +319,7 @@ def _record(
     cut: NumpyArray = np.zeros((1, length), bool)
     cut[0, -1] = infos["cut"][0]
     finals = _final(arrays, length, spec) if infos["final_known"][0] else None
-    return Record(steps, finals, cut)
+    return ImportedRow(steps, finals, cut)
 
 
 def _of_steps(infos: dict[str, NumpyArray], group: str, name: str) -> dict[str, NumpyArray]:

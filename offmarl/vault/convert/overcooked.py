@@ -25,7 +25,7 @@ from offmarl.errors import OptionError, VaultError
 from offmarl.paths import local
 from offmarl.types import EnvSpec
 from offmarl.vault.convert import containers
-from offmarl.vault.convert.admission import Record
+from offmarl.vault.convert.admission import ImportedRow
 from offmarl.vault.convert.common import Imported, origin_of
 from offmarl.vault.convert.games import Game, compare, play_again
 from offmarl.vault.format.layout import NumpyArray
@@ -71,7 +71,7 @@ def read_overcooked(
             ids = 2 * number, 2 * number + 1
             games.append(Game(name, (places, directions), np.array(joint, np.int32), ids))
 
-    def records() -> Iterator[Record]:
+    def records() -> Iterator[ImportedRow]:
         replayed = play_again(env, partial(_begin, env), games)
         for game, record, state in zip(games, replayed, states, strict=True):
             with readable():
@@ -195,7 +195,7 @@ def _begin(env: Any, start: Any) -> Any:
     return env.begin(cooks.get_obs(state), state)
 
 
-def _check(game: Game, record: Record, states: list[Any], rewards: NumpyArray) -> None:
+def _check(game: Game, record: ImportedRow, states: list[Any], rewards: NumpyArray) -> None:
     """Compare agent_0's observations, and the rewards, with the recorded states and rewards."""
     after: Any = record.after
     views = np.concatenate([record.steps.view.observation[0, :1], after.observation[0]])[:, 0]

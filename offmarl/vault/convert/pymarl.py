@@ -33,7 +33,7 @@ from offmarl.types import (
     map_tree,
 )
 from offmarl.vault.convert import common
-from offmarl.vault.convert.admission import Record, to_steps
+from offmarl.vault.convert.admission import ImportedRow, to_steps
 from offmarl.vault.convert.common import Imported, with_final
 from offmarl.vault.convert.containers import (
     HDF5,
@@ -144,7 +144,7 @@ def _check_one_array(spec: EnvSpec) -> None:
 
 def _records(
     blocks: Iterable[tuple[int, dict[str, NumpyArray]]], spec: EnvSpec, last_is_step: bool
-) -> Iterator[Record]:
+) -> Iterator[ImportedRow]:
     steps = 0
     for _, batch in blocks:
         record = _record(batch, spec, last_is_step, steps)
@@ -154,7 +154,7 @@ def _records(
 
 def _record(
     batch: Mapping[str, NumpyArray], spec: EnvSpec, last_is_step: bool, start: int
-) -> Record:
+) -> ImportedRow:
     """Put the steps of a batch of episodes end to end, in one row."""
     lengths, executed, last = _extent(batch, last_is_step)
     at_limit = (lengths >= (spec.time_limit or np.inf))[:, None, None]
@@ -177,7 +177,7 @@ def _record(
     views["rewards"] = np.zeros((1, len(episodes), spec.num_agents))
     time: NumpyArray = np.cumsum(lengths)[episodes] - 1
     final = map_tree(lambda x: x[0], to_steps(views, spec).view)
-    return Record(
+    return ImportedRow(
         to_steps(arrays, spec, start), FinalObservations(np.zeros_like(time), time, final)
     )
 

@@ -29,9 +29,9 @@ from offmarl.vault.format.windows import WindowPlaces, put_steps
 from offmarl.vault.read.bounds import Index
 from offmarl.vault.read.chunks import (
     Checks,
+    ChunkPart,
     ChunkPlace,
     Chunks,
-    Part,
     map_arrays,
     windows_of,
 )
@@ -162,7 +162,7 @@ class Arrays:
         self._check_names(names)
         chunks = self._map() if self._map_pays(names, rows, steps) else self._chunks
         arrays: dict[str, NumpyArray] = {}
-        parts: list[Part] = []
+        parts: list[ChunkPart] = []
         views: dict[ChunkPlace, tuple[Index, ...]] = {}
         cuts: dict[tuple[int, int], tuple[_Cut, _Cut]] = {}
         for name in names:
@@ -180,7 +180,7 @@ class Arrays:
             for number, times, to_steps in by_steps:
                 for block, inside, to_rows in by_rows:
                     place = ChunkPlace(name, block, number)
-                    parts.append(Part(place, (inside, times, *select), out[to_rows, to_steps]))
+                    parts.append(ChunkPart(place, (inside, times, *select), out[to_rows, to_steps]))
         self._copy(chunks, parts)
         for (place, view), chunk in zip(views.items(), chunks.mapped(views), strict=True):
             arrays[place.name] = chunk[view]
@@ -379,7 +379,7 @@ class Arrays:
                 _, oldest = self._cache.popitem(last=False)
                 self._cache_bytes -= oldest.nbytes
 
-    def _copy(self, chunks: Chunks, parts: Sequence[Part]) -> None:
+    def _copy(self, chunks: Chunks, parts: Sequence[ChunkPart]) -> None:
         """Copy parts of chunks to their targets."""
         unmapped = {part.place: part for part in parts if part.place.name not in chunks.maps}
         chunks.copy([part for part in parts if part.place not in unmapped])

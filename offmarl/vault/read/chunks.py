@@ -42,7 +42,7 @@ class ChunkPlace(NamedTuple):
     number: int
 
 
-class Part(NamedTuple):
+class ChunkPart(NamedTuple):
     """A part of a chunk, and the array to copy it to."""
 
     place: ChunkPlace
@@ -169,7 +169,7 @@ class Chunks(NamedTuple):
             chunks.append(chunk)
         return chunks
 
-    def copy(self, parts: Iterable[Part]) -> None:
+    def copy(self, parts: Iterable[ChunkPart]) -> None:
         """Copy parts of mapped chunks to their targets."""
         unreleased = 0
         for place, source, target in parts:

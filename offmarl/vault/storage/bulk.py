@@ -30,7 +30,7 @@ _INDIRECT = 1
 _NO_COMPRESSION = b"\0"
 
 
-class Block(NamedTuple):
+class PageBlock(NamedTuple):
     """Values in one block of memory, which is a whole number of pages."""
 
     memory: mmap.mmap
@@ -51,7 +51,7 @@ class DataFile(NamedTuple):
     """A manifest of a store that holds the values of this file and nothing else."""
 
 
-def write_blocks(directory: Path, blocks: Sequence[Block]) -> DataFile:
+def write_blocks(directory: Path, blocks: Sequence[PageBlock]) -> DataFile:
     """Write blocks to a new data file durably."""
     name = f"{DATA}/{os.urandom(16).hex()}"
     starts, size = [], 0

@@ -37,7 +37,7 @@ from offmarl.vault.format.layout import (
     unseal,
 )
 from offmarl.vault.storage import files
-from offmarl.vault.storage.bulk import Block, DataFile, write_blocks
+from offmarl.vault.storage.bulk import DataFile, PageBlock, write_blocks
 from offmarl.vault.storage.files import WriterLock, conflict, errors_of, vault_error
 from offmarl.vault.storage.location import (
     ARCHIVE_SUFFIX,
@@ -194,7 +194,7 @@ class Store(ABC):
         self,
         writes: Mapping[str, bytes | bytearray],
         fence: Mapping[str, bytes],
-        blocks: Sequence[Block] = (),
+        blocks: Sequence[PageBlock] = (),
     ) -> Pending:
         """Start to write all values or none.
 
@@ -347,7 +347,7 @@ class OcdbtStore(Store):
         self,
         writes: Mapping[str, bytes | bytearray],
         fence: Mapping[str, bytes],
-        blocks: Sequence[Block] = (),
+        blocks: Sequence[PageBlock] = (),
     ) -> Pending:
         """Start to write all values or none."""
         size = sum(len(block.memory) for block in blocks)
@@ -375,7 +375,7 @@ class OcdbtStore(Store):
         return done
 
     def _commit_bulk(
-        self, transaction: ts.Transaction, blocks: Sequence[Block], pending: list[Any]
+        self, transaction: ts.Transaction, blocks: Sequence[PageBlock], pending: list[Any]
     ) -> None:
         """Write blocks to a file, and commit a transaction with references to them."""
         try:
@@ -691,7 +691,7 @@ class Registered(Store):
         self,
         writes: Mapping[str, bytes | bytearray],
         fence: Mapping[str, bytes],
-        blocks: Sequence[Block] = (),
+        blocks: Sequence[PageBlock] = (),
     ) -> "Future[None]":
         """Write all values or none; done when the call returns."""
         writes = {**writes, **_values_of(blocks)}
@@ -784,5 +784,5 @@ def _size(file: Path) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _values_of(blocks: Iterable[Block]) -> dict[str, bytes]:
+def _values_of(blocks: Iterable[PageBlock]) -> dict[str, bytes]:
     return {key: value for block in blocks for key, value in block.values().items()}

@@ -30,7 +30,7 @@ _MASKS = frozenset({"legal_actions", "alive", "terminated", "truncated"})
 _ENDS = frozenset({"terminated", "truncated"})
 
 
-class Part(NamedTuple):
+class StepInterval(NamedTuple):
     """Steps that a function gets in one call: the same interval of time of some rows."""
 
     rows: slice
@@ -45,7 +45,7 @@ class Part(NamedTuple):
         return self.rows.stop - self.rows.start, self.stop - self.start
 
 
-class Steps(Mapping[str, Any]):
+class StepColumns(Mapping[str, Any]):
     """Steps of a vault, by column; each column is read when it is first used.
 
     All T steps of the columns come in the order of rows and then of time. Columns that begin with
@@ -59,7 +59,7 @@ class Steps(Mapping[str, Any]):
         The environment's sizes.
     """
 
-    def __init__(self, vault: Reader, part: Part):
+    def __init__(self, vault: Reader, part: StepInterval):
         self.spec: EnvSpec = vault.spec
         self.vault, self._part = vault, part
         self._cache: dict[str, NumpyArray] = {}
@@ -133,7 +133,7 @@ class Steps(Mapping[str, Any]):
 # ---------------------------------------------------------------------------------- results
 
 
-class Result(NamedTuple):
+class FunctionResult(NamedTuple):
     """The checked result of a function for a part."""
 
     arrays: dict[str, NumpyArray]
@@ -144,7 +144,7 @@ class Result(NamedTuple):
     """The M episodes that end in the part and have a final view."""
 
 
-def new_extras(returned: Any, steps: Steps) -> dict[str, ArraySpec]:
+def new_extras(returned: Any, steps: StepColumns) -> dict[str, ArraySpec]:
     """Return the specs of extras that a function returned and the vault does not have.
 
     Numbers of types that vaults do not have are stored in narrower ones: float64 as float32, and
@@ -161,7 +161,9 @@ def new_extras(returned: Any, steps: Steps) -> dict[str, ArraySpec]:
     return extras
 
 
-def check(returned: Any, steps: Steps, part: Part, leaves: Mapping[str, Leaf]) -> Result:
+def check(
+    returned: Any, steps: StepColumns, part: StepInterval, leaves: Mapping[str, Leaf]
+) -> FunctionResult:
     """Check the result of a function, and convert it to the vault's types."""
     if not isinstance(returned, Mapping):
         raise OptionError(
@@ -185,7 +187,7 @@ def check(returned: Any, steps: Steps, part: Part, leaves: Mapping[str, Leaf]) -
     if layout.STATE in leaves:
         _follow(arrays, finals, steps.spec)
     _check_values(arrays, finals, steps)
-    return Result(arrays, finals, steps.episode[steps.ends])
+    return FunctionResult(arrays, finals, steps.episode[steps.ends])
 
 
 def _follow(arrays: dict[str, NumpyArray], finals: dict[str, NumpyArray], spec: EnvSpec) -> None:
@@ -203,7 +205,9 @@ def _follow(arrays: dict[str, NumpyArray], finals: dict[str, NumpyArray], spec: 
             finals["state"] = finals["observation"][..., mask]
 
 
-def _fit_leaf(name: str, value: Any, leaf: Leaf, steps: Steps, part: Part) -> NumpyArray:
+def _fit_leaf(
+    name: str, value: Any, leaf: Leaf, steps: StepColumns, part: StepInterval
+) -> NumpyArray:
     count = len(steps.time)
     dtype = np.dtype(bool) if name in _MASKS else leaf.dtype
     array = _cast(name, value, (count, *leaf.shape), dtype, steps, np.arange(count))
@@ -215,7 +219,7 @@ def _cast(
     value: Any,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
-    steps: Steps,
+    steps: StepColumns,
     at: NumpyArray,
 ) -> NumpyArray:
     array = np.asarray(value)
@@ -240,12 +244,12 @@ def _cast(
     return values.cast({name: array}, {name: Leaf(dtype, ())}, on_invalid="keep")[name]
 
 
-def _place(steps: Steps, at: NumpyArray) -> str:
+def _place(steps: StepColumns, at: NumpyArray) -> str:
     first, last = (int(steps.episode[at[i]]) for i in (0, -1))
     return f"episode {first}" if first == last else f"episodes {first} to {last}"
 
 
-def _check_same(name: str, value: Any, steps: Steps) -> None:
+def _check_same(name: str, value: Any, steps: StepColumns) -> None:
     if not np.array_equal(np.asarray(value), steps[name]):
         raise OptionError(
             f"the function changes {name} of {_place(steps, np.arange(len(steps.time)))}, but map "
@@ -255,7 +259,7 @@ def _check_same(name: str, value: Any, steps: Steps) -> None:
 
 
 def _check_views(
-    arrays: Mapping[str, NumpyArray], finals: Mapping[str, NumpyArray], steps: Steps
+    arrays: Mapping[str, NumpyArray], finals: Mapping[str, NumpyArray], steps: StepColumns
 ) -> None:
     """Raise `OptionError` if only one of a view's columns before and after an action is changed."""
     if not len(steps.ends):
@@ -272,7 +276,7 @@ def _check_views(
 
 
 def _check_values(
-    arrays: Mapping[str, NumpyArray], finals: Mapping[str, NumpyArray], steps: Steps
+    arrays: Mapping[str, NumpyArray], finals: Mapping[str, NumpyArray], steps: StepColumns
 ) -> None:
     """Raise `InvalidValueError` for the first invalid value; the message names its episode."""
     flat = {name: a.reshape(1, -1, *a.shape[2:]) for name, a in arrays.items()}
@@ -292,7 +296,7 @@ def _check_values(
 def _invalid(
     arrays: Mapping[str, NumpyArray],
     finals: Mapping[str, NumpyArray],
-    steps: Steps,
+    steps: StepColumns,
     place: RecordPosition = values.IN_RECORD,
 ) -> Iterator[str]:
     for fault in values.find(arrays, steps.spec, place=place):
@@ -303,7 +307,7 @@ def _invalid(
             yield f"{FINAL}{name}, the view {place.of} after its last step, is not finite."
 
 
-def _unknown(name: str, steps: Steps) -> OptionError:
+def _unknown(name: str, steps: StepColumns) -> OptionError:
     names = list(steps)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]}? " if near else ""

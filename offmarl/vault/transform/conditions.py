@@ -10,7 +10,7 @@ from offmarl.errors import ExpressionError
 from offmarl.teams import policy_columns
 from offmarl.vault.format.layout import POLICY_IDS, NumpyArray
 from offmarl.vault.transform import expression, lineage
-from offmarl.vault.transform.columns import Part, Steps
+from offmarl.vault.transform.columns import StepColumns, StepInterval
 from offmarl.vault.transform.expression import (
     ANY_EXTRA,
     ANY_POLICY,
@@ -22,7 +22,7 @@ from offmarl.vault.transform.expression import (
     Expression,
     Kind,
 )
-from offmarl.vault.transform.lineage import Named, Source
+from offmarl.vault.transform.lineage import LineageSource, Named
 from offmarl.vault.transform.selection import Pieces, Pool, Unit, whole_episodes
 
 OF_EPISODES: dict[str, Kind] = {
@@ -62,7 +62,7 @@ def parse_condition(condition: str, by: Unit) -> Expression:
 
 
 def meeting(
-    sources: Sequence[Source],
+    sources: Sequence[LineageSource],
     condition: str,
     by: Unit,
     within: Sequence[Pieces] | None = None,
@@ -95,7 +95,7 @@ def meeting(
 
 
 def _whole_meeting(
-    sources: Sequence[Source], parsed: Expression, columns: Sequence[Columns]
+    sources: Sequence[LineageSource], parsed: Expression, columns: Sequence[Columns]
 ) -> list[Pieces]:
     pool = Pool([source.vault for source in sources])
     shared = set.intersection(*map(set, columns))
@@ -104,7 +104,7 @@ def _whole_meeting(
     return pool.whole(parsed.holds(pooled, len(pool.length)))
 
 
-def _warn_of_missing_returns(source: Source) -> None:
+def _warn_of_missing_returns(source: LineageSource) -> None:
     returns = source.vault.episodes.team_returns
     if missing := int((~np.isfinite(returns)).any(1).sum()):
         warnings.warn(
@@ -116,7 +116,7 @@ def _warn_of_missing_returns(source: Source) -> None:
 
 
 def _nothing_meets(
-    sources: Sequence[Source], parsed: Expression, columns: Sequence[Columns], by: Unit
+    sources: Sequence[LineageSource], parsed: Expression, columns: Sequence[Columns], by: Unit
 ) -> ExpressionError:
     paths = ", ".join(str(source.vault.path) for source in sources)
     ranges = []
@@ -133,7 +133,7 @@ def _nothing_meets(
 
 
 def columns_of(
-    source: Source, named: Sequence[Named] | None = None, names: Iterable[str] = ()
+    source: LineageSource, named: Sequence[Named] | None = None, names: Iterable[str] = ()
 ) -> Columns:
     """Return one value for each episode, by name, without columns that the vault does not have.
 
@@ -168,7 +168,7 @@ def columns_of(
 
 
 def _policies(
-    source: Source, ids: NumpyArray, named: Sequence[Named], names: Iterable[str]
+    source: LineageSource, ids: NumpyArray, named: Sequence[Named], names: Iterable[str]
 ) -> dict[str, NumpyArray]:
     """Return the ids and the names of policies, from those of each agent, for these columns."""
     columns: dict[str, NumpyArray] = {}
@@ -180,7 +180,7 @@ def _policies(
     return columns
 
 
-def _policy_names(source: Source, policy_id: NumpyArray) -> NumpyArray:
+def _policy_names(source: LineageSource, policy_id: NumpyArray) -> NumpyArray:
     """Return the names of policies; the program's name for policies without their own."""
     number = lineage.origin_of(policy_id, source.origins)
     names = np.array([origin.program or "" for origin in source.origins], object)[number]
@@ -191,7 +191,7 @@ def _policy_names(source: Source, policy_id: NumpyArray) -> NumpyArray:
     return names.astype(str)
 
 
-def check_known(source: Source, parsed: Expression, columns: Columns) -> None:
+def check_known(source: LineageSource, parsed: Expression, columns: Columns) -> None:
     """Raise `ExpressionError` if an expression uses a column that a vault does not have."""
     vault, spec = source.vault, source.vault.spec
     extras = {name: leaf.shape for name, leaf in vault.leaves.items() if name.startswith(EXTRA)}
@@ -214,7 +214,11 @@ def check_known(source: Source, parsed: Expression, columns: Columns) -> None:
 
 
 def step_columns(
-    source: Source, named: Sequence[Named], columns: Columns, steps: Steps, names: Collection[str]
+    source: LineageSource,
+    named: Sequence[Named],
+    columns: Columns,
+    steps: StepColumns,
+    names: Collection[str],
 ) -> Columns:
     """Return columns of steps, ``(T, 1)`` or ``(T, N)``: those of their episodes, and their own."""
     data = {x: y[steps.episode] for x, y in columns.items() if x.removesuffix(POLICY_NAME) in names}
@@ -228,7 +232,7 @@ def step_columns(
 
 
 def _steps_meeting(
-    source: Source,
+    source: LineageSource,
     parsed: Expression,
     columns: Columns,
     named: Sequence[Named],
@@ -247,7 +251,7 @@ def _steps_meeting(
         for begin, stop in vault.blocks(leaves, rows=1):
             if stop <= first or begin >= last:
                 continue
-            steps = Steps(vault, Part(slice(row, row + 1), begin, stop, number=0))
+            steps = StepColumns(vault, StepInterval(slice(row, row + 1), begin, stop, number=0))
             values = step_columns(source, named, columns, steps, parsed.names)
             means = {name: x.mean(1) if x.shape[1] > 1 else x[:, 0] for name, x in values.items()}
             holds[begin:stop] = parsed.holds(means, stop - begin)

@@ -14,8 +14,8 @@ from offmarl.vault.format.layout import Codec, NumpyArray
 from offmarl.vault.format.tables import CAUSES, CUT, OPEN
 from offmarl.vault.read.reader import Reader, common_spec
 from offmarl.vault.transform import lineage
-from offmarl.vault.transform.lineage import Named, Source
-from offmarl.vault.transform.plan import Plan, StrPath
+from offmarl.vault.transform.lineage import LineageSource, Named
+from offmarl.vault.transform.plan import StrPath, TransformPlan
 from offmarl.vault.transform.selection import Pieces
 from offmarl.vault.write.creation import create_whole
 from offmarl.vault.write.writer import Writer
@@ -35,10 +35,10 @@ BLOCK_BYTES = 2**25
 
 
 def execute(
-    plan: Plan,
+    plan: TransformPlan,
     path: StrPath,
     progress: Progress,
-    sources: Sequence[Source] | None = None,
+    sources: Sequence[LineageSource] | None = None,
     *,
     copy: "Copy | None" = None,
     named: Sequence[Named] | None = None,
@@ -74,13 +74,13 @@ def execute(
         writer.annotate({**provenance, **plan.provenance})
 
 
-def examine_all(vaults: Sequence[Reader], progress: Progress) -> list[Source]:
+def examine_all(vaults: Sequence[Reader], progress: Progress) -> list[LineageSource]:
     """Compute the digests of vaults and find their origins."""
     with progress("digest", sum(vault.num_steps for vault in vaults)) as advance:
         return [lineage.examine(vault, advance) for vault in vaults]
 
 
-def steps_of(selections: Sequence[tuple[Source, Pieces]], may_be_empty: bool = False) -> int:
+def steps_of(selections: Sequence[tuple[LineageSource, Pieces]], may_be_empty: bool = False) -> int:
     """Return the number of steps taken; `VaultError` if there are none."""
     steps = sum(pieces.steps for _, pieces in selections)
     if not steps and not may_be_empty:

@@ -14,9 +14,9 @@ from offmarl.config import check_seed
 from offmarl.errors import OffmarlError, OptionError
 from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.transform import conditions, expression
-from offmarl.vault.transform.columns import Part, Steps
+from offmarl.vault.transform.columns import StepColumns, StepInterval
 from offmarl.vault.transform.expression import Expression
-from offmarl.vault.transform.lineage import Source
+from offmarl.vault.transform.lineage import LineageSource
 
 MapFunction = Callable[..., Mapping[str, Any]] | str
 """``function(steps) -> columns``, or its place: "module:function" or "path/to/file.py:function". A
@@ -37,7 +37,7 @@ class Function(NamedTuple):
     """Name of the parameter for random numbers; None if it takes none."""
     seed: int
 
-    def __call__(self, steps: Steps, part: Part) -> Any:
+    def __call__(self, steps: StepColumns, part: StepInterval) -> Any:
         """Return the function's result for a part."""
         options = {self.random: self._randomness(part.number)} if self.random else {}
         try:
@@ -105,13 +105,13 @@ def parse_reward(text: str) -> Expression:
     return expression.parse(text, conditions.OF_STEPS, percentiles=False, kind="number")
 
 
-def reward_formula(text: str, source: Source) -> Function:
+def reward_formula(text: str, source: LineageSource) -> Function:
     """Return the function that computes the rewards of a source by a formula."""
     parsed = parse_reward(text)
     columns = conditions.columns_of(source, names=parsed.names)
     conditions.check_known(source, parsed, columns)
 
-    def reward(steps: Steps) -> dict[str, NumpyArray]:
+    def reward(steps: StepColumns) -> dict[str, NumpyArray]:
         values = conditions.step_columns(source, source.named, columns, steps, parsed.names)
         return {"reward": parsed.value(values, steps["reward"].shape).astype(np.float32)}
 

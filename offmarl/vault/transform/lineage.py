@@ -65,7 +65,7 @@ class Named(NamedTuple):
     policies: list[dict[str, Any]]
 
 
-class Source(NamedTuple):
+class LineageSource(NamedTuple):
     """An input of a transform."""
 
     vault: Reader
@@ -83,28 +83,28 @@ class Source(NamedTuple):
         return {"digest": self.digest, "named": [[*named] for named in self.named]}
 
     @classmethod
-    def from_json(cls, vault: Reader, data: Mapping[str, Any]) -> "Source":
+    def from_json(cls, vault: Reader, data: Mapping[str, Any]) -> "LineageSource":
         """Return the source of a vault that was examined before."""
         named = [Named(Origin(*origin), policies) for origin, policies in data["named"]]
         return cls(vault, data["digest"], named)
 
 
-def examine(vault: Reader, advance: Advance) -> Source:
+def examine(vault: Reader, advance: Advance) -> LineageSource:
     """Compute a vault's digest and find its origins; reads all of it."""
     try:
         content_digest = digest(vault, lambda steps: advance(steps * vault.rows))
     except VaultError:  # if a damaged part is copied, copying raises
         return examine_damaged(vault, None)
-    return Source(vault, content_digest, _origins(vault, content_digest))
+    return LineageSource(vault, content_digest, _origins(vault, content_digest))
 
 
-def examine_damaged(vault: Reader, ids: Iterable[NumpyArray] | None) -> Source:
+def examine_damaged(vault: Reader, ids: Iterable[NumpyArray] | None) -> LineageSource:
     """Identify a vault that cannot be read completely by its episode table."""
     total = hashlib.sha256()
     for column in vault.episodes.columns:
         total.update(column.tobytes())
     table_digest = f"damaged, episode table {total.hexdigest()}"
-    return Source(vault, table_digest, _origins(vault, table_digest, ids))
+    return LineageSource(vault, table_digest, _origins(vault, table_digest, ids))
 
 
 def name_of(vault: Reader) -> str:
@@ -148,7 +148,7 @@ def merge(present: Iterable[Named]) -> list[Named]:
     return origins
 
 
-def merged(selections: Iterable[tuple[Source, Pieces]]) -> list[Named]:
+def merged(selections: Iterable[tuple[LineageSource, Pieces]]) -> list[Named]:
     """Return the merged origins of selections from some sources."""
     origins: list[Named] = []
     for source, pieces in selections:
@@ -238,7 +238,7 @@ def _ids(vault: Reader) -> Iterator[NumpyArray]:
 def provenance_of(
     operation: str,
     arguments: Mapping[str, Any],
-    selections: Sequence[tuple[Source, Pieces]],
+    selections: Sequence[tuple[LineageSource, Pieces]],
     origins: Sequence[Named],
 ) -> dict[str, Any]:
     """Return the provenance of a vault that a transform makes."""
@@ -257,7 +257,7 @@ def provenance_of(
     } | ({"policies": policies} if policies else {})
 
 
-def _describe(source: Source, pieces: Pieces, most_bytes: int) -> dict[str, Any]:
+def _describe(source: LineageSource, pieces: Pieces, most_bytes: int) -> dict[str, Any]:
     vault = source.vault
     facts = {
         "vault": name_of(vault),

@@ -13,13 +13,19 @@ from offmarl.types import Transition, View, flatten_view
 from offmarl.vault.format import encoding, layout
 from offmarl.vault.format.layout import NumpyArray, Schema, column_of
 from offmarl.vault.read.reader import Reader
-from offmarl.vault.transform.columns import Part, Result, Steps, check, new_extras
+from offmarl.vault.transform.columns import (
+    FunctionResult,
+    StepColumns,
+    StepInterval,
+    check,
+    new_extras,
+)
 from offmarl.vault.transform.execute import copy_rows, examine_all, execute
 from offmarl.vault.transform.function import Function, MapFunction, reward_formula
 from offmarl.vault.transform.plan import (
     AnyVault,
-    Plan,
     StrPath,
+    TransformPlan,
     checked_function,
     opened,
     take_all,
@@ -52,7 +58,7 @@ def map_columns(
     copy = partial(copy_rows, replace=_Replaced(schema, changed, results))
 
     arguments = {**mapper.described, "columns": sorted(map(column_of, changed)), "by": by}
-    plan = Plan(
+    plan = TransformPlan(
         "map",
         [vault],
         take_all,
@@ -74,7 +80,7 @@ def _schema_of(vault: Reader) -> Schema:
     return Schema(vault.spec, vault.rows, rows, steps, "raw")
 
 
-def _parts_of(vault: Reader, schema: Schema, by: Unit) -> Iterator[Part]:
+def _parts_of(vault: Reader, schema: Schema, by: Unit) -> Iterator[StepInterval]:
     """Yield the parts that a function is called for, in the order of time.
 
     Parts by steps are whole chunks of all rows that share them, so they do not depend on the
@@ -84,19 +90,23 @@ def _parts_of(vault: Reader, schema: Schema, by: Unit) -> Iterator[Part]:
     if by == "episodes":
         for number in np.lexsort((table.row, table.start)).tolist():
             row, start = int(table.row[number]), int(table.start[number])
-            yield Part(slice(row, row + 1), start, start + int(table.length[number]), number)
+            yield StepInterval(
+                slice(row, row + 1), start, start + int(table.length[number]), number
+            )
         return
     size = max(1, _PART_BYTES // schema.chunk_bytes) * schema.chunk_steps
     starts, groups = range(0, vault.length, size), range(0, vault.rows, schema.chunk_rows)
     for time, start in enumerate(starts):
         for group, first in enumerate(groups):
             rows = slice(first, first + schema.chunk_rows)
-            yield Part(rows, start, min(start + size, vault.length), group * len(starts) + time)
+            yield StepInterval(
+                rows, start, min(start + size, vault.length), group * len(starts) + time
+            )
 
 
 def _start(
     vault: Reader, schema: Schema, function: Function, by: Unit
-) -> tuple[Schema, frozenset[str], Iterator[tuple[Part, Result]]]:
+) -> tuple[Schema, frozenset[str], Iterator[tuple[StepInterval, FunctionResult]]]:
     """Return the new vault's schema, the columns that a function changes, and all its results.
 
     The result for the first part, which is computed at once, determines them.
@@ -105,16 +115,16 @@ def _start(
     first = next(parts, None)
     if first is None:
         raise VaultError(f"{vault.path} has no steps: an empty vault is not written.")
-    steps = Steps(vault, first)
+    steps = StepColumns(vault, first)
     returned = function(steps, first)
     extras = {**schema.spec.extras, **new_extras(returned, steps)}
     schema = replace(schema, spec=replace(schema.spec, extras=extras))
     layout.check_leaves(schema.spec)
     result = check(returned, steps, first, schema.leaves)
 
-    def rest() -> Iterator[tuple[Part, Result]]:
+    def rest() -> Iterator[tuple[StepInterval, FunctionResult]]:
         for part in parts:
-            steps = Steps(vault, part)
+            steps = StepColumns(vault, part)
             yield part, check(function(steps, part), steps, part, schema.leaves)
 
     return schema, frozenset(result.arrays), chain([(first, result)], rest())
@@ -124,11 +134,14 @@ class _Replaced:
     """Replaces the steps of a vault by a function's results, which come in the order of time."""
 
     def __init__(
-        self, schema: Schema, changed: frozenset[str], results: Iterator[tuple[Part, Result]]
+        self,
+        schema: Schema,
+        changed: frozenset[str],
+        results: Iterator[tuple[StepInterval, FunctionResult]],
     ):
         self._schema, self._changed, self._results = schema, changed, results
         self._filled: NumpyArray = np.zeros(schema.rows, np.int64)
-        self._waiting: list[tuple[Part, Result]] = []
+        self._waiting: list[tuple[StepInterval, FunctionResult]] = []
 
     def __call__(
         self, begin: int, stop: int, steps: Transition, episodes: NumpyArray, views: View

@@ -16,19 +16,19 @@ from offmarl.vault.read.open import open_reader
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform import conditions, selection
 from offmarl.vault.transform.function import Function, load, parse_reward
-from offmarl.vault.transform.lineage import Source, name_of
+from offmarl.vault.transform.lineage import LineageSource, name_of
 from offmarl.vault.transform.selection import Pieces, Pool, Unit, whole_episodes
 
 StrPath = str | os.PathLike[str]
 AnyVault = StrPath | Reader
 """A vault, open or by its path."""
 
-Select = Callable[[Sequence[Source], Sequence[Pieces] | None], Sequence[Pieces]]
+Select = Callable[[Sequence[LineageSource], Sequence[Pieces] | None], Sequence[Pieces]]
 """Selects pieces of each source. If it has to read steps, it reads those of the given whole
 episodes of each source; None stands for all."""
 
 
-class Plan(NamedTuple):
+class TransformPlan(NamedTuple):
     """A transform: the selection from its vaults, and the layout of the result.
 
     The new vault has the pieces one after the other in one row, unless it keeps the rows.
@@ -95,9 +95,9 @@ def opened_all(
 
 def cat(
     sources: Sequence[AnyVault], codec: Codec | None = None, time_limit: int | None = None
-) -> Plan:
+) -> TransformPlan:
     """Plan `offmarl.vault.cat`."""
-    return Plan("cat", opened_all(sources, time_limit), take_all, codec=codec)
+    return TransformPlan("cat", opened_all(sources, time_limit), take_all, codec=codec)
 
 
 def filter(
@@ -105,15 +105,17 @@ def filter(
     condition: str,
     by: Unit = "episodes",
     codec: Codec | None = None,
-) -> Plan:
+) -> TransformPlan:
     """Plan `offmarl.vault.filter`."""
     conditions.parse_condition(condition, by)  # before anything slow
 
-    def select(sources: Sequence[Source], within: Sequence[Pieces] | None) -> list[Pieces]:
+    def select(sources: Sequence[LineageSource], within: Sequence[Pieces] | None) -> list[Pieces]:
         return conditions.meeting(sources, condition, by, within if by == "steps" else None)
 
     arguments, of_steps = {"condition": condition, "by": by}, by == "steps"
-    return Plan("filter", opened_all(source), select, arguments, codec, reads_steps=of_steps)
+    return TransformPlan(
+        "filter", opened_all(source), select, arguments, codec, reads_steps=of_steps
+    )
 
 
 def sample(
@@ -125,7 +127,7 @@ def sample(
     like: AnyVault | None = None,
     seed: int = 0,
     codec: Codec | None = None,
-) -> Plan:
+) -> TransformPlan:
     """Plan `offmarl.vault.sample`."""
     selection.check_amount(steps, episodes, top, match_returns, like is not None)
     vaults = opened_all(source)
@@ -143,10 +145,10 @@ def sample(
         return selection.take_first(pool, order, steps, episodes)
 
     arguments = {"steps": steps, "episodes": episodes, "top": top, "seed": seed}
-    return Plan("sample", vaults, select, arguments, codec, like=models)
+    return TransformPlan("sample", vaults, select, arguments, codec, like=models)
 
 
-def dedup(source: AnyVault, codec: Codec | None, progress: Progress) -> Plan:
+def dedup(source: AnyVault, codec: Codec | None, progress: Progress) -> TransformPlan:
     """Plan `offmarl.vault.dedup`."""
     vault = opened(source)
 
@@ -157,7 +159,7 @@ def dedup(source: AnyVault, codec: Codec | None, progress: Progress) -> Plan:
             )
         return [whole_episodes(vault, np.unique(hashes, return_index=True)[1])]
 
-    return Plan("dedup", [vault], select, codec=codec)
+    return TransformPlan("dedup", [vault], select, codec=codec)
 
 
 def recode(
@@ -166,14 +168,16 @@ def recode(
     chunk_steps: int | None = None,
     time_limit: int | None = None,
     keeps_rows: bool = False,
-) -> Plan:
+) -> TransformPlan:
     """Plan `offmarl.vault.recode`, by default with the layout "stream"."""
     vaults = opened_all(source, time_limit)
     if keeps_rows and len(vaults) > 1:
         raise OptionError("the rows of several vaults cannot be kept: give --layout stream.")
     layout = "rows" if keeps_rows else "stream"
     arguments = {"codec": codec, "chunk_steps": chunk_steps, "layout": layout}
-    return Plan("recode", vaults, take_all, arguments, codec, chunk_steps, keeps_rows=keeps_rows)
+    return TransformPlan(
+        "recode", vaults, take_all, arguments, codec, chunk_steps, keeps_rows=keeps_rows
+    )
 
 
 def map(
@@ -182,12 +186,12 @@ def map(
     reward: str | None = None,
     by: Unit = "episodes",
     seed: int = 0,
-) -> Plan:
+) -> TransformPlan:
     """Plan `offmarl.vault.map`, but with all episodes in one row, which only tasks carry out."""
     mapper = checked_function(function, reward, seed)
     arguments: dict[str, Any] = {"reward": reward, "by": by, "seed": seed}
     arguments |= {} if mapper is None else {"function": mapper.name, "sha256": mapper.sha256}
-    return Plan("map", opened_all(source), take_all, arguments)
+    return TransformPlan("map", opened_all(source), take_all, arguments)
 
 
 def checked_function(function: Any, reward: str | None, seed: int) -> Function | None:
@@ -199,13 +203,13 @@ def checked_function(function: Any, reward: str | None, seed: int) -> Function |
     return None if function is None else load(function, seed)
 
 
-def take_all(sources: Sequence[Source], within: Sequence[Pieces] | None) -> list[Pieces]:
+def take_all(sources: Sequence[LineageSource], within: Sequence[Pieces] | None) -> list[Pieces]:
     """Select all episodes of all sources."""
     del within
     return [whole_episodes(source.vault) for source in sources]
 
 
-SHARED: Mapping[str, Callable[..., Plan]] = {
+SHARED: Mapping[str, Callable[..., TransformPlan]] = {
     "cat": cat,
     "filter": filter,
     "sample": sample,

@@ -9,7 +9,7 @@ from offmarl.errors import VaultFormatError
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import NumpyArray, damaged
 from offmarl.vault.format.metadata import own_grids
-from offmarl.vault.storage.bulk import Block, allocate
+from offmarl.vault.storage.bulk import PageBlock, allocate
 from offmarl.vault.storage.store import Store
 
 Value = bytes | bytearray
@@ -54,7 +54,7 @@ class Staged(NamedTuple):
 
     values: dict[str, Value]
     """Small or compressed values, by key."""
-    block: Block | None
+    block: PageBlock | None
     """Uncompressed values."""
 
     @property
@@ -133,7 +133,7 @@ class ChunkBuffer:
         keys = self._schema.chunk_keys(self._number)
         if self._schema.codec == "raw":
             places = dict(zip(keys, self._chunk.places, strict=True))
-            block = Block(self._chunk.memory, places)
+            block = PageBlock(self._chunk.memory, places)
             self.staged[self._number] = Staged(self._checksums(), block)
             self._lent[self._number] = self._chunk
             self._chunk = self._spare.pop() if self._spare else _Chunk(self._schema)

@@ -15,7 +15,7 @@ Cut = bool | np.ndarray[Any, np.dtype[np.bool_]]
 """A flag for the last step of all rows or of each, or for every step ``(rows, T)``."""
 
 
-class Record(NamedTuple):
+class IndexRecord(NamedTuple):
     """The episodes and final views that a record adds, and the vault's head after it."""
 
     head: Head
@@ -49,7 +49,7 @@ def account(
     *,
     fresh: bool,
     cut: Cut = False,
-) -> Record:
+) -> IndexRecord:
     """Return the record of steps ``(rows, T, ...)`` that are appended."""
     lost = running[:0]
     signals = encoding.signals_of(arrays)
@@ -72,10 +72,10 @@ def account(
         finals=tip.finals + len(views),
         total_return=tip.total_return + float(episodes["returns"].mean(-1).sum()),
     )
-    return Record(head, episodes, views, running)
+    return IndexRecord(head, episodes, views, running)
 
 
-def tables_of(records: Sequence[Record], before: Head, stock_length: int) -> dict[str, bytes]:
+def tables_of(records: Sequence[IndexRecord], before: Head, stock_length: int) -> dict[str, bytes]:
     """Return the keys and values that add records to the tables of a vault.
 
     The index is never set below ``stock_length``: steps that are not adopted yet are not lost.

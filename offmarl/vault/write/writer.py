@@ -28,7 +28,7 @@ from offmarl.vault.storage.files import WriterLock, conflict, errors_of
 from offmarl.vault.storage.store import Directory, Pending, Store
 from offmarl.vault.write.chunks import ChunkBuffer, Staged, Value
 from offmarl.vault.write.compaction import reclaim, tidy
-from offmarl.vault.write.index import Cut, Record, account, is_there, tables_of, warn_of_length
+from offmarl.vault.write.index import Cut, IndexRecord, account, is_there, tables_of, warn_of_length
 
 _COMMIT_BYTES = 2**25
 """Size of the full chunks that start a commit while no other is in progress."""
@@ -44,7 +44,7 @@ class _Commit(NamedTuple):
     """A commit that may not have finished."""
 
     done: Pending
-    records: list[Record]
+    records: list[IndexRecord]
     staged: dict[int, Staged]
     through: int
     """Steps of each row in full chunks after this commit."""
@@ -68,7 +68,7 @@ class Writer:
         self._head = self._tip = manifest.head
         self._running = manifest.running
         self._provenance = manifest.provenance
-        self._pending: list[Record] = []
+        self._pending: list[IndexRecord] = []
         self._annotated = False
         self._has_new_pages = False
         self._buffer = ChunkBuffer(self._schema, self._head.length)

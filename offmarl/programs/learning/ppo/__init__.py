@@ -13,7 +13,7 @@ from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
     from offmarl.programs.learning.ppo.arguments import (
-        OffPolicyArgs as OffPolicyArgs,
+        OffPolicyPPOArgs as OffPolicyPPOArgs,
         PPOArgs as PPOArgs,
         policy_config as policy_config,
     )
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         ActorCritic as ActorCritic,
         Networks as Networks,
         State as State,
-        Windows as Windows,
+        RolloutWindows as RolloutWindows,
     )
     from offmarl.programs.learning.ppo.program import make_program as make_program
 else:

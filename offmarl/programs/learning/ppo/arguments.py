@@ -78,7 +78,7 @@ class PPOArgs(OnlineArgs):
 
 
 @dataclass(frozen=True)
-class OffPolicyArgs(PPOArgs):
+class OffPolicyPPOArgs(PPOArgs):
     """Arguments of actor-critics that learn from the steps of their earlier policies."""
 
     lag: NonNegativeInt = 1

@@ -52,7 +52,7 @@ class State(NamedTuple):
     """The actor's parameters before each of the last updates, ``(lag, ...)``, the oldest first."""
 
 
-class Windows(NamedTuple):
+class RolloutWindows(NamedTuple):
     """W windows of L steps to learn from."""
 
     view: View
@@ -85,7 +85,11 @@ class Networks(NamedTuple):
         return jnp.arange(max(self.teams) + 1)[:, None] == jnp.array(self.teams)
 
     def evaluate(
-        self, params: ActorCritic, carry: ActorCritic, steps: Transition | Windows, first: Array
+        self,
+        params: ActorCritic,
+        carry: ActorCritic,
+        steps: Transition | RolloutWindows,
+        first: Array,
     ) -> tuple[Float[Array, "L W N"], Float[Array, "L W N"], Float[Array, "L W N"] | None]:
         """Return the log-probability of each agent's action, and the entropy of its policy.
 
@@ -129,7 +133,7 @@ def loss(
     args: PPOArgs,
     hyper: Hyperparameters,
     entropy_weight: Float[Array, ""],
-    batch: Windows,
+    batch: RolloutWindows,
     carry: ActorCritic,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the clipped surrogate and entropy bonus of live agents, and the value error of all.
@@ -176,7 +180,7 @@ def normalise(
 # ---------------------------------------------------------------------------------- advantages
 
 
-class Estimates(NamedTuple):
+class StepEstimates(NamedTuple):
     """Advantages, targets and values of the steps of a rollout."""
 
     advantage: Float[Array, "T E N"]
@@ -197,7 +201,7 @@ def estimate(
     reward: Float[Array, "T E N"],
     next_views: View,
     log_ratio: Float[Array, "T E N"] | None = None,
-) -> Estimates:
+) -> StepEstimates:
     """Return generalised advantages and λ-returns of ``reward``; see also `bootstrap_discounts`.
 
     They are V-trace's if ``log_ratio`` is given: the log-probabilities of the actions, minus those
@@ -226,7 +230,7 @@ def estimate(
         error = advantage = of_each(generalised_advantages)(*steps)
     else:
         error, advantage = of_each(vtrace)(*steps, log_ratio)
-    return Estimates(advantage, error + value_tm1, value, carries)
+    return StepEstimates(advantage, error + value_tm1, value, carries)
 
 
 def _next_values(
@@ -249,8 +253,8 @@ def _next_values(
 
 
 def normalise_targets(
-    networks: Networks, state: State, estimates: Estimates, alive: Bool[Array, "T E N"]
-) -> tuple[State, Estimates]:
+    networks: Networks, state: State, estimates: StepEstimates, alive: Bool[Array, "T E N"]
+) -> tuple[State, StepEstimates]:
     """Add the targets to the moments of the teams, and normalise the targets by them.
 
     The critic is not rescaled so that its values stay (PopArt): on coverage-3 that slows learning.
@@ -349,7 +353,7 @@ def learn(
     args: PPOArgs,
     hyper: Hyperparameters,
     state: State,
-    batch: Windows,
+    batch: RolloutWindows,
     carry: ActorCritic,
     progress: Float[Array, ""],
     key: PRNGKeyArray,

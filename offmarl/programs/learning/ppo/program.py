@@ -23,7 +23,7 @@ from offmarl.networks import (
 from offmarl.programs.experience.buffer import add, init_capture, make_buffer
 from offmarl.programs.learning.optimisers import clipped_adam, linear_schedule, training_progress
 from offmarl.programs.learning.ppo.arguments import (
-    OffPolicyArgs,
+    OffPolicyPPOArgs,
     PPOArgs,
     policy_config,
     window_length,
@@ -31,8 +31,8 @@ from offmarl.programs.learning.ppo.arguments import (
 from offmarl.programs.learning.ppo.learning import (
     ActorCritic,
     Networks,
+    RolloutWindows,
     State,
-    Windows,
     acting,
     begins,
     cut,
@@ -57,7 +57,7 @@ def make_program(
     actor: tuple[AgentNetwork, Head] | None = None,
     kind: type[Networks] = Networks,
 ) -> Program:
-    """Build a program of proximal policy optimisation, or of V-trace for `OffPolicyArgs`.
+    """Build a program of proximal policy optimisation, or of V-trace for `OffPolicyPPOArgs`.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def make_program(
     actor = actor or (agent_network(config, spec), agent_head(config))
     networks = kind(*actor, critic, critic_input, team_numbers(spec))
     env, make_policy = envs.autoreset(env), partial(head_policy, *actor, spec)
-    policy, off_policy = make_policy(), args if isinstance(args, OffPolicyArgs) else None
+    policy, off_policy = make_policy(), args if isinstance(args, OffPolicyPPOArgs) else None
     lag = off_policy.lag if off_policy else 0
     buffer = make_buffer(args.num_envs, args.num_steps)
 
@@ -137,7 +137,7 @@ def make_program(
         carry = window_carries(networks, state, transitions, steps.carries, length)
         if args.normalise_values:
             state, steps = normalise_targets(networks, state, steps, transitions.view.alive)
-        batch = Windows(
+        batch = RolloutWindows(
             transitions.view,
             begins(transitions.last),
             transitions.action,
