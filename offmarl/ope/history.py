@@ -25,7 +25,7 @@ from offmarl.networks import (
     unroll_batch,
 )
 from offmarl.replay import Replay, Windows, WindowSource, load
-from offmarl.replay.circles import Mixed
+from offmarl.replay.rings import Mixed
 from offmarl.replay.sampling import Source
 from offmarl.terminal import Progress
 from offmarl.types import ArrayTree, Policy, Sequence, empty_view, remember

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         split_key as split_key,
         whole_episodes as whole_episodes,
     )
-    from offmarl.replay.circles import (
-        Circles as Circles,
+    from offmarl.replay.rings import (
+        SlotRings as SlotRings,
         Mixed as Mixed,
         StepProbabilities as StepProbabilities,
     )

@@ -19,13 +19,13 @@ from offmarl._arrays import largest_divisor
 from offmarl._compiling import unguarded
 from offmarl.replay import device
 from offmarl.replay.blocks import BLOCK_SEED, BlockGatherer, check_unweighted, plan_blocks
-from offmarl.replay.circles import Circles, Mixed, Weighting
-from offmarl.replay.device import Replay, load_circles
+from offmarl.replay.device import Replay, load_rings
 from offmarl.replay.fields import Fields, finished, to_sequence
 from offmarl.replay.gathering import Batch, BatchLayout
 from offmarl.replay.host import IN_HAND, WindowReader, ahead, parts_ahead
 from offmarl.replay.orders import BlockOrder
 from offmarl.replay.priorities import Prioritised
+from offmarl.replay.rings import Mixed, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import draw_on_host
 from offmarl.types import Sequence
@@ -83,7 +83,7 @@ class WindowSource(WindowReader):
 
         Where an episode ends before its window, the slot that ends it is repeated.
         """
-        counts = [len(part.table.episodes) for part in self._circles.parts]
+        counts = [len(ring.table.episodes) for ring in self._rings.members]
         batch, first = Batch(self._layout, sum(counts)), 0
         for reader, number in zip(self._readers, counts, strict=True):
             reader.read_beginnings(batch, first + np.arange(number))
@@ -221,11 +221,11 @@ def open_batches(
         with _open_blocks(source, windows, keys, steps, memory, episodes) as blocks:
             yield blocks
         return
-    circles = Circles(source, windows, episodes, weights)
-    if kind == "device" or (kind == "auto" and device.fits(circles)):
-        yield BatchSource(steps.step, repeat(load_circles(circles)), draws)
+    rings = SlotRings(source, windows, episodes, weights)
+    if kind == "device" or (kind == "auto" and device.fits(rings)):
+        yield BatchSource(steps.step, repeat(load_rings(rings)), draws)
         return
-    reader, host_keys = WindowSource.of(circles), on_host(keys)
+    reader, host_keys = WindowSource.of(rings), on_host(keys)
 
     def gather(numbers: range) -> Batches:
         return reader.batches(_sample_keys(host_keys, numbers.start + jnp.arange(len(numbers))))

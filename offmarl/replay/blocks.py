@@ -2,7 +2,7 @@
 
 Reading windows from anywhere takes a request for each. So episodes are grouped into blocks that lie
 together in the data, whole chunks of it as far as possible. Each pass reads the blocks in a random
-order, a few at a time: these are the shuffle buffer. The episodes in the buffer form a circle of
+order, a few at a time: these are the shuffle buffer. The episodes in the buffer form a ring of
 slots (see `offmarl.replay.sampling`), and a pass has the window from each slot once, in a random
 order within the buffer. So each step is in as many batches of a pass as every other, but windows
 that follow one another come from the blocks of one buffer, while local data is drawn from
@@ -26,10 +26,10 @@ from offmarl._ahead import in_thread
 from offmarl._arrays import as_items
 from offmarl._memory import return_free
 from offmarl.errors import OptionError
-from offmarl.replay.circles import SlotPart
 from offmarl.replay.fields import COMPUTED, check_extras, fields_of, recorded_fields
-from offmarl.replay.gathering import Batch, BatchLayout, CircleReader
+from offmarl.replay.gathering import Batch, BatchLayout, RingReader
 from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder
+from offmarl.replay.rings import SlotRing
 from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound
 from offmarl.types import ArraySpec, EnvSpec, Transition, View, map_tree, sum_bytes
 
@@ -255,8 +255,8 @@ class BlockGatherer:
         with self._reading:  # one at a time, for the sake of memory
             buffer = ShuffleBuffer(self._source, blocks, self._windows)
             return_free()
-        part = SlotPart(buffer, 1.0, SlotTable(buffer), 0, 0, None, np.ones(1))
-        return _LoadedBuffer(CircleReader(part, self._windows), buffer.numbers)
+        ring = SlotRing(buffer, 1.0, SlotTable(buffer), 0, 0, None, np.ones(1))
+        return _LoadedBuffer(RingReader(ring, self._windows), buffer.numbers)
 
     def _move_on(self, first: int, last: int) -> None:
         """Release the buffers before the first in use, and read the one after the last."""
@@ -270,7 +270,7 @@ class BlockGatherer:
 class _LoadedBuffer(NamedTuple):
     """A buffer in memory."""
 
-    reader: CircleReader
+    reader: RingReader
     numbers: NDArray[np.int64]
     """Numbers of its episodes in the source."""
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from offmarl._compiling import unguarded
 from offmarl.errors import OptionError
 from offmarl.replay import packing
-from offmarl.replay.circles import Circles, Mixed, SlotPart, Weighting
 from offmarl.replay.fields import (
     SlotPlace,
     check_extras,
@@ -28,6 +27,7 @@ from offmarl.replay.fields import (
     without_last_slot,
 )
 from offmarl.replay.packing import Rows
+from offmarl.replay.rings import Mixed, SlotRing, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows, returns_to_go
 from offmarl.replay.starts import WORDS_OF_A_DRAW, Starts, Uniform
 from offmarl.replay.threefry import below
@@ -54,7 +54,7 @@ class Replay:
     Attributes
     ----------
     rows
-        Packed slots, R+T rows in each array: the circle of R, and its first T once more. In a
+        Packed slots, R+T rows in each array: the ring of R, and its first T once more. In a
         mixture, as much for each vault.
     spec
         Sizes of the data.
@@ -153,29 +153,29 @@ def load(
         There are no episodes of such numbers, they weigh nothing, or there are too many steps for
         the device.
     """
-    return load_circles(Circles(source, windows, episodes, weights))
+    return load_rings(SlotRings(source, windows, episodes, weights))
 
 
 @unguarded()
-def load_circles(circles: Circles) -> Replay:
-    """Put the slots of circles on the device; see `load`."""
-    source, windows = circles.source, circles.windows
+def load_rings(rings: SlotRings) -> Replay:
+    """Put the slots of rings on the device; see `load`."""
+    source, windows = rings.source, rings.windows
     check_extras(source.spec, windows, source.path)
     layout = packing.layout_of(source.spec, windows)
-    _check_room(circles, layout)
-    rows = _blank(source.spec, windows, circles.num_rows)
-    for part in circles.parts:
-        steps = _steps(part, layout, windows, past=circles.num_rows)
-        for index, block in chain(_ends(part, layout), steps):
+    _check_room(rings, layout)
+    rows = _blank(source.spec, windows, rings.num_rows)
+    for ring in rings.members:
+        steps = _steps(ring, layout, windows, past=rings.num_rows)
+        for index, block in chain(_ends(ring, layout), steps):
             rows = _put(rows, index, block)
-        rows = _close(rows, part.first_slot, part.table.num_slots, windows.steps)
-    starts, factors = jax.device_put((circles.starts, circles.factors))
+        rows = _close(rows, ring.first_slot, ring.table.num_slots, windows.steps)
+    starts, factors = jax.device_put((rings.starts, rings.factors))
     return Replay(rows, source.spec, windows, starts, factors)
 
 
-def _check_room(circles: Circles, layout: packing.SlotLayout) -> None:
+def _check_room(rings: SlotRings, layout: packing.SlotLayout) -> None:
     """Raise `OptionError` if the device has no room for the data, or no numbers for its slots."""
-    count, free, path = circles.num_rows, free_bytes(), circles.source.path
+    count, free, path = rings.num_rows, free_bytes(), rings.source.path
     if count > _MOST_ROWS:
         raise OptionError(
             f"{path} has more steps than the {_MOST_ROWS:,} that can be drawn on a device: "
@@ -193,11 +193,11 @@ def _check_room(circles: Circles, layout: packing.SlotLayout) -> None:
         )
 
 
-def fits(circles: Circles) -> bool:
-    """Whether `load_circles` takes at most half of what is free on the device."""
-    layout = packing.layout_of(circles.source.spec, circles.windows)
-    size = circles.num_rows * layout.slot_bytes
-    return circles.num_rows <= _MOST_ROWS and 2 * size <= free_bytes()
+def fits(rings: SlotRings) -> bool:
+    """Whether `load_rings` takes at most half of what is free on the device."""
+    layout = packing.layout_of(rings.source.spec, rings.windows)
+    size = rings.num_rows * layout.slot_bytes
+    return rings.num_rows <= _MOST_ROWS and 2 * size <= free_bytes()
 
 
 def free_bytes() -> int:
@@ -251,7 +251,7 @@ def _put(rows: Rows, index: Int[Array, "n"], block: Rows) -> Rows:
 def _close(
     rows: Rows, first: Int[Array, ""] | int, num_slots: Int[Array, ""] | int, steps: int
 ) -> Rows:
-    """Repeat a circle's beginning after its end, so that windows there are one slice too."""
+    """Repeat a ring's beginning after its end, so that windows there are one slice too."""
     past = jnp.arange(steps)
     return jax.tree.map(
         lambda old: old.at[first + num_slots + past].set(old[first + past % num_slots]), rows
@@ -259,17 +259,17 @@ def _close(
 
 
 def _steps(
-    part: SlotPart, layout: packing.SlotLayout, windows: Windows, past: int
+    ring: SlotRing, layout: packing.SlotLayout, windows: Windows, past: int
 ) -> Iterator[_Block]:
     """Yield the vault's steps packed, and the rows they belong to, by blocks of time.
 
     Steps that are not drawn belong to rows from ``past`` on, which do not exist.
     """
-    source, table, episodes = part.source, part.table, part.source.episodes
+    source, table, episodes = ring.source, ring.table, ring.source.episodes
     discount = windows.return_to_go
     to_go = None if discount is None else returns_to_go(source, discount)
     offsets = np.full(len(episodes.length), past)
-    offsets[table.episodes] = part.first_slot + table.offsets
+    offsets[table.episodes] = ring.first_slot + table.offsets
     # Episodes stand one after the other in each row of the vault, and the rows in order.
     begins = episodes.row * source.length + episodes.start
     for start, stop in source.blocks():
@@ -280,7 +280,7 @@ def _steps(
         flat = jax.tree.map(_flat, steps)
         place = SlotPlace(time - episodes.start[episode], episode)
         follows = None if to_go is None else to_go[row, time]
-        fields = step_fields(flat, place, episodes, follows, part.first_episode)
+        fields = step_fields(flat, place, episodes, follows, ring.first_episode)
         index = np.where(place.time < episodes.length[episode], offsets[episode] + place.time, past)
         yield index, packing.pack(fields, layout, len(time))
 
@@ -290,12 +290,12 @@ def _flat(leaf: NDArray[Any]) -> NDArray[Any]:
     return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
-def _ends(part: SlotPart, layout: packing.SlotLayout) -> Iterator[_Block]:
+def _ends(ring: SlotRing, layout: packing.SlotLayout) -> Iterator[_Block]:
     """Yield the slots that end episodes, packed, and the rows they belong to."""
-    table, count = part.table, 2**12
+    table, count = ring.table, 2**12
     for first in range(0, len(table.episodes), count):
         span = slice(first, first + count)
         place = SlotPlace(table.lengths[span], table.episodes[span])
-        fields = end_fields(place, part.source, part.first_episode)
+        fields = end_fields(place, ring.source, ring.first_episode)
         rows = packing.pack(fields, layout, len(place.time))
-        yield part.first_slot + table.offsets[span] + place.time, rows
+        yield ring.first_slot + table.offsets[span] + place.time, rows

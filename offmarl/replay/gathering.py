@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._arrays import as_items
-from offmarl.replay.circles import SlotPart
 from offmarl.replay.fields import COMPUTED, Fields, SlotPlace, end_fields, shapes_in
+from offmarl.replay.rings import SlotRing
 from offmarl.replay.sampling import Windows, returns_to_go
 from offmarl.types import ArraySpec
 
@@ -92,14 +92,14 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-class CircleReader:
-    """Gathers windows of the circle of one source."""
+class RingReader:
+    """Gathers windows of the ring of one source."""
 
-    def __init__(self, part: SlotPart, windows: Windows):
-        self._source, self._table, self._windows = part.source, part.table, windows
-        self._first_episode = part.first_episode
+    def __init__(self, ring: SlotRing, windows: Windows):
+        self._source, self._table, self._windows = ring.source, ring.table, windows
+        self._first_episode = ring.first_episode
         discount = windows.return_to_go
-        self._to_go = None if discount is None else returns_to_go(part.source, discount)
+        self._to_go = None if discount is None else returns_to_go(ring.source, discount)
 
     def read(self, starts: NDArray[np.int64], batch: Batch, at: NDArray[np.int64] | None) -> None:
         """Write the windows from ``n`` slots on to windows ``at`` of a batch; None for all."""
@@ -121,7 +121,7 @@ class CircleReader:
         self._write(SlotPlace(time, episode), np.arange(len(time)), batch, at)
 
     def _across(self, index: NDArray[np.int64], time: NDArray[np.int64]) -> SlotPlace:
-        """Return the places of the slots of windows that cross into the circle's next episodes."""
+        """Return the places of the slots of windows that cross into the ring's next episodes."""
         table, indices = self._table, np.repeat(index[:, None], time.shape[1], 1)
         longer = np.arange(len(time))
         while len(longer):

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from offmarl import _ahead
 from offmarl.errors import OptionError
-from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.fields import check_extras, fields_of, finished, to_sequence
-from offmarl.replay.gathering import Batch, BatchLayout, CircleReader
+from offmarl.replay.gathering import Batch, BatchLayout, RingReader
+from offmarl.replay.rings import Mixed, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import Starts, Uniform
 from offmarl.types import ArraySpec, Sequence, map_tree
@@ -65,28 +65,28 @@ class WindowReader:
         episodes: Chosen = None,
         weights: Weighting = None,
     ):
-        self._prepare(Circles(source, windows, episodes, weights))
+        self._prepare(SlotRings(source, windows, episodes, weights))
 
     @classmethod
-    def of(cls, circles: Circles) -> Any:
-        """Return a reader of the windows of existing circles."""
+    def of(cls, rings: SlotRings) -> Any:
+        """Return a reader of the windows of existing rings."""
         reader = cls.__new__(cls)
-        reader._prepare(circles)
+        reader._prepare(rings)
         return reader
 
-    def _prepare(self, circles: Circles) -> None:
-        source, self._windows, self._circles = circles.source, circles.windows, circles
+    def _prepare(self, rings: SlotRings) -> None:
+        source, self._windows, self._rings = rings.source, rings.windows, rings
         check_extras(source.spec, self._windows, source.path)
         leaves = {**fields_of(source.spec, self._windows)}
-        if circles.factors is not None:
+        if rings.factors is not None:
             leaves["weight"] = ArraySpec(())
         self._layout = BatchLayout.of(leaves, self._windows)
-        self._readers = [CircleReader(part, self._windows) for part in circles.parts]
+        self._readers = [RingReader(ring, self._windows) for ring in rings.members]
 
     @property
     def starts(self) -> Starts:
         """How likely a window is to start at each slot."""
-        return self._circles.starts
+        return self._rings.starts
 
     @property
     def batch_bytes(self) -> int:
@@ -111,24 +111,24 @@ class WindowReader:
 
     def prepare_fork(self) -> None:
         """Let processes that are forked from this one read the windows."""
-        for part in self._circles.parts:
-            part.source.prepare_fork()
+        for ring in self._rings.members:
+            ring.source.prepare_fork()
 
     def _gather(self, starts: NDArray[np.int64]) -> Batch:
         """Return the windows that start at ``n`` slots."""
-        batch, parts = Batch(self._layout, len(starts)), self._circles.parts
-        if len(parts) == 1:
-            self._readers[0].read(starts - parts[0].first_slot, batch, None)
+        batch, rings = Batch(self._layout, len(starts)), self._rings.members
+        if len(rings) == 1:
+            self._readers[0].read(starts - rings[0].first_slot, batch, None)
         else:
-            firsts = [part.first_slot for part in parts]
+            firsts = [ring.first_slot for ring in rings]
             number = np.searchsorted(firsts, starts, side="right") - 1
             for index, reader in enumerate(self._readers):
                 at = np.flatnonzero(number == index)
                 if len(at):
                     reader.read(starts[at] - firsts[index], batch, at)
-        if self._circles.factors is not None:
+        if self._rings.factors is not None:
             rows = starts[:, None] + np.arange(self._windows.steps)
-            batch.fields["weight"][...] = self._circles.factors[rows]
+            batch.fields["weight"][...] = self._rings.factors[rows]
         return batch
 
 

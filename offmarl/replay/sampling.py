@@ -1,9 +1,9 @@
 """Sources of replay, the order of their episodes, and the windows of a batch.
 
 Each episode of L steps takes L+1 slots: one for each step, and one for the view that the episode
-ended with. The slots of all episodes form a circle. A window of T steps is T+1 slots on end, the
+ended with. The slots of all episodes form a ring. A window of T steps is T+1 slots on end, the
 last of which only gives the next view of the slot before it. Windows start at every slot of the
-circle with the same probability. So each step is equally likely in each of a window's first T
+ring with the same probability. So each step is equally likely in each of a window's first T
 slots, wherever in its episode it is, and however long the episode.
 """
 
@@ -221,7 +221,7 @@ def are_whole(source: Any) -> NDArray[np.bool_]:
 
 
 class SlotTable:
-    """The circle of slots: episodes laid end to end, each with one slot more than it has steps.
+    """The ring of slots: episodes laid end to end, each with one slot more than it has steps.
 
     It takes memory by the episode. ``episodes`` has the numbers of the episodes, in order; all of
     them by default. `ShapeError` if there is no step to draw.
@@ -244,7 +244,7 @@ class SlotTable:
 
     @property
     def num_slots(self) -> int:
-        """Slots of the circle: the steps, and one for every episode's end."""
+        """Slots of the ring: the steps, and one for every episode's end."""
         return int(self.offsets[-1] + self.lengths[-1] + 1)
 
     @property
@@ -257,7 +257,7 @@ class SlotTable:
     def locate(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the episode of each slot, as an index of `episodes`, and the steps before it.
 
-        Slots past the circle's end are those at its beginning.
+        Slots past the ring's end are those at its beginning.
         """
         slots = slots % self.num_slots
         index = np.searchsorted(self.offsets, slots, side="right") - 1

@@ -17,7 +17,6 @@ from jaxtyping import Int
 from offmarl.config import check_seed
 from offmarl.errors import OptionError
 from offmarl.replay.blocks import BlockGatherer, check_unweighted, plan_blocks
-from offmarl.replay.circles import Mixed, Weighting
 from offmarl.replay.host import (
     GATHERED_WINDOWS,
     IN_HAND,
@@ -27,6 +26,7 @@ from offmarl.replay.host import (
     stacked,
 )
 from offmarl.replay.orders import BlockOrder, Order, check_start, make_order
+from offmarl.replay.rings import Mixed, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.types import Sequence
 

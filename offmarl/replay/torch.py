@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._imports import import_optional
-from offmarl.replay.circles import Mixed, Weighting
 from offmarl.replay.host import GATHERED_WINDOWS, WindowItems, WindowReader, stacked
 from offmarl.replay.orders import check_start, make_order
+from offmarl.replay.rings import Mixed, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.types import Sequence, map_tree
 

@@ -46,7 +46,7 @@ def all_windows(source: MemorySource, windows: Windows, episodes=None) -> Sequen
 
 
 def slots_of(source: MemorySource, episodes=None) -> Iterator[tuple[int, int, bool]]:
-    """Yield the episode and the time of each slot of the circle, and whether it is a step."""
+    """Yield the episode and the time of each slot of the ring, and whether it is a step."""
     for episode in range(len(source.episodes.length)) if episodes is None else episodes:
         length = source.episodes.length[episode]
         yield from ((episode, time, time < length) for time in range(length + 1))
@@ -73,8 +73,8 @@ def test_windows_hold_the_data(source: MemorySource, odd_only: bool) -> None:
         return
     batch = all_windows(source, Windows(1, 5), episodes)
     slots = np.array([*slots_of(source, episodes)])
-    circle = (np.arange(len(slots))[:, None] + np.arange(6)) % len(slots)
-    episode, time, is_step = slots[circle].transpose(2, 0, 1)
+    ring = (np.arange(len(slots))[:, None] + np.arange(6)) % len(slots)
+    episode, time, is_step = slots[ring].transpose(2, 0, 1)
     np.testing.assert_array_equal(batch.episode, episode)
     np.testing.assert_array_equal(batch.time, time)
     np.testing.assert_array_equal(batch.mask, is_step[:, :-1])

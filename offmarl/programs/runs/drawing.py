@@ -13,12 +13,12 @@ from offmarl.errors import OptionError, VaultFormatError
 from offmarl.paths import local
 from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.evaluate import Evaluator
-from offmarl.replay import Circles, Windows
+from offmarl.replay import SlotRings, Windows
 from offmarl.replay.blocks import BLOCK_SEED, BUFFER_BYTES, check_unweighted
-from offmarl.replay.circles import Weighting
 from offmarl.replay.device import fits, require_room
 from offmarl.replay.packing import layout_of
 from offmarl.replay.priorities import IMPORTANCE, Prioritised
+from offmarl.replay.rings import Weighting
 from offmarl.replay.sampling import Chosen
 from offmarl.types import EnvSpec
 from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
@@ -104,15 +104,15 @@ def drawing_of(
         shuffling = {"shuffle_buffer": BUFFER_BYTES, "block_seed": BLOCK_SEED}
         return Drawing("blocks", windows, None, None, shuffling)
     weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
-    circles = Circles(dataset, windows, episodes, weights)
-    if args.length > max(circles.num_slots, _SHORT):
+    rings = SlotRings(dataset, windows, episodes, weights)
+    if args.length > max(rings.num_slots, _SHORT):
         raise OptionError(
-            f"--length {args.length} is more than the data has ({circles.num_slots:,} steps, with "
+            f"--length {args.length} is more than the data has ({rings.num_slots:,} steps, with "
             "a view after each episode): give windows that fit."
         )
     _require_room_for(args, dataset, windows)
     if kind == "auto":
-        kind = "device" if fits(circles) else "stream"
+        kind = "device" if fits(rings) else "stream"
     if weights is not None:
         sums = hashlib.sha256(b"".join(array.tobytes() for array in weights))
         record["weights_digest"] = sums.hexdigest()
@@ -128,10 +128,10 @@ def drawing_of(
             "a stream gathers batches before their priorities are known: give --replay device, or "
             "leave out --prioritise."
         )
-    starts: Any = jax.device_put(circles.starts)
+    starts: Any = jax.device_put(rings.starts)
     assert args.updates is not None
     numbers = jnp.float32(args.prioritise), jnp.float32(IMPORTANCE), jnp.int32(args.updates)
-    draws = Prioritised(starts, *numbers, circles.num_slots, args.batch_size)
+    draws = Prioritised(starts, *numbers, rings.num_slots, args.batch_size)
     return Drawing(kind, windows, weights, draws, record)
 
 

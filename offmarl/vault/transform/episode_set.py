@@ -402,12 +402,12 @@ class EpisodeSet(ABC):
         >>> shares = dataset.step_probabilities(20, weights="return")
         >>> shares.drawn[shares.episode == 3].sum()  # of the steps in batches, those of episode 3
         """
-        from offmarl.replay import Circles, Windows
+        from offmarl.replay import SlotRings, Windows
 
         dataset, numbers = self._located(episodes)
         step_weights = resolve(dataset, weights, numbers)
-        circles = Circles(dataset, Windows(1, length, burn_in), numbers, step_weights)
-        return circles.step_probabilities()
+        rings = SlotRings(dataset, Windows(1, length, burn_in), numbers, step_weights)
+        return rings.step_probabilities()
 
     def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Divide the episodes into those to learn from and those to evaluate with.

@@ -1,14 +1,14 @@
-"""The circles of slots of one vault or several, and their weights, from which batches are drawn.
+"""The rings of slots of one vault or several, and their weights, from which batches are drawn.
 
-Each vault of a mixture is a circle of its own (see `offmarl.replay.sampling`), and each window lies
-in one of them. The slots of all circles are numbered through. T numbers are left out after each
-circle, where the device repeats the circle's beginning.
+Each vault of a mixture is a ring of its own (see `offmarl.replay.sampling`), and each window lies
+in one of them. The slots of all rings are numbered through. T numbers are left out after each
+ring, where the device repeats the ring's beginning.
 
 Weights of steps act twice. First, a window is drawn in proportion to the sum of the weights of its
 steps. The steps beside a heavy step are then drawn too often, and those beside light steps too
 rarely. So, second, each step's loss is multiplied by its weight over the frequency of its draws:
 in the mean over batches it counts exactly as its weight says. Where weights belong to whole
-episodes, these stand in the circle in order of weight. Neighbours then weigh about the same, and
+episodes, these stand in the ring in order of weight. Neighbours then weigh about the same, and
 the factors are close to 1. Episodes that weigh 0 are left out.
 """
 
@@ -59,8 +59,8 @@ class Mixed(Protocol):
         """The `EpisodeTable` of all sources, one after the other."""
 
 
-class SlotPart(NamedTuple):
-    """The circle of one source, among all."""
+class SlotRing(NamedTuple):
+    """The ring of one source, among all."""
 
     source: Source
     share: float
@@ -87,7 +87,7 @@ class StepProbabilities(NamedTuple):
     """``(n,)`` share in the sum of losses: drawn, and multiplied by ``Sequence.weight``."""
 
 
-class Circles:
+class SlotRings:
     """The slots that windows may start at, how likely each is, and what steps weigh in losses.
 
     Parameters
@@ -106,8 +106,8 @@ class Circles:
     ----------
     source, windows
         As given.
-    parts
-        The circles, in order of their slots.
+    members
+        The rings, in order of their slots.
 
     Raises
     ------
@@ -124,7 +124,7 @@ class Circles:
         episodes: Chosen = None,
         weights: Weighting = None,
     ):
-        self.source, self.windows, parts = source, windows, []
+        self.source, self.windows, rings = source, windows, []
         sources: tuple[Any, ...] = (source,)
         shares: tuple[float, ...] = (1.0,)
         if isinstance(source, Mixed):
@@ -141,43 +141,43 @@ class Circles:
                 begins = np.ones(1)
                 if slot_weights is not None:  # the sums over the steps that count in windows
                     begins = _sums(slot_weights, windows.burn_in, windows.steps)
-                parts.append(SlotPart(vault, share, table, slot, episode, slot_weights, begins))
+                rings.append(SlotRing(vault, share, table, slot, episode, slot_weights, begins))
                 slot += table.num_slots + windows.steps
             episode += len(vault.episodes.length)
-        if not parts:
+        if not rings:
             raise OptionError(
                 f"{source.path} has episodes 0 to {episode - 1}: choose some of these to draw from."
             )
-        self.parts = tuple(parts)
+        self.members = tuple(rings)
 
     @property
     def num_rows(self) -> int:
-        """Numbers of slots, with those that repeat the beginning of each circle."""
-        last = self.parts[-1]
+        """Numbers of slots, with those that repeat the beginning of each ring."""
+        last = self.members[-1]
         return last.first_slot + last.table.num_slots + self.windows.steps
 
     @property
     def num_slots(self) -> int:
-        """Numbers of the slots that a window may start at, with those left out between circles."""
+        """Numbers of the slots that a window may start at, with those left out between rings."""
         return self.num_rows - self.windows.steps
 
     @property
     def chances(self) -> NDArray[np.float64]:
-        """How likely a window is to lie in each circle, so that the shares are exact."""
-        chances = np.array([part.share / _rate(part) for part in self.parts])
+        """How likely a window is to lie in each ring, so that the shares are exact."""
+        chances = np.array([ring.share / _rate(ring) for ring in self.members])
         return chances / chances.sum()
 
     @cached_property
     def starts(self) -> Starts:
         """How likely a window is to start at each slot."""
-        if len(self.parts) == 1 and self.parts[0].weights is None:
+        if len(self.members) == 1 and self.members[0].weights is None:
             return Uniform(self.num_slots)
         first, size, share = [], [], []
-        for part, chance in zip(self.parts, self.chances, strict=True):
-            count = len(part.begins)
-            first.append(part.first_slot + np.arange(count))
-            size.append(np.full(count, part.table.num_slots // count))
-            share.append(chance * part.begins / part.begins.sum())
+        for ring, chance in zip(self.members, self.chances, strict=True):
+            count = len(ring.begins)
+            first.append(ring.first_slot + np.arange(count))
+            size.append(np.full(count, ring.table.num_slots // count))
+            share.append(chance * ring.begins / ring.begins.sum())
         columns = np.concatenate(first), np.concatenate(size), np.concatenate(share)
         return segments(*columns, self.num_slots)
 
@@ -187,15 +187,15 @@ class Circles:
 
         The mean over the steps in batches is 1.
         """
-        if all(part.weights is None for part in self.parts):
+        if all(ring.weights is None for ring in self.members):
             return None
         row_factors, draws, counts = np.ones(self.num_rows), 0.0, 0.0
-        for part, chance in zip(self.parts, self.chances, strict=True):
-            usage, factors = chance * self._usage(part), self._factors(part)
-            is_step = part.table.is_step
+        for ring, chance in zip(self.members, self.chances, strict=True):
+            usage, factors = chance * self._usage(ring), self._factors(ring)
+            is_step = ring.table.is_step
             draws += usage[is_step].sum()
             counts += (usage * factors)[is_step].sum()
-            at = part.first_slot + np.arange(part.table.num_slots + self.windows.steps)
+            at = ring.first_slot + np.arange(ring.table.num_slots + self.windows.steps)
             row_factors[at] = np.resize(factors, len(at))
         return (row_factors * (draws / counts)).astype(np.float32)
 
@@ -206,38 +206,38 @@ class Circles:
         the shares are those of before.
         """
         episode, time, share, weighted = [], [], [], []
-        for part, chance in zip(self.parts, self.chances, strict=True):
-            index, before = part.table.locate(np.arange(part.table.num_slots))
-            is_step = part.table.is_step
-            episode.append(part.table.episodes[index[is_step]] + part.first_episode)
+        for ring, chance in zip(self.members, self.chances, strict=True):
+            index, before = ring.table.locate(np.arange(ring.table.num_slots))
+            is_step = ring.table.is_step
+            episode.append(ring.table.episodes[index[is_step]] + ring.first_episode)
             time.append(before[is_step])
-            usage = chance * self._usage(part)
+            usage = chance * self._usage(ring)
             share.append(usage[is_step])
-            weighted.append((usage * self._factors(part))[is_step])
+            weighted.append((usage * self._factors(ring))[is_step])
         columns = [np.concatenate(x) for x in (episode, time, share, weighted)]
         order = np.lexsort((columns[1], columns[0]))
         numbers, times, draws, counts = (x[order] for x in columns)
         return StepProbabilities(numbers, times, draws / draws.sum(), counts / counts.sum())
 
-    def _usage(self, part: SlotPart) -> NDArray[np.float64]:
-        """Return each slot's share of the slots that count, over all windows of a circle."""
-        begins, windows = part.begins / part.begins.sum(), self.windows
+    def _usage(self, ring: SlotRing) -> NDArray[np.float64]:
+        """Return each slot's share of the slots that count, over all windows of a ring."""
+        begins, windows = ring.begins / ring.begins.sum(), self.windows
         if len(begins) == 1:
-            return np.full(part.table.num_slots, 1 / part.table.num_slots)
+            return np.full(ring.table.num_slots, 1 / ring.table.num_slots)
         return _sums(begins[::-1], windows.burn_in, windows.steps)[::-1] / windows.length
 
-    def _factors(self, part: SlotPart) -> NDArray[np.float64]:
+    def _factors(self, ring: SlotRing) -> NDArray[np.float64]:
         """Return the factor of each slot's loss, up to a constant."""
-        if part.weights is None:
-            return np.ones(part.table.num_slots)
-        share, usage = part.weights / part.weights.sum(), self._usage(part)
+        if ring.weights is None:
+            return np.ones(ring.table.num_slots)
+        share, usage = ring.weights / ring.weights.sum(), self._usage(ring)
         return np.divide(share, usage, out=np.zeros_like(share), where=share > 0)
 
 
 def _weighted_table(
     source: Source, episodes: Chosen, weights: NDArray[np.float64] | None
 ) -> tuple[SlotTable, NDArray[np.float64] | None]:
-    """Return a source's circle of the episodes that weigh something, and its slots' weights.
+    """Return a source's ring of the episodes that weigh something, and its slots' weights.
 
     The slot that ends an episode weighs as much as the last step.
     """
@@ -272,7 +272,7 @@ def _heavy(
 def _of_slots(
     source: Source, table: SlotTable, weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the weights of steps, by row and time, as those of a circle's slots."""
+    """Return the weights of steps, by row and time, as those of a ring's slots."""
     index, time = table.locate(np.arange(table.num_slots))
     number = table.episodes[index]
     time = np.minimum(time, table.lengths[index] - 1)
@@ -282,14 +282,14 @@ def _of_slots(
 
 
 def _sums(x: NDArray[np.float64], first: int, stop: int) -> NDArray[np.float64]:
-    """Return the sums over ``x[i + first : i + stop]`` for each i, on a circle."""
+    """Return the sums over ``x[i + first : i + stop]`` for each i, on a ring."""
     sums = np.append(0.0, np.cumsum(np.resize(x, len(x) + stop)))
     index = np.arange(len(x))
     return np.maximum(sums[index + stop] - sums[index + first], 0.0)
 
 
-def _rate(part: SlotPart) -> float:
-    """Return the mean number of steps that a slot drawn from a circle stands for, by weight."""
-    is_step = part.table.is_step
-    slots = np.ones(len(is_step)) if part.weights is None else part.weights
+def _rate(ring: SlotRing) -> float:
+    """Return the mean number of steps that a slot drawn from a ring stands for, by weight."""
+    is_step = ring.table.is_step
+    slots = np.ones(len(is_step)) if ring.weights is None else ring.weights
     return float(slots[is_step].mean() * is_step.mean())
