@@ -113,9 +113,9 @@ class CachedDataset(NamedTuple):
 
 def root() -> Path:
     """Return the directory of all pulled datasets."""
-    from offmarl.hub.client import kept_in  # imports huggingface_hub
+    from offmarl.hub.client import assets_directory  # imports huggingface_hub
 
-    return kept_in("datasets", "pulled")
+    return assets_directory("datasets", "pulled")
 
 
 def entry(name: str, commit: str, scenario: str) -> CachedDataset:
@@ -252,7 +252,7 @@ def _is_source(name: str) -> bool:
     return any(dataset.startswith(f"{name}/") for dataset in cards.names())
 
 
-def pulled(target: DatasetName) -> dict[str, Path]:
+def local_vaults(target: DatasetName) -> dict[str, Path]:
     """Return the local vaults of a target, by uid."""
     vaults = {uid: path for x in _entries_at(target, target.commit) for uid, path in x.uids.items()}
     return {uid: path for uid, path in vaults.items() if target.uid in (None, uid)}
@@ -270,10 +270,10 @@ def find(name: str, one: bool = False) -> Path | None:
         if not _is_source(source) or Path(source).exists():
             return None
         raise VaultNotFoundError(f"the path {name} does not exist, and {error}") from error
-    if paths := pulled(target):
+    if paths := local_vaults(target):
         if one and target.uid is None:
             refuse_several(target)
-            if kept(target) is None:  # its card does not say whether there are others
+            if find_complete(target) is None:  # its card does not say whether there are others
                 raise VaultNotFoundError(_not_pulled(name, target))
         return paths[target.uid] if target.uid else next(iter(paths.values())).parent
     if target.card is None:
@@ -283,8 +283,8 @@ def find(name: str, one: bool = False) -> Path | None:
 
 def refuse_several(target: DatasetName) -> None:
     """Raise `VaultError` if a name has no uid and its dataset has several, pulled or not."""
-    card = target.card or kept_card(target, target.commit)
-    vaults = pulled(target)
+    card = target.card or recorded_card(target, target.commit)
+    vaults = local_vaults(target)
     uids = card.uids if card and len(vaults) < 2 else vaults
     if target.uid is None and len(uids) > 1:
         choices = ", ".join(uids)
@@ -313,7 +313,7 @@ def vault_names() -> list[str]:
     return [dataset.name.replace("@", f"/{uid}@") for dataset in entries() for uid in dataset.uids]
 
 
-def kept(
+def find_complete(
     target: DatasetName, out: str | os.PathLike[str] | None = None
 ) -> tuple[CachedDataset, Card] | None:
     """Return a target's dataset on this machine and its card; None if it is not complete.
@@ -330,7 +330,7 @@ def kept(
     return None
 
 
-def kept_card(
+def recorded_card(
     target: DatasetName, commit: str, out: str | os.PathLike[str] | None = None
 ) -> Card | None:
     """Return the card in the record of a dataset on this machine; None if there is none."""

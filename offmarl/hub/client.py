@@ -58,7 +58,7 @@ def check_name(repository: str) -> None:
         raise OptionError(f"a repository is named org/name: got {repository!r}.")
 
 
-def kept_in(*parts: str) -> Path:
+def assets_directory(*parts: str) -> Path:
     """Return a directory of offmarl in the hub's directory of assets, which need not exist."""
     return Path(constants.HF_ASSETS_CACHE, "offmarl", *parts)
 
@@ -105,7 +105,7 @@ def find_card(
     return remote.commit, cached(remote.commit) or cards.parse(read_text_file(remote, name), name)
 
 
-def known(repository: str, commit: str, file: File, kind: Kind = "dataset") -> Remote:
+def remote_of(repository: str, commit: str, file: File, kind: Kind = "dataset") -> Remote:
     """Return a file whose size and hash a card gives; the hub is not asked."""
     with errors_of(repository, commit, file.path):
         url = hf_hub_url(repository, file.path, repo_type=kind, revision=commit)

@@ -144,7 +144,7 @@ def open_limited(path: PurePath, time_limit: int | None) -> vault.Dataset:
 def install_files(entry: CachedDataset, card: Card, uid: str, repository: str, commit: str) -> int:
     """Install a vault whose files `push` published, and return the bytes downloaded."""
     files, _ = card.files_of(uid)
-    locate = partial(client.known, repository, commit)
+    locate = partial(client.remote_of, repository, commit)
     fetched = download_files(files, entry.arriving / uid, locate, f"{card.name}/{uid}")
     checksums = {name: (file.size, file.sha256) for name, file in files.items()}
     _publish(entry, card, uid, "SHA-256 of every file, from the dataset's card", checksums)

@@ -22,7 +22,7 @@ from offmarl._ahead import in_thread
 from offmarl._memory import return_blocks_from
 from offmarl.errors import HubError, OptionError
 from offmarl.hub import client
-from offmarl.hub.client import Remote, kept_in
+from offmarl.hub.client import Remote, assets_directory
 from offmarl.paths import STREAM_CACHE
 
 PAGE = 2**20
@@ -55,7 +55,7 @@ def limit_bytes() -> int:
 
 def page_cache() -> "PageCache":
     """Return the cache of this process, beside the pulled datasets."""
-    return _cache_in(kept_in("datasets", "streamed"))
+    return _cache_in(assets_directory("datasets", "streamed"))
 
 
 class PageCache:

@@ -241,7 +241,7 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     """
     repository, _, revision = name.partition("@")
     client.check_name(repository)
-    place = client.kept_in("policies", "pulled", repository)
+    place = client.assets_directory("policies", "pulled", repository)
     try:
         remote = client.find(repository, CARD, revision or "main", "model")
         cache.remember(place, revision or "main", remote.commit)
@@ -269,7 +269,7 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     path, text = Path(name), os.fspath(name)
     if path.exists() or not client.NAME.fullmatch(text):
         return path
-    if (policy := _newest_pulled(client.kept_in("policies", "pulled", text))) is None:
+    if (policy := _newest_pulled(client.assets_directory("policies", "pulled", text))) is None:
         raise RunError(
             f"there is no run at {text}, and no policy of this name was downloaded: give the "
             f"directory of a run, or download the policy with `offmarl pull {text} --policy`."
@@ -326,7 +326,7 @@ def _install(run: Path, repository: str, remote: client.Remote) -> PulledPolicy:
     arriving = run.with_name(f".{run.name}.arriving")
     content = arriving / remote.commit / "run"
     content.mkdir(parents=True, exist_ok=True)
-    locate = partial(client.known, repository, remote.commit, kind="model")
+    locate = partial(client.remote_of, repository, remote.commit, kind="model")
     fetched = download_files(files, content, locate, repository)
     about = {"repository": repository, "commit": remote.commit}
     (content / CARD).write_text(tomli_w.dumps({**card, **about}))

@@ -20,7 +20,7 @@ from offmarl.errors import (
     unknown_name,
 )
 from offmarl.hub import cache, client, install
-from offmarl.hub.cache import CachedDataset, DatasetName, kept, kept_card, parse, pulled
+from offmarl.hub.cache import CachedDataset, DatasetName, parse
 from offmarl.hub.card import Card, to_toml
 from offmarl.hub.client import Remote
 from offmarl.paths import local
@@ -105,7 +105,7 @@ def pull(
         with _listing_local_datasets():
             source = _find(target, out)
     except HubUnreachableError:
-        if dataset := kept(target, out):
+        if dataset := cache.find_complete(target, out):
             entry, card = dataset
             if time_limit not in (None, entry.record.get(TIME_LIMIT)):
                 entry.note({TIME_LIMIT: time_limit})
@@ -166,7 +166,8 @@ def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     target = parse(name)
     _check_limit(time_limit)
     cache.refuse_several(target)
-    paths = pulled(target) if kept(target, None) else pull(name, time_limit=time_limit).paths
+    is_complete = cache.find_complete(target) is not None
+    paths = cache.local_vaults(target) if is_complete else pull(name, time_limit=time_limit).paths
     cache.refuse_several(target)  # a card that has just arrived may list several
     (path,) = paths.values()
     recorded = CachedDataset(path.parent).record.get(TIME_LIMIT)
@@ -192,7 +193,7 @@ def _find(target: DatasetName, out: str | os.PathLike[str] | None) -> _Source:
     """Find a dataset on the hub; `UnknownNameError` or `HubError` if that fails."""
     if (card := target.card) is None:
         try:
-            local_card = partial(kept_card, target, out=out)
+            local_card = partial(cache.recorded_card, target, out=out)
             commit, card = client.find_card(target.name, target.revision, local_card)
         except HubUnreachableError:
             raise

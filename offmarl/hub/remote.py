@@ -192,7 +192,7 @@ class HubDriver(Registered):
         owner = f"{constants.ENDPOINT}/{repository}"
 
         def open_pages(file: File) -> Pages:
-            return Pages(client.known(repository, commit, file), owner)
+            return Pages(client.remote_of(repository, commit, file), owner)
 
         name = f"{repository}/{self._uid}"
         return PublishedValues(*card.files_of(self._uid), open_pages, name)

@@ -23,8 +23,9 @@ from offmarl.terminal import Progress, quiet
 from offmarl.tracking import as_dicts
 from offmarl.types import Discrete, EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
+from offmarl.vault.check import leaf_statistics
 from offmarl.vault.check.digest import known_digest
-from offmarl.vault.check.leaf_statistics import Statistics, StatisticsAccumulator, keep, stored
+from offmarl.vault.check.leaf_statistics import Statistics, StatisticsAccumulator
 from offmarl.vault.format.column_statistics import Ranges
 from offmarl.vault.format.compat import LIMIT_UNKNOWN, MEANINGS, sentences
 from offmarl.vault.transform.lineage import sources_of
@@ -220,7 +221,7 @@ def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
     VaultError
         The vault cannot be read, or is damaged.
     """
-    accumulator, leaves = StatsAccumulator(vault), stored(vault)
+    accumulator, leaves = StatsAccumulator(vault), leaf_statistics.stored_statistics(vault)
     fresh = StatisticsAccumulator(vault.spec, vault.num_steps) if leaves is None else None
     with progress(f"read {vault.uid}", 2 * vault.length) as advance:
         for begin, stop in vault.blocks():
@@ -231,7 +232,7 @@ def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
             advance(stop - begin)
         if fresh:
             leaves = fresh.statistics
-            keep(vault, leaves)
+            leaf_statistics.store_statistics(vault, leaves)
         assert leaves is not None
         return accumulator.survey(known_digest(vault, advance), leaves)
 

@@ -25,7 +25,7 @@ from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.format import tables
 from offmarl.vault.format.layout import Codec
 from offmarl.vault.read.open import SUFFIX
-from offmarl.vault.storage.files import whole
+from offmarl.vault.storage.files import built_whole
 from offmarl.vault.storage.store import store_of
 from offmarl.vault.transform import plan
 from offmarl.vault.transform.execute import examine_all, execute
@@ -218,7 +218,7 @@ def split(
     final = store_of(path).directory
     if not final.name.endswith(SUFFIX):
         raise VaultError(f"{final} cannot hold several vaults: its name must end in {SUFFIX}.")
-    with whole(final) as directory:
+    with built_whole(final) as directory:
         examined = examine_all([vault], progress)
         for name, episodes in parts.items():
             pieces = [whole_episodes(vault, episodes)]

@@ -402,4 +402,4 @@ def test_a_card_is_kept_once_beside_its_dataset(hub, pushed, tmp_path, monkeypat
     record.write_text(json.dumps(json.loads(record.read_text()) | {"card": "forged"}))
     with pytest.raises(HubUnreachableError, match="Pulled before" if in_cache else "Nothing"):
         library.pull("org/made-up", out)
-    assert cache.kept_card(cache.parse("org/made-up"), pulled.commit, out) is None
+    assert cache.recorded_card(cache.parse("org/made-up"), pulled.commit, out) is None

@@ -80,7 +80,7 @@ def test_a_whole_vault_is_durable_before_it_is_there(events, tmp_path):
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_what_is_staged_is_durable_before_it_is_there(events, tmp_path, kind):
     place = tmp_path / "out"
-    with files.whole(place) as beside:
+    with files.built_whole(place) as beside:
         if kind == "file":
             beside.write_text("content")
         else:
@@ -93,7 +93,7 @@ def test_what_is_staged_is_durable_before_it_is_there(events, tmp_path, kind):
 
 def test_what_fails_in_staging_leaves_nothing(tmp_path):
     def fail():
-        with files.whole(tmp_path / "out") as beside:
+        with files.built_whole(tmp_path / "out") as beside:
             beside.write_text("half")
             raise KeyError
 
@@ -104,7 +104,7 @@ def test_what_fails_in_staging_leaves_nothing(tmp_path):
 
 def test_what_came_to_the_place_meanwhile_stays(tmp_path):
     def run():
-        with files.whole(tmp_path / "out") as beside:
+        with files.built_whole(tmp_path / "out") as beside:
             beside.write_text("mine")
             (tmp_path / "out").write_text("theirs")
 
@@ -125,7 +125,7 @@ def test_a_place_that_is_taken_is_refused_at_once(tmp_path, there):
         place.symlink_to(tmp_path / "nowhere")
     with pytest.raises(VaultExistsError):
         files.refuse_existing(place)
-    with pytest.raises(VaultExistsError), files.whole(place):
+    with pytest.raises(VaultExistsError), files.built_whole(place):
         pytest.fail("it was begun")
 
 

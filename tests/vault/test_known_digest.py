@@ -18,7 +18,7 @@ from .test_stock import append_with_stock, open_stock
 def kept(monkeypatch, tmp_path):
     monkeypatch.delenv("OFFMARL_DIGEST_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "offmarl" / module.KEPT
+    return tmp_path / "cache" / "offmarl" / module.DIGESTS_DIRECTORY
 
 
 @pytest.fixture

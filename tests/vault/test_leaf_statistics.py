@@ -7,7 +7,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.vault.check import leaf_statistics
-from offmarl.vault.check.leaf_statistics import QUANTILES, stored
+from offmarl.vault.check.leaf_statistics import QUANTILES, stored_statistics
 from offmarl.vault.format import layout
 from offmarl.vault.format.column_statistics import (
     FAILURE,
@@ -154,16 +154,16 @@ def test_statistics_are_computed_once_and_again_after_an_append(tmp_path, monkey
         patched.setattr(vault.Dataset, "transitions", None)  # nothing is read
         assert_same_statistics(dataset.statistics(), first)
     vault.compact(data.path)
-    assert_same_statistics(stored(vault.open_vault(data.path)), first)
+    assert_same_statistics(stored_statistics(vault.open_vault(data.path)), first)
 
     with vault.resume(data.path) as writer:
         writer.append(*make(steps=3, seed=9))
     longer = vault.open_vault(data.path)
-    assert stored(longer) is None
+    assert stored_statistics(longer) is None
     assert longer.statistics()["reward"].count.tolist() == [86, 86]
-    assert stored(vault.open_vault(data.path)) is not None
+    assert stored_statistics(vault.open_vault(data.path)) is not None
     mapped = vault.map(longer, tmp_path / "b.vlt", lambda _: {})
-    assert stored(mapped) is None or mapped.digest() == longer.digest()
+    assert stored_statistics(mapped) is None or mapped.digest() == longer.digest()
 
 
 def other_leaves(value):
@@ -192,7 +192,7 @@ def test_damaged_statistics_are_computed_again(tmp_path, damage):
     value = damage(data.store.get_json(leaf_statistics.STATISTICS_KEY))
     data.store.commit({leaf_statistics.STATISTICS_KEY: value}, fence={}).result()
     again = vault.open_vault(data.path)
-    assert stored(again) is None
+    assert stored_statistics(again) is None
     assert_same_statistics(again.statistics(), first)
 
 
@@ -206,4 +206,4 @@ def test_what_must_not_change_stays_as_it_is(tmp_path):
     busy = recorded(tmp_path / "a.vlt")
     with vault.resume(busy.path):
         busy.statistics()
-    assert stored(vault.open_vault(busy.path)) is None
+    assert stored_statistics(vault.open_vault(busy.path)) is None

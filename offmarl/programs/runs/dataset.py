@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from offmarl.errors import RunError
 from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, unflatten_tree
 from offmarl.vault import Dataset, Mixture
-from offmarl.vault.check.leaf_statistics import StatisticsAccumulator, stored
+from offmarl.vault.check.leaf_statistics import StatisticsAccumulator, stored_statistics
 from offmarl.vault.format.column_statistics import Ranges
 from offmarl.vault.mixture import MixturePart
 
@@ -192,7 +192,7 @@ class DatasetStatistics:
         # data on another machine are those that were published, of all of its episodes: those of
         # the training episodes would need a download.
         uses_all = self._episodes is None or part.dataset.is_remote
-        if uses_all and (statistics := stored(part.dataset)) is not None:
+        if uses_all and (statistics := stored_statistics(part.dataset)) is not None:
             return statistics[column].ranges
         accumulator = StatisticsAccumulator(part.dataset.spec, columns=[column])
         for steps in _steps(part):

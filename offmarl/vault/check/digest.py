@@ -21,9 +21,9 @@ from offmarl.vault.read.reader import Reader
 from offmarl.vault.storage.location import is_forked
 from offmarl.vault.storage.store import OcdbtStore
 
-KEPT = "digests"
+DIGESTS_DIRECTORY = "digests"
 """The directory of `offmarl.paths.cache` in which `known_digest` keeps digests."""
-_KEPT_VERSION = 1
+_CACHE_VERSION = 1
 _OFF = "OFFMARL_DIGEST_CACHE"
 _HEXADECIMAL = re.compile("[0-9a-f]{64}")
 
@@ -46,7 +46,7 @@ def digest(vault: Reader, advance: Advance = silent) -> str:
 
 
 def known_digest(vault: Reader, advance: Advance = silent) -> str:
-    """Return the `digest`, from `KEPT` if this user computed it of the same commit before.
+    """Return the `digest`, from a cache if this user computed it of the same commit before.
 
     So only the first use of a vault reads all of it. Without checksums for all of its chunks, it is
     always read: with them, data that was damaged since raises an error when it is used. To compare
@@ -54,7 +54,7 @@ def known_digest(vault: Reader, advance: Advance = silent) -> str:
     """
     if vault.store.digest:
         return vault.store.digest
-    directory, name = cache(KEPT), None if is_off(_OFF) else _commit(vault)
+    directory, name = cache(DIGESTS_DIRECTORY), None if is_off(_OFF) else _commit(vault)
     if directory is None or name is None:
         return digest(vault, advance)
     file = directory / name
@@ -86,7 +86,7 @@ def _commit(vault: Reader) -> str | None:
         written = now is None or [now.head._asdict(), now.stock_length] != counts
         if content is None or written or content != store.read(layout.MANIFEST):
             return None  # a program has written to the vault since it was opened
-        identity = layout.dump_json([_KEPT_VERSION, vault.time_limit, counts])
+        identity = layout.dump_json([_CACHE_VERSION, vault.time_limit, counts])
         return hashlib.sha256(identity + content).hexdigest()
     return None
 

@@ -90,7 +90,7 @@ def statistics(vault: Reader, progress: Progress = quiet) -> Statistics:
 
     See `Dataset.statistics`.
     """
-    if (existing := stored(vault)) is not None:
+    if (existing := stored_statistics(vault)) is not None:
         return existing
     accumulator = StatisticsAccumulator(vault.spec, vault.num_steps)
     with progress("statistics", vault.num_steps) as advance:
@@ -98,7 +98,7 @@ def statistics(vault: Reader, progress: Progress = quiet) -> Statistics:
             accumulator.add(vault.transitions(begin, stop))
             advance((stop - begin) * vault.rows)
     computed = accumulator.statistics
-    keep(vault, computed)
+    store_statistics(vault, computed)
     return computed
 
 
@@ -240,17 +240,17 @@ def _padding(field: str, leaf: Leaf, spec: EnvSpec) -> NumpyArray | None:
 # ---------------------------------------------------------------------------------- storing
 
 
-def stored(vault: Reader) -> Statistics | None:
+def stored_statistics(vault: Reader) -> Statistics | None:
     """Return the statistics that are stored with a vault; None if they are of other data."""
     with suppress(VaultError, KeyError, TypeError, ValueError, AttributeError):
         record = vault.store.get_json(STATISTICS_KEY) if vault.native else None
         if record and (record["version"], record["of"]) == (_VERSION, _fingerprint(vault.manifest)):
             leaves = {name: LeafStatistics.from_json(x) for name, x in record["leaves"].items()}
-            return leaves if _are_of(leaves, vault.spec) else None
+            return leaves if _have_shapes_of(leaves, vault.spec) else None
     return None
 
 
-def _are_of(by_column: Statistics, spec: EnvSpec) -> bool:
+def _have_shapes_of(by_column: Statistics, spec: EnvSpec) -> bool:
     """Whether statistics have the names and shapes of an environment's leaves."""
     shapes = {column_of(name): _columns(leaf) for name, leaf in layout.leaves(spec).items()}
     return by_column.keys() == shapes.keys() and all(
@@ -260,7 +260,7 @@ def _are_of(by_column: Statistics, spec: EnvSpec) -> bool:
     )
 
 
-def keep(vault: Reader, computed: Statistics) -> bool:
+def store_statistics(vault: Reader, computed: Statistics) -> bool:
     """Store statistics with a vault; return whether that was possible.
 
     A vault that another process is writing to, that cannot be written, that offmarl did not write,

@@ -81,7 +81,7 @@ def sentences(faults: Any) -> Iterator[str]:
             yield text.format(count)
 
 
-def recorded(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+def recorded_quirks(provenance: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the quirks recorded in the provenance of a vault of offmarl that was imported."""
     noted = provenance.get("quirks")
     return tuple(quirk for quirk in MEANINGS if isinstance(noted, list) and quirk in noted)
@@ -172,7 +172,7 @@ def views_are_finite(view: View, axes: int) -> NumpyArray:
     return are_finite
 
 
-def by_limit(episodes: Table, time_limit: int | None) -> NumpyArray:
+def ended_by_limit(episodes: Table, time_limit: int | None) -> NumpyArray:
     """Return the mask of episodes that a time limit ended although they are flagged terminated."""
     if time_limit is None:
         return np.zeros(len(episodes), bool)
@@ -235,7 +235,7 @@ def find_quirks(vault: Any, table: Table) -> tuple[str, ...]:
         "action axis": actions.dtype.kind in "biu" and len(actions.shape) > 1,
         **{quirk: name not in names for name, quirk in _ABSENT.items()},
         "padded observations": _is_padded(vault),
-        "time limit terminal": by_limit(table, vault.time_limit).any(),
+        "time limit terminal": ended_by_limit(table, vault.time_limit).any(),
         LIMIT_UNKNOWN: vault.time_limit is None and alike,
         NOT_FINITE: not np.isfinite(table["returns"]).all(),
     }
@@ -260,6 +260,6 @@ def limited_steps(vault: Any, table: Table) -> NumpyArray:
     if vault.time_limit is None:
         return np.broadcast_to(False, (vault.rows, vault.length))
     steps: NumpyArray = np.zeros((vault.rows, vault.length), bool)
-    episodes = table[by_limit(table, vault.time_limit)]
+    episodes = table[ended_by_limit(table, vault.time_limit)]
     steps[episodes["row"], episodes["start"] + episodes["length"] - 1] = True
     return steps

@@ -151,7 +151,7 @@ class Reader:
         `offmarl.vault.format.compat.MEANINGS` explains each.
         """
         if self.manifest:
-            return compat.recorded(self.provenance)
+            return compat.recorded_quirks(self.provenance)
         return compat.find_quirks(self, self._table)
 
     @cached_property
@@ -159,7 +159,7 @@ class Reader:
         """Every episode, by row and start, including unfinished ones at the end of the data."""
         table = self._table
         cause = table["cause"].copy()
-        cause[compat.by_limit(table, self.time_limit)] = tables.TRUNCATED
+        cause[compat.ended_by_limit(table, self.time_limit)] = tables.TRUNCATED
         episodes = tables.to_episodes(table, teams_of(self.spec), cause)
         if self.manifest:  # its table is not read again, and large vaults have millions of episodes
             self.__dict__.pop("_table", None)

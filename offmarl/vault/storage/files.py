@@ -220,7 +220,7 @@ def workspace(directory: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def built_whole(path: Path) -> Iterator[Path]:
     """Yield a path of the same name in a temporary directory next to the given one.
 
     When the block ends, the file or directory at the yielded path is made durable and moved to

@@ -24,7 +24,7 @@ class IndexRecord(NamedTuple):
     running: tables.Table
 
 
-def is_there(path: object, run: str, chunk: int | None, done: int) -> bool:
+def is_appended(path: object, run: str, chunk: int | None, done: int) -> bool:
     """Return whether a record is among those that a run has appended."""
     if not isinstance(run, str) or (chunk is not None and chunk < 0):
         raise VaultError(
@@ -39,7 +39,7 @@ def is_there(path: object, run: str, chunk: int | None, done: int) -> bool:
     return chunk is not None and chunk < done
 
 
-def account(
+def record_of(
     transition: Transition,
     arrays: Mapping[str, NumpyArray],
     finals: FinalObservations | None,

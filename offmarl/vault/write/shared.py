@@ -19,7 +19,7 @@ from offmarl.vault.format.layout import Head
 from offmarl.vault.read.open import locate, place_of
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.write.compaction import exclusive, reclaim
-from offmarl.vault.write.index import Cut, account, is_there
+from offmarl.vault.write.index import Cut, is_appended, record_of
 from offmarl.vault.write.writer import manifest_of, resume
 
 
@@ -103,7 +103,7 @@ class SharedWriter:
             An earlier record of the run is missing, the writer is closed, or the commit failed.
         """
         self._check_open()
-        if is_there(self.path, self.run, chunk, self._committed + len(self._waiting)):
+        if is_appended(self.path, self.run, chunk, self._committed + len(self._waiting)):
             return
         self._check(transition, finals, cut)
         self._waiting.append(map_tree(np.array, _Waiting(transition, finals, cut)))
@@ -152,7 +152,7 @@ class SharedWriter:
         values.check(arrays, self.spec, finals)
         arrays = values.cast(arrays, self._schema.leaves)
         none = tables.none_running(self.rows, self._schema.record)
-        record = account(transition, arrays, finals, Head(), none, self.spec, fresh=True, cut=cut)
+        record = record_of(transition, arrays, finals, Head(), none, self.spec, fresh=True, cut=cut)
         if record.running["length"].any():
             raise ShapeError(
                 f"several writers append whole episodes to {self.path}: `last` must be true at the "

@@ -26,9 +26,9 @@ from offmarl.vault.read.open import locate
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.storage.files import WriterLock, conflict, errors_of
 from offmarl.vault.storage.store import Directory, Pending, Store
+from offmarl.vault.write import index
 from offmarl.vault.write.chunks import ChunkBuffer, Staged, Value
 from offmarl.vault.write.compaction import reclaim, tidy
-from offmarl.vault.write.index import Cut, IndexRecord, account, is_there, tables_of, warn_of_length
 
 _COMMIT_BYTES = 2**25
 """Size of the full chunks that start a commit while no other is in progress."""
@@ -44,7 +44,7 @@ class _Commit(NamedTuple):
     """A commit that may not have finished."""
 
     done: Pending
-    records: list[IndexRecord]
+    records: list[index.IndexRecord]
     staged: dict[int, Staged]
     through: int
     """Steps of each row in full chunks after this commit."""
@@ -68,7 +68,7 @@ class Writer:
         self._head = self._tip = manifest.head
         self._running = manifest.running
         self._provenance = manifest.provenance
-        self._pending: list[IndexRecord] = []
+        self._pending: list[index.IndexRecord] = []
         self._annotated = False
         self._has_new_pages = False
         self._buffer = ChunkBuffer(self._schema, self._head.length)
@@ -105,7 +105,7 @@ class Writer:
         *,
         run: str = "",
         chunk: int | None = None,
-        cut: Cut = False,
+        cut: index.Cut = False,
     ) -> None:
         """Add steps to every row.
 
@@ -145,7 +145,7 @@ class Writer:
         """
         self._check_open()
         done = self._tip.runs.get(run, 0)
-        if is_there(self.path, run, chunk, done):
+        if index.is_appended(self.path, run, chunk, done):
             return
         if self._buffer.length != self._tip.length:
             raise VaultError(
@@ -250,15 +250,15 @@ class Writer:
         tip: layout.Head,
         *,
         fresh: bool,
-        cut: Cut = False,
+        cut: index.Cut = False,
     ) -> None:
         """Add steps to the buffer and their episodes to the tables, and commit when it is due."""
         arrays, problems = self._checked(transition, finals)
-        record = account(
+        record = index.record_of(
             transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
         )
-        warn_of_length(self.path, tip.length, record.head.length)
-        quirks = compat.recorded(self._provenance)
+        index.warn_of_length(self.path, tip.length, record.head.length)
+        quirks = compat.recorded_quirks(self._provenance)
         if new_quirks := values.warn(problems, quirks):
             self.annotate({"quirks": [*quirks, *new_quirks]})
         self._tip, self._running = record.head, record.running
@@ -321,7 +321,7 @@ class Writer:
         writes: dict[str, Value] = dict(self._buffer.tail()) if tail else {}
         for chunk in staged.values():
             writes |= chunk.values
-        writes |= tables_of(ready, self._head, self._stock_length)
+        writes |= index.tables_of(ready, self._head, self._stock_length)
         blocks = [chunk.block for chunk in staged.values() if chunk.block]
         if self._annotated:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
@@ -363,8 +363,8 @@ class Writer:
         expected = max(self._stock_length, min(self._head.length, layout.MAX_STOCK_LENGTH))
         chunk = self._head.length // self._schema.chunk_steps
         keys = (layout.INDEX_KEY, self._schema.chunk_key("rewards", 0, chunk))
-        (index, *_), stamps = self.store.stamps(keys)
-        if layout.decode_index(index) != expected:
+        (stored_index, *_), stamps = self.store.stamps(keys)
+        if layout.decode_index(stored_index) != expected:
             raise conflict(self.path)
         return dict(zip(keys, stamps, strict=True))
 
