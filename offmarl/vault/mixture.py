@@ -12,12 +12,13 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError
+from offmarl.replay.sampling import Chosen
 from offmarl.types import EnvSpec, Episode
 from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.format import layout, tables
 from offmarl.vault.read import bounds
 from offmarl.vault.read.reader import common_spec
-from offmarl.vault.transform.episode_set import Chosen, EpisodeSet
+from offmarl.vault.transform.episode_set import EpisodeSet
 
 VaultLike = str | os.PathLike[str] | Dataset
 

@@ -150,7 +150,7 @@ class _DamagedVault(Reader):
         return description._replace(length=min([description.length, *ends]))
 
     def _recorded(self, manifest: Manifest) -> tables.Table:
-        blocks = self._parts.episode_blocks
+        blocks = self._parts.blocks
         running = manifest.running[manifest.running["length"] > 0]
         return np.concatenate([*(blocks[first] for first in sorted(blocks)), running])
 

@@ -150,7 +150,7 @@ def read_table(
 
 
 def read_episodes(store: Store, manifest: Manifest) -> tables.Table:
-    """Return the episodes that offmarl wrote: those that episode_blocks, and the unfinished ones."""
+    """Return the episodes that offmarl wrote: those that ended, and the unfinished ones."""
     schema, head, running = manifest.schema, manifest.head, manifest.running
     table = read_table(store, layout.EPISODES_PREFIX, head.episodes, schema.record)
     running = running[running["length"] > 0]
@@ -190,7 +190,7 @@ class Parts(NamedTuple):
     head: Head | None
     stock_length: int | None
     """The length that stock programs see."""
-    episode_blocks: dict[int, tables.Table]
+    blocks: dict[int, tables.Table]
     """The undamaged blocks of the episode table, by the number of their first record."""
     running: tables.Table | None
     provenance: dict[str, object] | None
@@ -214,12 +214,10 @@ class Parts(NamedTuple):
         """The whole episode table with the unfinished episodes; None if a part is missing."""
         if self.running is None or self.head is None:
             return None
-        blocks = [self.episode_blocks[first] for first in sorted(self.episode_blocks)]
-        table = np.concatenate([*blocks, self.running[self.running["length"] > 0]])
-        starts = np.cumsum([0, *map(len, blocks)])
-        is_whole = (
-            sorted(self.episode_blocks) == starts[:-1].tolist() and starts[-1] == self.head.episodes
-        )
+        ended = [self.blocks[first] for first in sorted(self.blocks)]
+        table = np.concatenate([*ended, self.running[self.running["length"] > 0]])
+        starts = np.cumsum([0, *map(len, ended)])
+        is_whole = sorted(self.blocks) == starts[:-1].tolist() and starts[-1] == self.head.episodes
         return table if is_whole else None
 
     def description(self, store: Store) -> "Description":
@@ -241,18 +239,16 @@ def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts
         fields[name] = None
         with noting(faults, key):
             fields[name] = _decode(name, schema, contents.get(key))
-    episode_blocks, finals = {}, {}
+    blocks, finals = {}, {}
     for key in contents.keys(layout.EPISODES_PREFIX):
         with noting(faults, key):
             first = _first_of(key, layout.EPISODES_PREFIX)
-            episode_blocks[first] = tables.with_known_causes(
-                _records(contents.get(key), schema.record)
-            )
+            blocks[first] = tables.with_known_causes(_records(contents.get(key), schema.record))
     for key in contents.keys(layout.FINALS_PREFIX):
         with noting(faults, key):
             first = _first_of(key, layout.FINALS_PREFIX)
             finals[first] = len(_records(contents.get(key), encoding.view_dtype(schema.spec)))
-    return Parts(schema, episode_blocks=episode_blocks, finals=finals, **fields)
+    return Parts(schema, blocks=blocks, finals=finals, **fields)
 
 
 def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]) -> Schema:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl.replay.sampling import check_chosen, episode_numbers
+from offmarl.replay.sampling import Chosen, check_chosen, episode_numbers
 from offmarl.types import Episode, Sequence
 from offmarl.vault.format import tables
 from offmarl.vault.read import bounds
@@ -23,9 +23,6 @@ if TYPE_CHECKING:  # replay imports JAX, which reading does without
         WindowItems,
     )
     from offmarl.replay.stream import To
-
-Chosen = NDArray[np.int64] | None
-"""Numbers of episodes; None for all."""
 
 
 class EpisodeSet(ABC):
