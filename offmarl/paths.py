@@ -38,8 +38,8 @@ def local(path: str | os.PathLike[str]) -> Path:
 _texts: dict[Path, str] = {}
 
 
-def note_given(arguments: Iterable[str]) -> None:
-    """Remember how the arguments of a command write paths, for `shown`."""
+def remember_paths(arguments: Iterable[str]) -> None:
+    """Remember how the arguments of a command write paths, for `path_text`."""
     _texts.clear()
     for argument in (".", *arguments):
         text = argument.partition("=")[2] if argument.startswith("-") else argument
@@ -47,7 +47,7 @@ def note_given(arguments: Iterable[str]) -> None:
             _texts[local(text)] = text
 
 
-def shown(path: PurePath) -> str:
+def path_text(path: PurePath) -> str:
     """Return a path for people, as the command's arguments write it or its nearest parent."""
     near = next((place for place in (path, *path.parents) if place in _texts), None)
     return str(path if near is None else Path(_texts[near]) / path.relative_to(near))

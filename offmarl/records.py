@@ -190,13 +190,13 @@ def parse_toml(text: str, where: str, error: type[OffmarlError]) -> dict[str, An
         raise error(f"{where} is nested too deeply for a card.") from None
 
 
-def recorded(data: Any, where: str, field: str = "") -> Any:
+def mark_names(data: Any, where: str, field: str = "") -> Any:
     """Return data in which all texts are `RecordedName`, with the file and the field."""
     if isinstance(data, str):
         return RecordedName(data, f"{where} ({field})")
     if isinstance(data, Mapping):
-        return {x: recorded(y, where, f"{field}.{x}" if field else x) for x, y in data.items()}
-    return [recorded(entry, where, field) for entry in data] if isinstance(data, list) else data
+        return {x: mark_names(y, where, f"{field}.{x}" if field else x) for x, y in data.items()}
+    return [mark_names(entry, where, field) for entry in data] if isinstance(data, list) else data
 
 
 def user_toml(path: Path, shown: str, missing: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def init_rollout(
     return RolloutState(env_state, timestep.view, carry, others_of(env))
 
 
-def meet(env: Environment, state: ArrayTree) -> ArrayTree:
+def meet_others(env: Environment, state: ArrayTree) -> ArrayTree:
     """Return a program's state whose rollouts have the parameters of an environment's others."""
 
     def of_node(node: ArrayTree) -> ArrayTree:

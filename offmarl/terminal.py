@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from offmarl.paths import shown
+from offmarl.paths import path_text
 
 _KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 """Line breaks, tabs, and the joiners that some scripts need."""
@@ -173,7 +173,7 @@ def _whole(text: str, style: str = "") -> Text:
 
 
 def _shown(cell: Any) -> str:
-    return one_line(shown(cell) if isinstance(cell, PurePath) else number(cell))
+    return one_line(path_text(cell) if isinstance(cell, PurePath) else number(cell))
 
 
 class _Whole(str):

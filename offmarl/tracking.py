@@ -112,7 +112,7 @@ def read_run(directory: Path) -> dict[str, Any]:
         records.checked(data, records.RunRecord, file, RunError)
         try:
             EnvSpec.from_json(data["spec"])
-            record: dict[str, Any] = records.recorded(data, file)
+            record: dict[str, Any] = records.mark_names(data, file)
             return record
         except (ShapeError, RecursionError) as error:
             raise RunError(f"{file} is not valid: {error}") from None
@@ -185,7 +185,7 @@ def path_end(value: Any) -> Any:
     return "/".join(PurePath(value).parts[-2:]) if isinstance(value, str) else value
 
 
-def recorded(directory: Path) -> dict[str, Any]:
+def read_run_if_any(directory: Path) -> dict[str, Any]:
     """Return the content of ``run.json``, as `read_run`; empty if there is no such run."""
     try:
         return read_run(directory)

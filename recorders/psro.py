@@ -64,12 +64,12 @@ from offmarl.launch import Share, Work, join_work
 from offmarl.paths import local
 from offmarl.programs import Hyperparameters, OnlineArgs, Program, hyperparameters
 from offmarl.programs.best_responses import require_learner
-from offmarl.programs.program import recorded
+from offmarl.programs.program import recorded_args
 from offmarl.programs.recording.collecting import collect
-from offmarl.programs.recording.online import Recorded, describe, summarise
+from offmarl.programs.recording.online import Recorded, describe_vault, summarise
 from offmarl.programs.recording.record import check_recipe, chunks_of, record_policy
 from offmarl.programs.recording.recorder import fold_key, label_of, run_directory
-from offmarl.programs.recording.sides import described, joint_policy
+from offmarl.programs.recording.sides import describe_policies, joint_policy
 from offmarl.programs.registry import ProgramOrigin, load_origin
 from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.evaluate import play_policy
@@ -79,7 +79,7 @@ from offmarl.programs.runs.loop import build, online_schedule
 from offmarl.programs.runs.policy import load_policy
 from offmarl.programs.runs.run import open_run
 from offmarl.programs.runs.trained import Built, builder_of, stacked
-from offmarl.rollout import meet
+from offmarl.rollout import meet_others
 from offmarl.statistics import standard_error
 from offmarl.teams import Team, find_side, name_of_side, spec_of, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Policy
@@ -192,7 +192,7 @@ def sides_of(spec: EnvSpec, side: str) -> tuple[Team, ...]:
 def oracles(spec: EnvSpec, args: Args) -> list[Built]:
     """Return the oracle's built program for each side."""
     about = {"kind": "recorder", "program": args.oracle, "file": None, "sha256": None}
-    about |= {"args": tracking.plain(recorded(oracle_of(args)[1]))}
+    about |= {"args": tracking.plain(recorded_args(oracle_of(args)[1]))}
     build_for = builder_of(about, Path(args.oracle))
     return [build_for(spec_of(spec, side.agents)) for side in sides_of(spec, args.side)]
 
@@ -267,7 +267,7 @@ class Responses(Work):
         path = local(run_directory(args, program := f"psro-{args.oracle}-{args.meta}"))
         place, label = path.parent.with_suffix(".vlt"), label_of(program, args)
         self.vaults = {seed: place / f"{label}-{seed}" for seed in self.seeds}
-        self._about = {"args": tracking.plain(recorded(args) | {"env": name})}
+        self._about = {"args": tracking.plain(recorded_args(args) | {"env": name})}
         identity = self._about | environment_source(env.spec.name)
         super().__init__(f"record {path.name}", path, identity, len(self.parts))
 
@@ -304,7 +304,9 @@ class Responses(Work):
             env = self._against(seed, number, side)
             blank: Any = slot(env)
             program = build(self._make, env.spec, self._oracle, blank, lambda: blank)
-            state = meet(env, jax.jit(program.init, compiler_options=quickly())(init_key, hyper))
+            state = meet_others(
+                env, jax.jit(program.init, compiler_options=quickly())(init_key, hyper)
+            )
             schedule = online_schedule(program, self._oracle)
             *_, (_, (state,), _) = collect(program, [state], [hyper], [key], schedule, 0, [None])
         params = jax.device_get(program.policy_params(state))
@@ -382,7 +384,7 @@ class Responses(Work):
             for side, team in enumerate(self.sides)
         }
         about = {"program": "psro", "tier": "matches", "run": self.path.name} | self._about
-        about |= {"policies": described(players, 0)}
+        about |= {"policies": describe_policies(players, 0)}
         policy, params = joint_policy(self.env, players)
         place = self.vaults[seed], args.steps, args.num_envs, seed
         record_policy(self.env, policy, params, *place, about)
@@ -481,7 +483,7 @@ def main(args: Args) -> Recorded:
         tasks.run_task(job, Share(0, 1))
         join_work(job)
         outcome = "recorded"
-    rows = [{"seed": seed, **describe(job.vaults[seed], "matches")} for seed in job.seeds]
+    rows = [{"seed": seed, **describe_vault(job.vaults[seed], "matches")} for seed in job.seeds]
     data, view = summarise(job.path, rows, outcome)
     mixtures = final_mixtures(job.path)
     lines = [quote(f"{side}={x}") for mixture in mixtures.values() for side, x in mixture.items()]

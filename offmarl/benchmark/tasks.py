@@ -87,22 +87,22 @@ def _place(plan: Plan, label: str, content: str) -> Path:
     return plan.out / "datasets" / f"{slug(label)}-{tracking.checksum(content)}"
 
 
-def note_vaults(plan: Plan, job: PlanJob, tier_paths: Sequence[tuple[str, str]]) -> None:
+def record_vaults(plan: Plan, job: PlanJob, tier_paths: Sequence[tuple[str, str]]) -> None:
     """Record which dataset each vault of a preparation is, from the vaults' tiers and paths."""
     place, vaults = job.place, {}
     for label, path in _vaults_of(plan, job, tier_paths).items():
         full = local(path)  # relative to the job's directory, which may be moved, if it is below it
         vaults[label] = str(full.relative_to(place) if full.is_relative_to(place) else full)
-    tracking.write_json(_note(job), tracking.plain({"config": job.config, "vaults": vaults}))
+    tracking.write_json(_vaults_file(job), tracking.plain({"config": job.config, "vaults": vaults}))
 
 
-def noted_vaults(job: PlanJob) -> dict[str, str] | None:
+def recorded_vaults(job: PlanJob) -> dict[str, str] | None:
     """Return the paths of the datasets that a preparation made, by label.
 
     None if it has not been run with its present arguments, or a vault is gone.
     """
     try:
-        note = records.parse(_note(job).read_bytes(), str(_note(job)), RunError)
+        note = records.parse(_vaults_file(job).read_bytes(), str(_vaults_file(job)), RunError)
     except (FileNotFoundError, RunError):
         return None
     if not note.get("vaults") or note.get("config") != job.config:
@@ -111,7 +111,7 @@ def noted_vaults(job: PlanJob) -> dict[str, str] | None:
     return vaults if all(Path(path).exists() for path in vaults.values()) else None
 
 
-def _note(job: PlanJob) -> Path:
+def _vaults_file(job: PlanJob) -> Path:
     return job.place / "vaults.json"
 
 
@@ -207,7 +207,7 @@ class CellsWork(Work):
         with _alone():
             if cell is None:
                 job = self._jobs[block]
-                note_vaults(self.benchmark_plan, job, self._made(job.source))
+                record_vaults(self.benchmark_plan, job, self._made(job.source))
                 return
             run, start = run_of(self.benchmark_plan, cell), time.monotonic()
             options = {**cell.options, "vault": self._vault(cell), "out": str(run)}
@@ -238,7 +238,7 @@ class CellsWork(Work):
         """Whether a dataset is there, or a cell has its result."""
         cell = self._cell(block)
         if cell is None:
-            return noted_vaults(self._jobs[block]) is not None
+            return recorded_vaults(self._jobs[block]) is not None
         return is_current(cell, cell_file(self.benchmark_plan, cell))
 
     def missing(self) -> list[int]:
@@ -265,7 +265,7 @@ class CellsWork(Work):
             require_vault(cell)
             assert cell.data.vault is not None
             return cell.data.vault
-        vaults = noted_vaults(self._jobs[number])
+        vaults = recorded_vaults(self._jobs[number])
         assert vaults is not None, "the block's needs are complete"
         return vaults[cell.data.label]
 
@@ -300,7 +300,7 @@ def beside_partners(cell: Cell, run: Path) -> dict[str, Any]:
     env = cell.options.get("env")  # where its other returns are from
     work = CrossPlayWork(
         [str(run)],
-        [*map(policies.located, cell.data.partners)],
+        [*map(policies.locate_players, cell.data.partners)],
         None if env in (None, "", "none") else str(env),
         programs=[program] if program else [],
     )

@@ -24,7 +24,7 @@ from offmarl._ahead import briefly
 from offmarl._memory import collect_rarely
 from offmarl._version import __version__
 from offmarl.cli import output
-from offmarl.cli.following import following
+from offmarl.cli.following import next_commands
 from offmarl.cli.output import Report
 from offmarl.cli.parse import HELP, parse
 from offmarl.cli.parse import parse_script as parse_script
@@ -37,7 +37,7 @@ from offmarl.errors import (
     UnknownNameError,
     unknown_name,
 )
-from offmarl.paths import note_given
+from offmarl.paths import remember_paths
 
 
 def main() -> None:
@@ -47,12 +47,12 @@ def main() -> None:
     if as_json:
         os.environ["OFFMARL_QUIET"] = "1"
     output.hide_credentials_in(arguments)
-    note_given(arguments)
+    remember_paths(arguments)
     warnings.showwarning = output.show_warning
     with exit_codes(as_json):
         _leave_guards()
         report = _run(arguments)
-        output.show(report, as_json, "" if as_json else following(arguments, report.data))
+        output.show(report, as_json, "" if as_json else next_commands(arguments, report.data))
         sys.exit(0 if report.sound else 1)
 
 

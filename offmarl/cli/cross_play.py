@@ -62,7 +62,7 @@ def cross_play(
         Python files of the programs that trained the runs, for programs that are not offmarl's. The
         files' code is run.
     """
-    from offmarl.hub.policies import located  # takes a while to import, as the next does
+    from offmarl.hub.policies import locate_players  # takes a while to import, as the next does
     from offmarl.programs.cross_play import CrossPlayWork
 
     check_file(html, "--html", "page.html")
@@ -71,7 +71,7 @@ def cross_play(
     if partners == ():
         raise OptionError("--partners names no policy: give at least one, or leave it out.")
 
-    policies, partner_policies = ([*map(located, names)] for names in (runs, partners or ()))
+    policies, partner_policies = ([*map(locate_players, names)] for names in (runs, partners or ()))
     work = CrossPlayWork(policies, partner_policies, env, side, eval_episodes, seed, program)
     return Divided(work, lambda _: _report(work, html))
 

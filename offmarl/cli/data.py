@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 from offmarl import vault
 from offmarl.cli.output import Report, as_is, grid, table
 from offmarl.hub.licences import recorded_as
-from offmarl.paths import may_be_name, shown
+from offmarl.paths import may_be_name, path_text
 from offmarl.report.contents import facts_of
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
@@ -61,7 +61,7 @@ def ls(
         return catalogue("" if directory == "." else directory, env, agents)
     summaries = vault.list_vaults(directory, env, agents)
     vaults = [{"path": path, **summary._asdict()} for path, summary in summaries]
-    unread = [f"{shown(entry['path'])}: {entry['error']}" for entry in vaults if entry["error"]]
+    unread = [f"{path_text(entry['path'])}: {entry['error']}" for entry in vaults if entry["error"]]
     place = "this directory" if directory == "." else hide_credentials(directory)
     hint = "`offmarl record` makes some, and `offmarl ls --remote` lists published ones"
     text = _listed(vaults) if vaults else f"no vaults in {place}: {hint}."
@@ -365,7 +365,7 @@ def salvage(path: _Vault, out: Annotated[str, arg(aliases=["-o"], metavar="VAULT
     if result.unknown_steps:
         lost.append(f"{number(result.unknown_steps)} steps of unknown episodes")
     amount = f"{number(result.episodes)} episodes, {number(result.steps)} steps"
-    view = Group(f"{shown(result.path)}: {amount}.", "Lost:", *_lines(lost or ["nothing"]))
+    view = Group(f"{path_text(result.path)}: {amount}.", "Lost:", *_lines(lost or ["nothing"]))
     return Report(as_dicts(result), view)
 
 
@@ -380,9 +380,10 @@ def compact(path: _Vault) -> Report:
         A vault of any program. No process may write to it meanwhile.
     """
     done = vault.compact(path)
+    before, after = number(done.bytes_before / 1e6), number(done.bytes_after / 1e6)
     line = (
-        f"{shown(done.path)}: {number(done.bytes_before / 1e6)} MB in {number(done.files_before)} "
-        f"files became {number(done.bytes_after / 1e6)} MB in {number(done.files_after)}."
+        f"{path_text(done.path)}: {before} MB in {number(done.files_before)} files became "
+        f"{after} MB in {number(done.files_after)}."
     )
     return Report(done._asdict(), line)
 
@@ -393,9 +394,9 @@ def _outcome(result: vault.Verification) -> list[RenderableType]:
     lines: list[RenderableType] = []
     if result.sound:
         extent = "is intact" if not result.skipped else "is intact as far as checked"
-        lines.append(f"{shown(result.path)} {extent}: {scope}.")
+        lines.append(f"{path_text(result.path)} {extent}: {scope}.")
     else:
-        lines += [f"{shown(result.path)} is damaged ({scope}):", *_lines(result.faults)]
+        lines += [f"{path_text(result.path)} is damaged ({scope}):", *_lines(result.faults)]
     if result.notes:
         lines += ["What it holds that is no damage:", *_lines(result.notes)]
     if result.skipped:

@@ -8,8 +8,8 @@ from shlex import quote
 from string import Formatter
 from typing import Any
 
-from offmarl.cli.parse import given_among
-from offmarl.paths import shown
+from offmarl.cli.parse import options_among
+from offmarl.paths import path_text
 from offmarl.tracking import is_run
 
 _SHOW = {"vaults": "offmarl show {vaults[0][path]}"}
@@ -82,10 +82,10 @@ class _Quoting(Formatter):
 
     def format_field(self, value: Any, _spec: str) -> str:
         """Return a value as a word of a command."""
-        return quote(shown(value) if isinstance(value, PurePath) else str(value))
+        return quote(path_text(value) if isinstance(value, PurePath) else str(value))
 
 
-def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
+def next_commands(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
     """Return what follows a command, from its arguments and what ``--json`` prints.
 
     Nothing follows help, plans, parts of divided work, and tables that are printed for a file.
@@ -99,7 +99,7 @@ def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
         operand = next((argument for argument in rest if not argument.startswith("-")), "")
         about: dict[str, Any] = {"first": first, "given": operand, **data}
         if verb in ("push", "tune"):
-            options = given_among(rest, to=str, env=str, vault=tuple[str, ...])
+            options = options_among(rest, to=str, env=str, vault=tuple[str, ...])
             about = {**options, "own": "vault" in options and options.get("env"), **about}
         if "run" not in data:
             runs = (path for argument in rest if is_run(Path(path := argument.partition("@")[0])))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from offmarl import terminal
 from offmarl.errors import OptionError
-from offmarl.paths import expanded, kind_of, local, no_empty_directories, shown
+from offmarl.paths import expanded, kind_of, local, no_empty_directories, path_text
 from offmarl.terminal import one_line, printable
 from offmarl.tracking import to_json
 
@@ -173,7 +173,7 @@ def grid(facts: Mapping[str, Any]) -> RenderableType:
 
 def as_is(text: Any) -> RenderableType:
     """Return text that is not wrapped, so that it can be copied from the terminal."""
-    text = shown(text) if isinstance(text, PurePath) else str(text)
+    text = path_text(text) if isinstance(text, PurePath) else str(text)
     return Group(Text(printable(text), no_wrap=True, overflow="ignore"))  # a bare Text wraps
 
 

@@ -90,15 +90,17 @@ def parse(
     hints = get_type_hints(target).items()
     groups: dict[str, Any] = {name: hint for name, hint in hints if is_dataclass(hint)}
     targets = [target, *groups.values()]
-    values = read(targets, f"offmarl {command}", description, arguments, *more, left_out=groups)
+    values = read_args(
+        targets, f"offmarl {command}", description, arguments, *more, left_out=groups
+    )
     for name, kind in groups.items():
-        values[name] = take(kind, values)
+        values[name] = take_fields(kind, values)
     bound = inspect.signature(target).bind(**values)
     bound.apply_defaults()
     return target(*bound.args, **bound.kwargs)
 
 
-def take(kind: type[T], values: dict[str, Any]) -> T:
+def take_fields(kind: type[T], values: dict[str, Any]) -> T:
     """Return a dataclass of its fields' values, which are removed from ``values``."""
     names = inspect.signature(kind).parameters.keys() & values.keys()
     return kind(**{name: values.pop(name) for name in names})
@@ -147,7 +149,7 @@ def parse_program(
     files = [SettingsFile] if hasattr(target, "for_env") else []
     targets = [target, *files, *([_ConfigFile] if is_program else [])]
     prog = f"offmarl {command}" if command else None
-    overrides = read(targets, prog, description or "", arguments, *more, values=values)
+    overrides = read_args(targets, prog, description or "", arguments, *more, values=values)
     overrides.pop("config", None)
     file = overrides.pop("settings", None)
     return program_arguments(target, {**values, **overrides}, file)
@@ -177,7 +179,7 @@ def program_arguments(target: type[T], values: Mapping[str, Any], file: Path | N
 
 def config_among(arguments: Sequence[str]) -> Config | None:
     """Return the content of the file that ``--config`` names among arguments; None without it."""
-    file = given_among(arguments, config=Path).get("config")
+    file = options_among(arguments, config=Path).get("config")
     return None if file is None else read_config(file)
 
 
@@ -208,7 +210,7 @@ def use_cores_for(args: Any, batching: str | None = None) -> None:
         use_cores(args.seeds, batching)
 
 
-def read(
+def read_args(
     targets: Sequence[Callable[..., Any]],
     prog: str | None,
     description: str,
@@ -258,14 +260,14 @@ def _fitted(description: str) -> str:
     return "\n\n".join(map(filled, paragraphs))
 
 
-def split(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def split_options(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the values that arguments give to the fields of a dataclass, and other arguments."""
     kind, defaults = options([target], has_texts=False)
     values, rest = _run_tyro(kind, defaults, arguments, return_unknown_args=True, add_help=False)
     return {name: x for name, x in values.items() if x != defaults.get(name)}, rest
 
 
-def given_among(arguments: Sequence[str], **kinds: Any) -> dict[str, Any]:
+def options_among(arguments: Sequence[str], **kinds: Any) -> dict[str, Any]:
     """Return the values that arguments give to options of these names and types."""
     make: Any = TypedDict
     kind, settings = make("Options", kinds, total=False), {"return_unknown_args": True}
@@ -330,16 +332,16 @@ def _constructors() -> Any:
     from tyro.constructors import ConstructorRegistry
 
     rules = {
-        Path: read_as(expanded, Path, "PATH"),
-        int: read_as(_whole, int, "INT"),
-        Vaults: read_as(_vaults, str | Path | Mapping | tuple, "PATH[=SHARE]...", "*"),
+        Path: rule_of(expanded, Path, "PATH"),
+        int: rule_of(_whole, int, "INT"),
+        Vaults: rule_of(_vaults, str | Path | Mapping | tuple, "PATH[=SHARE]...", "*"),
     }
     registry = ConstructorRegistry()
     registry.primitive_rule(lambda info: rules.get(info.type))
     return registry
 
 
-def read_as(parser: Callable[..., Any], kind: Any, metavar: str, nargs: Literal[1, "*"] = 1) -> Any:
+def rule_of(parser: Callable[..., Any], kind: Any, metavar: str, nargs: Literal[1, "*"] = 1) -> Any:
     """Return a rule by which tyro parses values of a type from one text, or from several."""
     from tyro.constructors import PrimitiveConstructorSpec
 
@@ -357,7 +359,7 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        value = finite(text)
+        value = finite_number(text)
         if value is None:
             raise
     if value != round(value):
@@ -365,7 +367,7 @@ def _whole(text: str) -> int:
     return round(value)
 
 
-def finite(text: str) -> float | None:
+def finite_number(text: str) -> float | None:
     """Read a number; None if the text is something else, or infinite."""
     try:
         value = float(text)

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report, check_file, grid, records, table
-from offmarl.cli.parse import HELP, config_among, given_among, parse, parse_program
+from offmarl.cli.parse import HELP, config_among, options_among, parse, parse_program
 from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
 from offmarl.config import RecordingArgs, Role, option
 from offmarl.errors import OptionError
@@ -73,7 +73,7 @@ def record(arguments: list[str]) -> Report:
 
     if (args := _named_policies(arguments)) is not None:
         result = record_fixed(args)
-    elif "from_run" in given_among(arguments, from_run=_SEVERAL):
+    elif "from_run" in options_among(arguments, from_run=_SEVERAL):
         from offmarl.programs import record_from_run
 
         about = "Record further tiers of a finished run."
@@ -97,7 +97,7 @@ def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Div
             return Divided(program.work(args), lambda _: record(arguments))
     elif (policies := _named_policies(arguments)) is not None:
         return _divided_recording(fixed_recording(policies), block_steps)
-    elif "from_run" not in given_among(arguments, from_run=_SEVERAL):
+    elif "from_run" not in options_among(arguments, from_run=_SEVERAL):
         return _divided_recording(_trained_recording(arguments), block_steps)
     if block_steps is not None:
         raise OptionError("--block-steps divides the recording of a fixed policy, not training.")
@@ -116,7 +116,7 @@ def _divided_recording(recording: "Recording", block_steps: int | None) -> Divid
 
 def _names_recorder(arguments: list[str]) -> bool:
     """Whether arguments, or the file that they give, name a recorder."""
-    options = given_among(arguments, config=str, policy=_SEVERAL)
+    options = options_among(arguments, config=str, policy=_SEVERAL)
     return not arguments[0].startswith("-") or ("config" in options and "policy" not in options)
 
 
@@ -125,7 +125,7 @@ def _named_policies(arguments: list[str]) -> "PolicyArgs | None":
 
     None if ``--policy`` is a run.
     """
-    options = given_among(arguments, policy=_SEVERAL, env=str)
+    options = options_among(arguments, policy=_SEVERAL, env=str)
     if not (policies := options.get("policy")) or (local(policies[0]) / RUN_FILE).exists():
         return None
     named = "/" not in policies[0] and "env" in options

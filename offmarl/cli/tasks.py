@@ -10,8 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from rich.console import Group
 
 from offmarl.cli.output import Report, as_is, grid
-from offmarl.cli.parse import HELP, given_among, parse, refuse_unused
-from offmarl.cli.parse import split as split_options
+from offmarl.cli.parse import HELP, options_among, parse, refuse_unused, split_options
 from offmarl.cli.verbs import VERBS, function_of
 from offmarl.config import REPEATED, PositiveInt, Validated
 from offmarl.errors import OptionError
@@ -163,7 +162,7 @@ def run(
     if not arguments:
         raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
     share, of_launcher = options.share, options.of_launcher
-    for option in given_among(arguments, **_JOINING) if VERBS[verb].is_raw else ():
+    for option in options_among(arguments, **_JOINING) if VERBS[verb].is_raw else ():
         raise OptionError(
             f"--{option} joins the processes of one program, and each task is a program of its "
             "own: divide the work by tasks or by processes."

@@ -18,11 +18,11 @@ from tyro.conf import Positional, arg
 from offmarl import envs, vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, table
-from offmarl.cli.parse import finite, parse, read_as, refuse_unused
+from offmarl.cli.parse import finite_number, parse, refuse_unused, rule_of
 from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError, VaultError
 from offmarl.launch import Share, Work, join_work, run_share
-from offmarl.paths import shown
+from offmarl.paths import path_text
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.tracking import progress
@@ -45,14 +45,14 @@ _NAMED = (StrPath, MapFunction | None)
 
 def _fraction(text: str) -> float:
     """Read a number, which may be written as a percentage."""
-    if (value := finite(text.removesuffix("%"))) is None:
+    if (value := finite_number(text.removesuffix("%"))) is None:
         raise ValueError(
             f"a percentage such as 10%, or a number such as 0.1, is needed: got {text}"
         )
     return value / 100 if text.endswith("%") else value
 
 
-_Fraction = Annotated[float, read_as(_fraction, float, "FRACTION")]
+_Fraction = Annotated[float, rule_of(_fraction, float, "FRACTION")]
 
 _HINTS: dict[Any, Any] = {
     AnyVault: Annotated[str, arg(metavar="VAULT")],
@@ -299,7 +299,7 @@ def _export(source: str, out: Path, layout: str, time_limit: int | None) -> Repo
         "episodes": len(data.episodes.row),
         "steps": data.num_steps,
     }
-    return Report(facts, f"{data.num_steps:,} steps of {source} are in {shown(path)}.")
+    return Report(facts, f"{data.num_steps:,} steps of {source} are in {path_text(path)}.")
 
 
 def _terms(licence: str | None, citation: str | None) -> dict[str, str]:

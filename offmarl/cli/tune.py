@@ -12,17 +12,17 @@ from offmarl.cli.output import Report, as_is, records
 from offmarl.cli.parse import (
     HELP,
     SettingsFile,
-    given_among,
-    read,
+    options_among,
+    read_args,
     settings_environment,
-    take,
+    take_fields,
     use_cores_for,
 )
 from offmarl.cli.programs import overview
 from offmarl.cli.tasks import Divided, TaskOptions
 from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
-from offmarl.paths import shown
+from offmarl.paths import path_text
 from offmarl.programs.registry import Kind, find, load, program_of
 from offmarl.terminal import number
 from offmarl.tracking import replace_file
@@ -70,8 +70,8 @@ def _parsed(arguments: list[str]) -> "tuple[ModuleType, Any, Space, Path, Search
     targets = [_Options, SearchSpace, SettingsFile, program.Args]
     untuned = with_role(program.Args, Role.UNTUNED) - {field.name for field in fields(SearchSpace)}
     command = f"offmarl tune {name}"
-    values = read(targets, command, about, rest, TaskOptions, left_out=untuned)
-    options, search = take(_Options, values), take(SearchSpace, values)
+    values = read_args(targets, command, about, rest, TaskOptions, left_out=untuned)
+    options, search = take_fields(_Options, values), take_fields(SearchSpace, values)
     file, env = values.pop("settings", None), settings_environment(program.Args, values)
     args = program.Args.for_env(env, settings=file, **values)
     print_sources(args)
@@ -98,7 +98,7 @@ class _Options:
 def _load(name: str, arguments: list[str]) -> ModuleType:
     """Import a program of either kind: a recorder, unless a vault is given."""
     kinds: list[Kind] = ["recorder", "baseline"]
-    if given_among(arguments, vault=tuple[str, ...]):
+    if options_among(arguments, vault=tuple[str, ...]):
         kinds.reverse()
     kind = next((kind for kind in kinds if name in find(kind)), kinds[0])
     program = load(kind, name)
@@ -108,12 +108,12 @@ def _load(name: str, arguments: list[str]) -> ModuleType:
 
 
 def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, ...]) -> "Space":
-    from offmarl.programs.tuning import chosen, derived, read_space
+    from offmarl.programs.tuning import choose_ranges, derive_space, read_space
 
-    space = derived(args) if file is None else read_space(file, program.Args)
+    space = derive_space(args) if file is None else read_space(file, program.Args)
     if missing := with_role(program.Args, Role.UNTUNED).intersection(space):
         raise OptionError(f"{min(missing)} cannot be searched: leave it out of [search].")
-    return chosen(space, only)
+    return choose_ranges(space, only)
 
 
 def _overview() -> Report:
@@ -136,7 +136,7 @@ def _report(work: "TrialsWork", tuned: "Tuned") -> Report:
     states = [row["state"] for row in tuned.trials if row["score"] is None]
     unscored = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     unscored = f" ({unscored})" if unscored else ""
-    title = f"{shown(tuned.file)}: the best of {trials}{unscored}, score {tuned.score:.6g}"
+    title = f"{path_text(tuned.file)}: the best of {trials}{unscored}, score {tuned.score:.6g}"
     ranges = {name: span.words() for name, span in work.space.items()}
     rows = [{**row} for row in best[:_SHOWN]]
     for row in rows:
@@ -144,7 +144,7 @@ def _report(work: "TrialsWork", tuned: "Tuned") -> Report:
     page = tuned.file.with_suffix(".html")
     table = {"columns": [*rows[0]], "rows": [[*row.values()] for row in rows]}
     replace_file(page, render("search.html", title=title, **table, figures=work.figures()))
-    view = Group(records(rows, title), _about_default(tuned), as_is(f"wrote {shown(page)}"))
+    view = Group(records(rows, title), _about_default(tuned), as_is(f"wrote {path_text(page)}"))
     data = {"file": tuned.file, "score": tuned.score, "best": tuned.best, "default": tuned.default}
     data["page"] = page
     return Report({**data, "ranges": ranges, "trials": tuned.trials}, view)

@@ -26,7 +26,7 @@ CHUNK = 125
 """Steps in one call of a program; the first call is made twice, to compare the results."""
 
 
-class Seen(NamedTuple):
+class ReferenceOutcome(NamedTuple):
     """What a reference implementation returns for a reset or a step; None is not compared."""
 
     observations: list[Any]
@@ -41,9 +41,9 @@ class Seen(NamedTuple):
 class ReferenceEnvironment(NamedTuple):
     """Another implementation of an environment, with which every step is compared."""
 
-    reset: Callable[[Any], Seen]
+    reset: Callable[[Any], ReferenceOutcome]
     """``key -> outcome``"""
-    step: Callable[[Any, Any, Any], tuple[Seen, Any]]
+    step: Callable[[Any, Any, Any], tuple[ReferenceOutcome, Any]]
     """``key, the environment's state, action -> outcome, state of the reference``"""
     inner: Callable[[Any], Any]
     """``the environment's state -> state of the reference``"""
@@ -121,7 +121,7 @@ def _rollout(
 
 
 @functools.lru_cache(maxsize=4)
-def compiled(
+def compile_programs(
     env: Any, reference_of: "ReferenceOf | None" = None, tolerance: float = 1e-5
 ) -> Programs:
     """Return the programs of an environment; equal arguments share them."""
@@ -145,7 +145,7 @@ def record(
     env: Any, reference_of: "ReferenceOf | None" = None, tolerance: float = 1e-5
 ) -> RecordedSteps:
     """Take `NUM_STEPS` random steps in each of `NUM_ENVS` environments."""
-    program = compiled(env, reference_of, tolerance)
+    program = compile_programs(env, reference_of, tolerance)
     reset_key, *keys = jax.random.split(jax.random.key(7), 1 + NUM_STEPS // CHUNK)
     keys = [jax.random.split(key, NUM_ENVS) for key in keys]
     resets = [program.reset(key) for key in jax.random.split(reset_key, NUM_ENVS)]
@@ -225,7 +225,7 @@ class EnvironmentConformance:
                     getattr(self, name)(env, recording)
 
     def _programs(self, env: Any) -> Programs:
-        return compiled(env, type(self).reference_of, self.tolerance)
+        return compile_programs(env, type(self).reference_of, self.tolerance)
 
     def _step_alone(self, env: Any, steps: RandomSteps, t: int) -> Any:
         """Repeat a recorded step unbatched; return also the key of the reset after it."""
@@ -321,7 +321,7 @@ class EnvironmentConformance:
         if theirs.truncated is not None:
             chex.assert_trees_all_equal(ours.truncated.all(-1), theirs.truncated)
 
-    def _compare(self, ours: Timestep, theirs: Seen) -> None:
+    def _compare(self, ours: Timestep, theirs: ReferenceOutcome) -> None:
         lead = ours.last.ndim
         for i, expected in enumerate(theirs.observations):
             observation = map_tree(lambda x, i=i: x.take(i, axis=lead), ours.next_view.observation)

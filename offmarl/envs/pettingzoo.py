@@ -18,7 +18,7 @@ from offmarl.envs.base import Environment
 from offmarl.envs.registry import make
 from offmarl.envs.translator import (
     MASK,
-    SEEN,
+    OBSERVATION,
     Infos,
     Observations,
     Translator,
@@ -129,7 +129,7 @@ class OffmarlParallelEnv(ParallelEnv):
         if not isinstance(spec.action, Discrete):
             return value
         actions = self.action_spaces[agent].n
-        return {SEEN: value, MASK: np.asarray(view.legal_actions[i, :actions], np.int8)}
+        return {OBSERVATION: value, MASK: np.asarray(view.legal_actions[i, :actions], np.int8)}
 
     def _joint(self, actions: Mapping[str, Any]) -> np.ndarray:
         missing = [agent for agent in self.agents if agent not in actions]
@@ -172,7 +172,7 @@ def _spaces(spec: EnvSpec, agent: int) -> tuple[gymnasium.Space, gymnasium.Space
     if not isinstance(spec.action, Discrete):
         return observation, gymnasium.spaces.Box(-1, 1, (size,), np.float32)
     mask = gymnasium.spaces.Box(0, 1, (size,), np.int8)
-    space = gymnasium.spaces.Dict({SEEN: observation, MASK: mask})
+    space = gymnasium.spaces.Dict({OBSERVATION: observation, MASK: mask})
     return space, gymnasium.spaces.Discrete(size)
 
 

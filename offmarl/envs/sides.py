@@ -462,7 +462,7 @@ class Side:
         pictures: Callable[[Sequence[Any]], Sequence[Any]] = self.env.pictures
         return pictures
 
-    def whole(
+    def join_agents(
         self, transition: Transition, finals: FinalObservations, first_id: int
     ) -> tuple[Transition, FinalObservations]:
         """Return recorded steps of all agents.

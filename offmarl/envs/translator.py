@@ -35,7 +35,7 @@ from offmarl.types import (
 Observations = Mapping[str, Any]
 Infos = Mapping[str, Any]
 
-MASK, SEEN = "action_mask", "observation"
+MASK, OBSERVATION = "action_mask", "observation"
 """Names in an observation that has a mask of legal actions, by PettingZoo's convention."""
 
 _SMALL = ("uint8", "int8", "uint16", "int16", "float16", "bool")
@@ -264,7 +264,7 @@ def _without_mask(space: gymnasium.Space) -> gymnasium.Space:
     if not isinstance(space, gymnasium.spaces.Dict) or MASK not in space.spaces:
         return space
     parts = {k: v for k, v in space.spaces.items() if k != MASK}
-    return parts[SEEN] if [*parts] == [SEEN] else gymnasium.spaces.Dict(parts)
+    return parts[OBSERVATION] if [*parts] == [OBSERVATION] else gymnasium.spaces.Dict(parts)
 
 
 def _split_mask(observation: Any, space: gymnasium.Space) -> tuple[Any, Any]:
@@ -272,8 +272,8 @@ def _split_mask(observation: Any, space: gymnasium.Space) -> tuple[Any, Any]:
     if not isinstance(observation, Mapping) or MASK not in observation:
         return observation, None
     parts = {k: v for k, v in observation.items() if k != MASK}
-    is_only = [*parts] == [SEEN] and not isinstance(space, gymnasium.spaces.Dict)
-    return parts[SEEN] if is_only else parts, observation[MASK]
+    is_only = [*parts] == [OBSERVATION] and not isinstance(space, gymnasium.spaces.Dict)
+    return parts[OBSERVATION] if is_only else parts, observation[MASK]
 
 
 def _info_of(infos: Any, agent: Any) -> Mapping[str, Any]:

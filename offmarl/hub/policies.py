@@ -277,7 +277,7 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     return policy.path
 
 
-def located(name: str) -> str:
+def locate_players(name: str) -> str:
     """Return the name of players with the run's directory in place of a pulled policy's name."""
     run, at, which = name.rpartition("@") if "@" in name else (name, "", "")
     return name if local(name).exists() else f"{run_named(run)}{at}{which}"

@@ -28,20 +28,20 @@ from offmarl.programs.program import (
     ArgsT,
     Program,
     hyperparameters,
-    recorded,
+    recorded_args,
     state_shapes,
 )
 from offmarl.programs.registry import ProgramOrigin, origin_of
 from offmarl.programs.runs import dataset as data
 from offmarl.programs.runs import gathering
 from offmarl.programs.runs.compiling import keep_compiled_programs
-from offmarl.programs.runs.continuing import start_of_baseline, started
+from offmarl.programs.runs.continuing import begin_states, start_of_baseline
 from offmarl.programs.runs.dataset import DatasetStatistics
 from offmarl.programs.runs.drawing import drawing_of, open_data
 from offmarl.programs.runs.evaluate import (
     Evaluator,
     evaluate,
-    folded,
+    fold_in,
     make_evaluator,
     play_ahead,
 )
@@ -60,7 +60,7 @@ from offmarl.programs.runs.loop import (
 from offmarl.programs.runs.normalisation import SCALE, scale_of
 from offmarl.programs.runs.run import (
     locked,
-    settled,
+    settle,
 )
 from offmarl.programs.runs.sharding import (
     SeedLayout,
@@ -124,7 +124,7 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
         dataset, origin = open_data(args), origin_of(make)
         directory = run_directory(make, args, dataset)
         with locked(directory, args.take_over) as lock:
-            training = _Training(make, settled(args, directory), dataset, origin, directory)
+            training = _Training(make, settle(args, directory), dataset, origin, directory)
             with closing(training.evaluator):
                 training.check()
                 parts = gathering.PARTS.get()  # runs of single seeds, of tasks
@@ -138,7 +138,7 @@ def train_ahead(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], ar
     assert isinstance(args, Args)
     dataset, origin = open_data(args), origin_of(make)
     directory = run_directory(make, args, dataset)
-    if tracking.recorded(directory).get("complete"):
+    if tracking.read_run_if_any(directory).get("complete"):
         return
     with pinned():
         training = _Training(make, args, dataset, origin, directory)
@@ -207,7 +207,7 @@ class _Training(Training):
         statistics.freeze()
         self.statistics = statistics.used
         # An existing run keeps the number of seeds that were trained side by side.
-        at_once = on_first(lambda: tracking.recorded(directory).get("seeds_at_once"))
+        at_once = on_first(lambda: tracking.read_run_if_any(directory).get("seeds_at_once"))
         layout = layout_of(args.seeds, args.batching, at_once, args.devices)
         check_divisible("--batch-size", args.batch_size, layout)
         check_shards(directory, "batches", layout)
@@ -228,7 +228,7 @@ class _Training(Training):
         return {
             "kind": "baseline",
             **made_from(origin, self.evaluator.env, sources, layout.devices),
-            "args": recorded(self.args),
+            "args": recorded_args(self.args),
             "resolved": self._resolved,
             **origins,
             "spec": self.data.spec.to_json(),
@@ -255,7 +255,7 @@ class _Training(Training):
     def begin(self) -> Learned:
         states = start(self.program, self._keys, self.learners.hyper)
         if self.args.init is not None:
-            states = started(self._start, self.program, states)
+            states = begin_states(self._start, self.program, states)
         return Learned(states, self._priorities())
 
     def _priorities(self) -> Priorities | None:
@@ -290,7 +290,7 @@ class _Training(Training):
     def evaluate(self, policies: ArrayTree, done: int) -> Evaluated:
         last = done == self.schedule.updates
         episodes = self.evaluator.final_episodes if last else self.evaluator.episodes
-        keys = folded(self._evaluation_keys, done)
+        keys = fold_in(self._evaluation_keys, done)
         layout = self.learners.layout
         return evaluate(self.evaluator, self.program, layout, policies, keys, episodes)
 

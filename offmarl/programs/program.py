@@ -380,7 +380,7 @@ def shared_names(args: Validated) -> set[str]:
     return {field.name for base in bases if is_dataclass(base) for field in fields(base)}
 
 
-def recorded(args: Validated) -> dict[str, Any]:
+def recorded_args(args: Validated) -> dict[str, Any]:
     """Return the arguments that records hold, by name: those that may change the result."""
     free = with_role(type(args), Role.FREE)
     return {name: value for name, value in asdict(args).items() if name not in free}  # type: ignore[call-overload]

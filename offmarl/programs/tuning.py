@@ -60,7 +60,7 @@ from offmarl.programs.runs.continuing import start_of_baseline
 from offmarl.programs.runs.drawing import open_data
 from offmarl.programs.runs.evaluate import make_evaluator
 from offmarl.programs.runs.identity import MAY_DIFFER, differences, made_from
-from offmarl.programs.runs.run import watched
+from offmarl.programs.runs.run import watch_runs
 from offmarl.teams import teams_of
 
 Score = Literal["last", "area"]
@@ -131,7 +131,7 @@ Space = dict[str, Range | Choices]
 """Ranges to search, by argument."""
 
 
-def drawn(entry: Range | Choices, name: str, value: Any) -> dict[str, Any]:
+def parameters_of(entry: Range | Choices, name: str, value: Any) -> dict[str, Any]:
     """Return Optuna's parameters for a value; empty if it is outside the range."""
     if isinstance(entry, Choices):
         return {name: entry.options[entry.values.index(value)]} if value in entry.values else {}
@@ -142,7 +142,7 @@ def drawn(entry: Range | Choices, name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
-def derived(args: Validated) -> Space:
+def derive_space(args: Validated) -> Space:
     """Return ranges for a program's own arguments, from their types and values.
 
     Positive numbers and small fractions: a tenth to ten times the value, on a logarithmic scale.
@@ -203,7 +203,7 @@ def _entry(name: str, hint: Any, entry: Any) -> Range | Choices:
     return Range(low, high, bool(log))
 
 
-def chosen(space: Space, names: Iterable[str]) -> Space:
+def choose_ranges(space: Space, names: Iterable[str]) -> Space:
     """Return the part of a space with some names; all of it if there are none."""
     for name in names:
         if name not in space:
@@ -473,7 +473,7 @@ class TrialsWork(Work):
             study.pruner = getattr(optuna.pruners, pruner)(**waits)
         trial, state = self._trial(study, block), optuna.trial.TrialState
         default = {name: getattr(self.args, name) for name in self.space}
-        ranges = {x: y for x, y in self.space.items() if block or drawn(y, x, default[x])}
+        ranges = {x: y for x, y in self.space.items() if block or parameters_of(y, x, default[x])}
         values = {name: entry.suggest(trial, name) for name, entry in ranges.items()}
         values = values if block else default
         trial.set_user_attr("values", tracking.plain(values))
@@ -495,9 +495,8 @@ class TrialsWork(Work):
         of_blocks = {trial.user_attrs["block"]: trial for trial in study.get_trials(deepcopy=False)}
         optuna, running = self._optuna, of_blocks.get(block)
         if running is None:
-            defaults = (
-                [] if block else [drawn(x, n, getattr(self.args, n)) for n, x in self.space.items()]
-            )
+            space = {} if block else self.space
+            defaults = (parameters_of(x, n, getattr(self.args, n)) for n, x in space.items())
             fixed = {"fixed_params": {key: x for params in defaults for key, x in params.items()}}
             new = {"state": optuna.trial.TrialState.RUNNING, "user_attrs": {"block": block}}
             study.add_trial(optuna.trial.create_trial(**new, system_attrs=fixed))
@@ -530,7 +529,7 @@ class TrialsWork(Work):
         changes["track"] = self._search.track
         if isinstance(self.args, OnlineArgs):
             changes["tiers"] = ""
-        with watched(report), trackers.part(trial.number, trial.study.user_attrs["tracking"]):
+        with watch_runs(report), trackers.part(trial.number, trial.study.user_attrs["tracking"]):
             self.program.main(replace(cast(Any, self.args), **changes))
         shutil.rmtree(directory)
         return score()

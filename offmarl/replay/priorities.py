@@ -191,7 +191,7 @@ class Prioritised:
         exponent = self.importance + (1 - self.importance) * progress
         return importance(ratios, mask.any(-1), exponent)
 
-    def learned(
+    def reprioritise(
         self,
         priorities: Priorities,
         slots: Int[Array, "B"],

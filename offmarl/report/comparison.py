@@ -19,12 +19,12 @@ from offmarl.report.run_scores import (
     Runs,
     RunScores,
     Scores,
+    add_foreign_scores,
     is_foreign,
     last_metrics,
     metric_of,
     read_runs,
     scores_in,
-    with_foreign,
 )
 from offmarl.report.tables import Score, Section, to_csv, to_latex, to_markdown
 from offmarl.statistics import (
@@ -644,7 +644,7 @@ def compare_runs(
     scores = read_runs(runs, metric, pool_settings)
     if foreign and metric != RETURN:
         raise RunError(f"{foreign[0]} holds returns, and the runs have none: compare it alone.")
-    scores, scales = with_foreign(scores, foreign), {}
+    scores, scales = add_foreign_scores(scores, foreign), {}
     for name, data in scores.data.items() if metric == RETURN else ():
         scale = given if name in scores.outside else {**known, **given}
         if data.environment in scale:

@@ -107,7 +107,7 @@ class Runs(NamedTuple):
     """The programs that were trained with other settings on one dataset than on another, and the
     settings that differ."""
     outside: frozenset[str] = frozenset()
-    """The datasets with results of other projects: see `with_foreign`."""
+    """The datasets with results of other projects: see `add_foreign_scores`."""
 
 
 def scores_in(results: Results) -> Scores:
@@ -478,7 +478,7 @@ def is_foreign(path: Path) -> bool:
     return path.suffix == ".json" and path.is_file() and RUN_FILE not in _read_foreign(path)
 
 
-def with_foreign(scores: Runs, paths: Sequence[Path]) -> Runs:
+def add_foreign_scores(scores: Runs, paths: Sequence[Path]) -> Runs:
     """Add the results in files to those of runs; `RunError` if a file has another layout.
 
     A task belongs to the dataset whose runs name the same environment and task in their

@@ -4,7 +4,7 @@ import pytest
 
 from offmarl.benchmark import read_plan, require_environments, require_fit, require_vaults
 from offmarl.benchmark.plan import PLANS
-from offmarl.benchmark.tasks import note_vaults, noted_vaults, preparation
+from offmarl.benchmark.tasks import preparation, record_vaults, recorded_vaults
 from offmarl.errors import OptionError, UnknownNameError, VaultError
 
 PLAN = """
@@ -174,8 +174,8 @@ def test_a_mixture_is_found_among_the_vaults_of_its_recipe(path):
     assert job.source.options["tiers"] == MIXED
     vault = path.parent / "mixed"
     vault.mkdir()
-    note_vaults(plan, job, [("medium", "medium"), ("mixed", str(vault))])
-    assert noted_vaults(job) == {"coverage random": str(vault)}
+    record_vaults(plan, job, [("medium", "medium"), ("mixed", str(vault))])
+    assert recorded_vaults(job) == {"coverage random": str(vault)}
 
 
 def test_a_missing_plan_names_those_that_come_with_offmarl():

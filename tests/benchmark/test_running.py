@@ -14,7 +14,7 @@ import pytest
 from offmarl import benchmark, envs, report, tracking, vault
 from offmarl.benchmark import CellsWork, spread, tasks
 from offmarl.benchmark.cells import identity, is_current, pack
-from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
+from offmarl.benchmark.tasks import cell_file, preparation, record_vaults, recorded_vaults, run_of
 from offmarl.cli import benchmark as cli
 from offmarl.errors import NumericsError, OptionError, RunError, VaultError
 from offmarl.hub import pulling
@@ -139,8 +139,8 @@ def test_another_published_dataset_of_the_same_name_is_pulled_again(read):
     """Its cells run again, and must not take the data of the first."""
     plan = read()
     jobs = [preparation(p, p.datasets["two"]) for p in (plan, read(name="some/name/Poor"))]
-    note_vaults(plan, jobs[0], [("", stub.vault(Path("pulled")))])
-    assert [noted_vaults(job) is not None for job in jobs] == [True, False]
+    record_vaults(plan, jobs[0], [("", stub.vault(Path("pulled")))])
+    assert [recorded_vaults(job) is not None for job in jobs] == [True, False]
 
 
 def test_a_benchmark_that_is_moved_keeps_its_data_and_results(read, tmp_path):
@@ -229,7 +229,7 @@ def test_a_dataset_is_prepared_again_if_its_vault_is_gone(read):
     work = CellsWork(read(), stub.run)
     run_share(work, Share(0, 6))
     job = preparation(work.benchmark_plan, work.benchmark_plan.datasets["one"])
-    vaults = noted_vaults(job)
+    vaults = recorded_vaults(job)
     assert list(vaults) == ["one"] and 0 not in work.missing()
     Path(vaults["one"]).rmdir()
     assert 0 in work.missing()

@@ -9,7 +9,7 @@ from offmarl import tracking
 from offmarl.cli import parse_script
 from offmarl.errors import OptionError
 from offmarl.programs import registry
-from offmarl.programs.program import recorded
+from offmarl.programs.program import recorded_args
 from offmarl.programs.runs.configs import read_config
 from tests.runs import write_run
 
@@ -99,7 +99,7 @@ def test_a_record_does_not_say_where_to_write_or_whom_to_tell(tmp_path):
 def test_a_record_repeats_all_that_changes_the_result(tmp_path):
     qmix = registry.load("recorder", "qmix")
     paths = {"init": tmp_path / "run", "prefill": tmp_path / "a.vlt"}
-    args = recorded(qmix.Args(**paths)) | {"seeds": 5}  # which a run adds, and no vault
+    args = recorded_args(qmix.Args(**paths)) | {"seeds": 5}  # which a run adds, and no vault
     run = write_run(tmp_path / "qmix", "qmix", None, [[1]], args=tracking.plain(args))
     again = read_config(run).arguments(qmix.Args)
     assert again | paths == again and again["seeds"] == 5

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offmarl.cli.following import _NEXT, following
+from offmarl.cli.following import _NEXT, next_commands
 from offmarl.cli.verbs import VERBS
-from offmarl.paths import note_given
+from offmarl.paths import remember_paths
 
 
 def test_every_command_names_the_next_one():
@@ -49,7 +49,7 @@ def test_every_command_names_the_next_one():
     ],
 )
 def test_the_next_command_has_the_path_or_name(arguments, data, text):
-    assert following(arguments.split(), data) == text
+    assert next_commands(arguments.split(), data) == text
 
 
 def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
@@ -57,17 +57,17 @@ def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "run.json").write_text("{}")
     expected = "offmarl record --policy r --steps 50000 --out vaults"
-    assert following(["compare", "none", "r"], {"datasets": {"a": 1}}) == expected
+    assert next_commands(["compare", "none", "r"], {"datasets": {"a": 1}}) == expected
     expected = "offmarl evaluate r --render episode.gif"
-    assert following(["cross-play", "r@0"], {"policies": ["r@0"]}) == expected
+    assert next_commands(["cross-play", "r@0"], {"policies": ["r@0"]}) == expected
 
 
 def test_paths_are_as_the_arguments_write_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    note_given(["ls", "../data"])
-    command = following(["show"], {"path": tmp_path.parent / "data" / "a.vlt"})
+    remember_paths(["ls", "../data"])
+    command = next_commands(["show"], {"path": tmp_path.parent / "data" / "a.vlt"})
     assert command == "offmarl train bc --vault ../data/a.vlt --seeds 5 --updates 1000"
-    note_given([])
+    remember_paths([])
 
 
 def test_the_next_command_is_not_in_json(offmarl):
@@ -87,9 +87,9 @@ def test_the_next_command_is_not_in_json(offmarl):
     ],
 )
 def test_a_successful_command_never_fails_for_what_follows(arguments, data):
-    assert following(arguments, data) == ""
+    assert next_commands(arguments, data) == ""
 
 
 def test_values_are_not_templates():
-    command = following(["show"], {"path": "{given.__class__} $(x)"})
+    command = next_commands(["show"], {"path": "{given.__class__} $(x)"})
     assert command == "offmarl train bc --vault '{given.__class__} $(x)' --seeds 5 --updates 1000"

@@ -78,7 +78,7 @@ def test_the_library_tells_the_same(path, data):
     card = pushing._describe(data, "")
     assert (card.episodes, card.incomplete) == (5, 2)
     assert (card.return_min, card.return_mean, card.return_max) == (1.0, 3.0, 6.0)
-    recorded = online.describe(path, "medium")
+    recorded = online.describe_vault(path, "medium")
     assert (recorded["episodes"], recorded["incomplete"]) == (5, 2)
     assert (recorded["mean_return"], survey(data).returns.mean()) == (3.0, 3.0)
 

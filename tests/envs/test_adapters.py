@@ -10,7 +10,7 @@ import pytest
 
 from offmarl import envs
 from offmarl.envs import catalogue, jaxmarl
-from offmarl.envs.conformance import compiled, record
+from offmarl.envs.conformance import compile_programs, record
 from offmarl.errors import MissingExtraError, OptionError, ShapeError, UnknownNameError
 from offmarl.types import Discrete, EnvSpec
 from tests.children import python
@@ -52,7 +52,7 @@ def test_agents_of_several_sizes_are_padded_and_masked():
 def riddle(prisoner_tells, time):
     """Take one step of the riddle, in the room alone with a certain clock."""
     env = envs.make("jaxmarl/switch_riddle")
-    state, _ = compiled(env, wrapped_by).reset(jax.random.key(0))[0]
+    state, _ = compile_programs(env, wrapped_by).reset(jax.random.key(0))[0]
     inner = state.inner.replace(step=jnp.asarray(time), agent_in_room=jnp.asarray(1))
     action = jnp.asarray([2, 2 if prisoner_tells else 0, 2])
     return env.step(jax.random.key(1), state._replace(inner=inner, time=jnp.asarray(time)), action)[
@@ -172,7 +172,7 @@ def test_all_that_pgx_offers_has_a_name_or_a_reason():
 def play(name, *actions):
     """Play a game from the deal of one key; return the timesteps, the first from the reset."""
     env = envs.make(name)
-    programs = compiled(env, wrapped_by)
+    programs = compile_programs(env, wrapped_by)
     (state, first), _ = programs.reset(jax.random.key(0))
     steps = [first]
     for action in actions:

@@ -12,7 +12,7 @@ from offmarl.envs import autoreset, make
 from offmarl.envs.sides import TeamPolicy, compose, play_side, population, slot
 from offmarl.errors import OptionError, UnknownNameError
 from offmarl.programs.runs.evaluate import play_policy
-from offmarl.rollout import init_rollout, meet, rollout
+from offmarl.rollout import init_rollout, meet_others, rollout
 from offmarl.types import FinalObservations, Policy
 
 XOR = make("classic/xor:time_limit=4")
@@ -67,12 +67,12 @@ def test_another_population_compiles_nothing():
     blank = init_rollout(env, policy, jax.random.key(0), 64)
     for number, side in enumerate(sides):
         assert slot(side) is env.env
-        state, steps, views = play(meet(side, blank), jax.random.key(number))
+        state, steps, views = play(meet_others(side, blank), jax.random.key(number))
         chex.assert_trees_all_equal(state.others, side.others)
         steps, views = jax.tree.map(lambda x: np.asarray(x).swapaxes(0, 1), (steps, views))
         ends = np.nonzero(steps.last)
         finals = FinalObservations(*ends, jax.tree.map(operator.itemgetter(ends), views))
-        joint, _ = side.whole(steps, finals, 100)
+        joint, _ = side.join_agents(steps, finals, 100)
         member = joint.policy_id[..., 1] - 100
         assert (joint.policy_id[..., 0] == 3).all()
         assert (member[:, :4] == member[:, :1]).all() and len(np.unique(member)) == 20

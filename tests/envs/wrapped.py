@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from offmarl._imports import quiet
-from offmarl.envs.conformance import ReferenceEnvironment, Seen
+from offmarl.envs.conformance import ReferenceEnvironment, ReferenceOutcome
 from offmarl.types import Continuous
 
 SHORTENED = ("jaxmarl/coin_game", "jaxmarl/storm", "jaxmarl/storm_2p", "jaxmarl/storm_np")
@@ -33,7 +33,7 @@ def jaxmarl(env):
     raw, name = env.wrapped, env.name.partition(":")[0]
 
     def seen(observations, state, **of_a_step):
-        return Seen(
+        return ReferenceOutcome(
             observations_of_jaxmarl(raw, observations),
             legal_in_jaxmarl(name, raw, state),
             observations.get("world_state") if isinstance(observations, dict) else None,
@@ -98,7 +98,9 @@ def jumanji(env):
     def seen(timestep, **of_a_step):
         observation = timestep.observation
         observations = OBSERVE[name](observation, num_agents)
-        return Seen(observations, getattr(observation, "action_mask", None), **of_a_step)
+        return ReferenceOutcome(
+            observations, getattr(observation, "action_mask", None), **of_a_step
+        )
 
     def step(key, state, action):
         after, timestep = raw.step(state, action.astype(raw.action_spec.dtype))
@@ -168,7 +170,7 @@ def matrax(env):
     raw = env.wrapped
 
     def seen(timestep, **of_a_step):
-        return Seen([vector(x) for x in timestep.observation.agent_obs], **of_a_step)
+        return ReferenceOutcome([vector(x) for x in timestep.observation.agent_obs], **of_a_step)
 
     def step(key, state, action):
         after, timestep = raw.step(state, action)
@@ -192,7 +194,7 @@ def pgx(env):
 
     def seen(state, first, **of_a_step):
         observations, legal = zip(of_seat(state, first), of_seat(state, 1 - first), strict=True)
-        return Seen([*observations], jnp.stack(legal), **of_a_step)
+        return ReferenceOutcome([*observations], jnp.stack(legal), **of_a_step)
 
     def reset(key):
         state = raw.init(key)

@@ -12,7 +12,7 @@ from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultFullError
 from offmarl.programs import ChunkWriter, init_capture, make_buffer
 from offmarl.programs import add as add_eagerly
-from offmarl.programs.experience.buffer import take, whole
+from offmarl.programs.experience.buffer import take_chunk, whole_chunk
 from offmarl.types import Continuous, Discrete, EnvSpec
 from tests.rollouts import steps_of, view_of
 
@@ -250,7 +250,7 @@ def test_a_cut_truncates_the_living_alone(sampled):
     )
     buffer = make_buffer(E, 3)
     capture = add(buffer, init_capture(buffer, SPEC, sampled), transition, next_view)
-    uncut, cut = take(capture, 3), take(capture, 3, cut=True)
+    uncut, cut = take_chunk(capture, 3), take_chunk(capture, 3, cut=True)
     np.testing.assert_array_equal(uncut.transition.last.T, last)
     np.testing.assert_array_equal(uncut.transition.truncated.swapaxes(0, 1), truncated)
     truncated[2, 0], last[2, 0] = [False, True], True
@@ -275,7 +275,7 @@ def test_all_of_a_full_buffer_is_taken_in_the_order_of_time():
     capture = init_capture(buffer, SPEC, sampled=True)
     for start, steps in ((0, 4), (4, 2)):
         capture = add(buffer, capture, *stretch(start, steps, np.random.default_rng(start)))
-        chunk = whole(capture)
+        chunk = whole_chunk(capture)
         times = np.arange(chunk.stop - 4, chunk.stop)
         marks = times[None] * E + np.arange(E)[:, None]
         np.testing.assert_array_equal(chunk.transition.view.state[..., 0], marks)

@@ -23,7 +23,7 @@ from offmarl.programs.runs.continuing import (
     _common_parts,
     _Source,
     carry_over,
-    learned,
+    learned_fields,
     start_of,
     start_of_baseline,
 )
@@ -65,7 +65,7 @@ def trained(program, **options):
     instance, state = built(program, **options)
     numbers = iter(range(1, 1000))
     parts = jax.tree.map(
-        lambda leaf: jnp.full_like(leaf, next(numbers)), learned(state, instance.given)
+        lambda leaf: jnp.full_like(leaf, next(numbers)), learned_fields(state, instance.given)
     )
     return instance, state._replace(**parts, **dict.fromkeys(instance.given, jnp.float32(-1)))
 

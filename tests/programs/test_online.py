@@ -41,11 +41,11 @@ ROOT = Path(__file__).parents[2]
 def test_a_recording_that_others_appended_to_is_noticed(tmp_path, notices):
     with vault.create(tmp_path / "v.vlt", SPEC, rows=2) as writer:
         writer.append(*make(steps=40), run="policy", chunk=0)
-    online.describe(tmp_path / "v.vlt", "expert")
+    online.describe_vault(tmp_path / "v.vlt", "expert")
     assert notices == []
     with vault.resume(tmp_path / "v.vlt") as writer:
         writer.append(*make(steps=8))
-    row = online.describe(tmp_path / "v.vlt", "expert")
+    row = online.describe_vault(tmp_path / "v.vlt", "expert")
     assert row["steps"] == 96
     assert notices == [
         f"warning: {tmp_path}/v.vlt/main also holds steps that were appended to the recording."
@@ -54,7 +54,7 @@ def test_a_recording_that_others_appended_to_is_noticed(tmp_path, notices):
 
 def test_a_recording_without_a_complete_episode_is_noticed(tmp_path, notices):
     written(tmp_path / "v.vlt", (make(steps=5, end_every=1e9)[0], None))
-    online.warn_of(vault.open_vault(tmp_path / "v.vlt"))
+    online.warn_of_recording(vault.open_vault(tmp_path / "v.vlt"))
     assert len(notices) == 1
     assert "no episode of" in notices[0]
 

@@ -15,7 +15,7 @@ from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.errors import OptionError, RunError, Stopped, UnknownNameError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.programs import registry, tuning
-from offmarl.programs.runs.run import report, watched
+from offmarl.programs.runs.run import report, watch_runs
 from offmarl.programs.tuning import Choices, Range, SearchSpace, TrialsWork, tune
 from tests.programs import bandit, two_stage
 
@@ -40,7 +40,7 @@ class Args(programs.OnlineArgs):
 
 
 def test_ranges_follow_from_types_and_values():
-    ranges = tuning.derived(Args())
+    ranges = tuning.derive_space(Args())
     assert ranges == {
         "rate": Range(1e-4, 1e-2, log=True),
         "gamma": Range(pytest.approx(0.9), pytest.approx(0.999), log=True, complement=True),
@@ -49,9 +49,9 @@ def test_ranges_follow_from_types_and_values():
         "hidden": Choices((32, 64, 128)),
         "epochs": Choices((1, 2)),
     }
-    assert tuning.chosen(ranges, ["tau"]) == {"tau": ranges["tau"]}
+    assert tuning.choose_ranges(ranges, ["tau"]) == {"tau": ranges["tau"]}
     with pytest.raises(UnknownNameError, match="did you mean entropy"):
-        tuning.chosen(ranges, ["entrop"])
+        tuning.choose_ranges(ranges, ["entrop"])
 
 
 class Recorded:
@@ -168,7 +168,7 @@ def test_what_no_trial_can_do_is_found_before_the_first(tmp_path):
 
 def test_a_score_for_each_team_is_none_of_the_whole():
     scores = {tracking.RETURN + "_red": np.ones(2), tracking.RETURN + "_blue": np.ones(2)}
-    with watched(lambda *_: None), pytest.raises(OptionError, match="one for each team"):
+    with watch_runs(lambda *_: None), pytest.raises(OptionError, match="one for each team"):
         report(1, scores)
 
 
@@ -272,7 +272,7 @@ def test_baselines_are_tuned_by_their_evaluation(random_data, tmp_path):
         batch_size=4,
         length=2,
     )
-    space = tuning.chosen(tuning.derived(args), ["learning_rate"])
+    space = tuning.choose_ranges(tuning.derive_space(args), ["learning_rate"])
     result = tune(two_stage, args, space, tmp_path / "t.toml", SearchSpace(trials=2, seeds=2))
     assert [row["state"] for row in result.trials] == ["complete"] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.journal", "t.toml"]

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from offmarl.programs import Capture, add, draw_windows, init_capture, make_buffer
-from offmarl.programs.experience.prioritised import admit, begin_priorities, learned, sample
+from offmarl.programs.experience.prioritised import (
+    admit,
+    begin_priorities,
+    reprioritise,
+    sample,
+)
 from offmarl.programs.experience.windows import WindowStart, windows_at
 from offmarl.replay import Windows, load
 from offmarl.types import Discrete, EnvSpec
@@ -194,7 +199,7 @@ def test_prior_data_have_no_priorities(prior) -> None:
     assert slots.shape == (60,) and batch.weight.shape == batch.mask.shape[:1] == (120,)
     np.testing.assert_array_equal(batch.weight[60:], 1.0)
     errors = jnp.where(jnp.arange(120)[:, None] < 60, 1.0, 9.0) * jnp.ones((1, 2))
-    after = learned(priorities, slots, errors, jnp.ones((120, 2), bool), 0.5)
+    after = reprioritise(priorities, slots, errors, jnp.ones((120, 2), bool), 0.5)
     np.testing.assert_allclose(after.largest, 1.0, rtol=1e-4)
 
 
@@ -229,5 +234,5 @@ def test_prioritised_windows_start_at_the_slots_of_the_buffer() -> None:
     values = again.tree.values(indices, 1.0)
     np.testing.assert_array_equal(values.reshape(exist.shape), expected)
     errors = jnp.full((64, length), 2.0)
-    after = learned(priorities, slots, errors, jnp.ones((64, length), bool), 0.5)
+    after = reprioritise(priorities, slots, errors, jnp.ones((64, length), bool), 0.5)
     np.testing.assert_allclose(after.largest, np.sqrt(2), rtol=1e-4)

@@ -125,7 +125,7 @@ def test_draws_follow_the_priorities(name: str) -> None:
     key = jax.random.split(jax.random.key(1), 100)
     priorities = jax.jit(lambda draws: draws.begin())(draws)
     take = jax.jit(lambda draws, *rest: draws.draw(*rest))
-    learned = jax.jit(lambda draws, *rest: draws.learned(*rest))
+    learned = jax.jit(lambda draws, *rest: draws.reprioritise(*rest))
     base = probabilities(name)
     errors = np.random.default_rng(0).exponential(10, 90).astype(np.float32)
     seen = np.zeros(90, bool)

@@ -226,7 +226,7 @@ def _put_views(finals: View, place: Int[Array, "T"], next_views: View) -> View:
     )
 
 
-def take(capture: Capture, num_steps: int, cut: bool = False) -> StepChunk:
+def take_chunk(capture: Capture, num_steps: int, cut: bool = False) -> StepChunk:
     """Copy the last ``num_steps`` time steps out of the buffer, so that it may be overwritten.
 
     The copy is made on the device. Of the next views only the final views of episodes are copied:
@@ -242,13 +242,13 @@ def take(capture: Capture, num_steps: int, cut: bool = False) -> StepChunk:
     return StepChunk(transition, finals, int(capture.total), np.asarray(is_cut))
 
 
-def whole(capture: Capture) -> StepChunk:
+def whole_chunk(capture: Capture) -> StepChunk:
     """Return a full buffer as a chunk, without a copy if it was filled from its beginning.
 
     The capture must not be donated while the chunk is in use. Blocks until the steps are computed.
     """
     if int(capture.buffer.current_index) != 0:
-        return take(capture, capture.capacity)
+        return take_chunk(capture, capture.capacity)
     transition = capture.buffer.experience.transition
     finals = copy_finals(capture, np.asarray(transition.last), start=0)
     return StepChunk(transition, finals, int(capture.total))
@@ -364,9 +364,9 @@ class ChunkWriter:
         Number of the first chunk.
     written
         Number of time steps before that chunk.
-    whole
+    join_agents
         Makes the steps that are written of those that were captured, as of one side of an
-        adversarial environment: see `offmarl.envs.sides.Side.whole`.
+        adversarial environment: see `offmarl.envs.sides.Side.join_agents`.
     """
 
     def __init__(
@@ -375,10 +375,10 @@ class ChunkWriter:
         run: str,
         start: int = 0,
         written: int = 0,
-        whole: Callable[..., tuple[Transition, FinalObservations]] | None = None,
+        join_agents: Callable[..., tuple[Transition, FinalObservations]] | None = None,
     ):
         self._vault = vault
-        self._whole = whole
+        self._join_agents = join_agents
         self._run = run
         self._next = start
         self._written = written
@@ -413,7 +413,7 @@ class ChunkWriter:
         divided = len(capture.total.sharding.device_set) > 1
         if cut or divided or capture.capacity > num_steps:
             self._make_room(capture, num_steps * count)
-            self._submit(count, self._write, take(capture, num_steps * count, cut), count)
+            self._submit(count, self._write, take_chunk(capture, num_steps * count, cut), count)
             return capture
         self._make_room(capture, num_steps)
         spare = self._spares.popleft() if self._spares else _like(capture)
@@ -458,7 +458,7 @@ class ChunkWriter:
         self._pending.popleft().result()
 
     def _write_whole(self, index: int, capture: Capture) -> None:
-        self._write(index, whole(capture), 1)
+        self._write(index, whole_chunk(capture), 1)
         self._spares.append(capture)
 
     def _write(self, first: int, chunks: StepChunk, count: int) -> None:
@@ -475,8 +475,8 @@ class ChunkWriter:
 
     def _append(self, vault: Writer, index: int, chunk: StepChunk) -> None:
         transition, finals = chunk.transition, chunk.finals
-        if self._whole is not None:
-            transition, finals = self._whole(transition, finals)
+        if self._join_agents is not None:
+            transition, finals = self._join_agents(transition, finals)
         try:
             for fault in faults(vault.spec, transition, finals.view) if index == 0 else ():
                 name = vault.spec.name or "the environment"

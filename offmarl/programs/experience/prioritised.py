@@ -72,7 +72,7 @@ def sample(
     return beside_prior(batch, capture, key), slots
 
 
-def learned(
+def reprioritise(
     priorities: Priorities,
     slots: Int[Array, "own"],
     errors: Float[Array, "B T"],

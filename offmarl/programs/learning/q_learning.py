@@ -28,7 +28,7 @@ from offmarl.networks import (
     make_policy,
 )
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
-from offmarl.programs.experience.prioritised import admit, begin_priorities, learned, sample
+from offmarl.programs.experience.prioritised import admit, begin_priorities, reprioritise, sample
 from offmarl.programs.experience.windows import draw_windows
 from offmarl.programs.learning.off_policy import OffPolicyArgs
 from offmarl.programs.learning.optimisers import (
@@ -329,7 +329,7 @@ def _learn(
         target = optax.periodic_update(nearer, target, number, args.target_every)
         errors = metrics.pop(TD_ERRORS)
         if priorities is not None and slots is not None:
-            priorities = learned(priorities, slots, errors, batch.mask, args.prioritise or 0.0)
+            priorities = reprioritise(priorities, slots, errors, batch.mask, args.prioritise or 0.0)
         return (params, target, optimiser, priorities), metrics | {"grad_norm": grad_norm(grads)}
 
     numbers = state.iteration * args.updates + jnp.arange(1, args.updates + 1)

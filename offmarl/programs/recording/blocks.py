@@ -19,8 +19,8 @@ from offmarl.programs.recording.record import (
     CHUNK,
     Recording,
     check_recipe,
-    recorded,
     recorded_return,
+    recording_layout,
     software,
 )
 from offmarl.programs.recording.recorder import fold_key
@@ -115,7 +115,7 @@ class RecordWork(Work):
     def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return sizes: environment steps, bytes on disk in whole chunks, memory of a task."""
         num_envs = self.recording.num_envs
-        spec, _ = recorded(self.recording.env, first_id=1)
+        spec, _ = recording_layout(self.recording.env, first_id=1)
         step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
         chunk = min(self.times, CHUNK) * num_envs * step_bytes
         total, block = (

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from offmarl._compiling import jit_in_order
 from offmarl.programs.experience.buffer import ChunkWriter, chunks_at_once
 from offmarl.programs.program import Hyperparameters, Program
-from offmarl.programs.runs.loop import Schedule, copied, logged_loop, next_size
+from offmarl.programs.runs.loop import Schedule, copy_arrays, logged_loop, next_size
 from offmarl.programs.runs.sharding import (
     ONE_DEVICE,
     SeedLayout,
@@ -90,8 +90,8 @@ def collect(
 def _but_buffer(state: ArrayTree) -> ArrayTree:
     """Return a copy of a state; of its buffer, if it has one, the original."""
     if not hasattr(state, "capture"):
-        return copied(state)
-    return copied(state._replace(capture=None))._replace(capture=state.capture)
+        return copy_arrays(state)
+    return copy_arrays(state._replace(capture=None))._replace(capture=state.capture)
 
 
 def _most_at_once(

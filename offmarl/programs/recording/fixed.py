@@ -14,12 +14,12 @@ from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import returns_by_team
 from offmarl.paths import below
 from offmarl.programs.cluster import is_first, join
-from offmarl.programs.recording.online import Recorded, describe, elsewhere, summarise
+from offmarl.programs.recording.online import Recorded, describe_vault, summarise, summary_elsewhere
 from offmarl.programs.recording.record import Recording
 from offmarl.programs.recording.sides import (
-    described,
+    describe_policies,
     environment_of,
-    identified,
+    identify_policies,
     joint_policy,
     policies_by_side,
 )
@@ -88,10 +88,10 @@ def record_fixed(args: FixedArgs) -> Recorded:
 def recorded_summary(path: Path, fresh: bool) -> Recorded:
     """Describe a recording that this call completed, or that was complete before."""
     if not is_first():
-        return elsewhere(path)
+        return summary_elsewhere(path)
     outcome = "recorded" if fresh else "complete already, nothing was changed"
     tier = open_vault(path).provenance.get("tier", path.name)
-    return summarise(path.parent, [describe(path, tier)], outcome)
+    return summarise(path.parent, [describe_vault(path, tier)], outcome)
 
 
 def fixed_recording(args: FixedArgs) -> Recording:
@@ -124,7 +124,7 @@ def fixed_recording(args: FixedArgs) -> Recording:
         provenance,
         args.checkpoint_seconds,
         args.devices,
-        identity={"seed": args.seed, "policies": identified(players)},
+        identity={"seed": args.seed, "policies": identify_policies(players)},
     )
 
 
@@ -132,7 +132,7 @@ def _about(
     env: Environment, players: Mapping[str, TeamPolicy], args: FixedArgs
 ) -> list[dict[str, Any]]:
     """Describe the policies; those without populations with their team's mean on fresh seeds."""
-    entries = described(players, 0)
+    entries = describe_policies(players, 0)
     if len(entries) > len(players):
         return entries
     key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)

@@ -40,7 +40,7 @@ from offmarl.programs.recording.record import (
     Recording,
     is_complete,
     open_for_recording,
-    recorded,
+    recording_layout,
 )
 from offmarl.programs.recording.recorder import (
     EVALUATE,
@@ -53,7 +53,7 @@ from offmarl.programs.recording.recorder import (
     run_directory,
 )
 from offmarl.programs.recording.sides import (
-    described,
+    describe_policies,
     keep_opponents,
     learning_environment,
     opponents_of,
@@ -69,10 +69,10 @@ from offmarl.programs.recording.tiers import (
 )
 from offmarl.programs.registry import origin_of
 from offmarl.programs.runs.compiling import keep_compiled_programs
-from offmarl.programs.runs.continuing import TrainingStart, learned, start_of
+from offmarl.programs.runs.continuing import TrainingStart, learned_fields, start_of
 from offmarl.programs.runs.identity import environment_source, made_from
-from offmarl.programs.runs.loop import build, copied, online_schedule
-from offmarl.programs.runs.run import locked, settled
+from offmarl.programs.runs.loop import build, copy_arrays, online_schedule
+from offmarl.programs.runs.run import locked, settle
 from offmarl.programs.runs.sharding import (
     ONE_DEVICE,
     SeedLayout,
@@ -91,7 +91,7 @@ from offmarl.programs.runs.training import (
     named_seeds,
 )
 from offmarl.replay.device import bytes_of, free_bytes, require_room, room_on
-from offmarl.rollout import meet
+from offmarl.rollout import meet_others
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import table
 from offmarl.trackers import check as check_trackers
@@ -143,7 +143,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     origin = origin_of(make)
     directory = run_directory(args, origin.name)
     with ends_with_others(directory), locked(directory, args.take_over) as lock:
-        training = _prepared(make, settled(args, directory), origin, directory)
+        training = _prepared(make, settle(args, directory), origin, directory)
         with more_to_come():
             trained = carry_out(training, directory, lock, training.is_complete)
         if not trained:
@@ -324,7 +324,7 @@ def _record(run: OnlineRecorder) -> dict[str, Any]:
         **made_from(run.origin, run.env, run.source, run.layout.devices),
         "args": run.settings | {"seed": run.args.seed, "seeds": run.args.seeds},
         **settings.used(run.args).record(),
-        "spec": replace(run.env.spec, extras=recorded(run.env, 1)[0].extras).to_json(),
+        "spec": replace(run.env.spec, extras=recording_layout(run.env, 1)[0].extras).to_json(),
         "greedy": run.program.greedy,
         "vault": None,
         "seeds": run.seeds,
@@ -395,7 +395,7 @@ class _Training(Training):
         if program.guided is not None:
             shapes = jax.eval_shape(lambda state: self._start.begin(program, state, 0), shapes)
         _check_room(self.runs, shapes)
-        if self.args.pbt and not learned(shapes):
+        if self.args.pbt and not learned_fields(shapes):
             raise OptionError(
                 "--pbt copies params and optimiser, which this program's state lacks."
             )
@@ -410,7 +410,7 @@ class _Training(Training):
         hypers = self._population.members
         fresh = (init(run.key(INIT), hyper) for run, hyper in zip(self.runs, hypers, strict=True))
         states = (self._start.begin(program, state, number) for number, state in enumerate(fresh))
-        return self._beside_prior([meet(first.env, state) for state in states])
+        return self._beside_prior([meet_others(first.env, state) for state in states])
 
     def resume(self, tree: Mapping[str, ArrayTree]) -> list[ArrayTree]:
         for _, evaluation in self.evaluations:
@@ -445,7 +445,7 @@ class _Training(Training):
     def learned(self, states: Sequence[ArrayTree]) -> Iterator[tuple[slice, ArrayTree, int]]:
         for place, state in enumerate(states):
             policy = self.runs[0].program.policy_params(state)
-            yield slice(place, place + 1), {"policy": policy, **learned(state)}, 0
+            yield slice(place, place + 1), {"policy": policy, **learned_fields(state)}, 0
 
     def policies(self, states: Sequence[ArrayTree]) -> list[ArrayTree]:
         policies = [self.runs[0].program.policy_params(state) for state in states]
@@ -490,7 +490,7 @@ class _Training(Training):
         last, returns = done == self.schedule.updates, evaluation[tracking.RETURN]
         copies, log = self._population.replace(done, returns, last)
         for loser, winner in copies.items():
-            gained = copied(jax.device_get(gathered(learned(states[winner]))))
+            gained = copy_arrays(jax.device_get(gathered(learned_fields(states[winner]))))
             states[loser] = place_state(states[loser]._replace(**gained), self.runs[loser].mesh)
         return evaluation | log
 
@@ -514,7 +514,7 @@ class _Training(Training):
             wait(self._recording or [])
             for run, chunks, versions in zip(self.runs, self._chunks, self._actors(), strict=True):
                 if chunks is not None:
-                    opponents = described(players_of(run.env), run.iterations + 1)
+                    opponents = describe_policies(players_of(run.env), run.iterations + 1)
                     chunks.complete(policies=[*map(run.about, versions), *opponents])
 
     def unfinished(self) -> list[Path]:
@@ -544,7 +544,7 @@ def _check_room(runs: Sequence[OnlineRecorder], shapes: ArrayTree) -> None:
 
 def _chosen_capacity(runs: Sequence[OnlineRecorder]) -> int:
     """Return the capacity of the run's replays, or else the default one if they fit into memory."""
-    args, record = cast(Any, runs[0].args), tracking.recorded(runs[0].directory)
+    args, record = cast(Any, runs[0].args), tracking.read_run_if_any(runs[0].directory)
     before = record.get("args", {}).get("capacity")
     if before is not None and "capacity" not in record.get("given", ["capacity"]):
         return cast(int, converted("capacity", PositiveInt, before))
@@ -613,10 +613,10 @@ def _replay(
         )
     provenance = run.provenance("replay") | {"policy_id": "iterations of training"}
     # Versions of the learner's policy have the ids from 0 to the number of iterations.
-    spec, whole = recorded(run.env, first_id=run.iterations + 1)
+    spec, join_agents = recording_layout(run.env, first_id=run.iterations + 1)
     size = run.args.num_envs, run.iterations * run.program.num_steps
     writer = open_for_recording(path, spec, size, run.recipe, provenance)
-    return ChunkWriter(writer, "replay", start, start * run.program.num_steps, whole)
+    return ChunkWriter(writer, "replay", start, start * run.program.num_steps, join_agents)
 
 
 # ---------------------------------------------------------------------------------- summary
@@ -624,23 +624,23 @@ def _replay(
 
 def _summary(runs: Sequence[OnlineRecorder], tiers: Sequence[Tier], title: str) -> Recorded:
     if not is_first():
-        return elsewhere(runs[0].directory)
+        return summary_elsewhere(runs[0].directory)
     rows = [
-        {"seed": run.seed, **describe(run.vault(tier.name), tier.name)}
+        {"seed": run.seed, **describe_vault(run.vault(tier.name), tier.name)}
         for run in runs
         for tier in tiers
     ]
     return summarise(runs[0].directory, rows, title)
 
 
-def elsewhere(path: Path) -> Recorded:
+def summary_elsewhere(path: Path) -> Recorded:
     """Return the summary of a process that wrote nothing."""
     text = f"process {jax.process_index()} of {jax.process_count()}: process 0 wrote {path}"
     return Recorded({"run": str(path), "outcome": text, "vaults": []}, Text(text))
 
 
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
-    """Return a summary of vaults from a row for each; see `describe`."""
+    """Return a summary of vaults from a row for each; see `describe_vault`."""
     # Users copy paths from here, so paths are never broken into lines.
     title, *paths = (
         Text(line, no_wrap=True, overflow="ignore")
@@ -656,7 +656,7 @@ def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> 
     return Recorded(data, Group(title, view, *paths))
 
 
-def warn_of(recorded: vault.Dataset) -> None:
+def warn_of_recording(recorded: vault.Dataset) -> None:
     """Warn if a recording has no complete episode, and if other programs appended to it."""
     episodes, manifest = recorded.episodes, recorded.manifest
     if episodes.incomplete == len(episodes.row):
@@ -670,10 +670,10 @@ def warn_of(recorded: vault.Dataset) -> None:
         )
 
 
-def describe(path: Path, tier: str) -> dict[str, Any]:
+def describe_vault(path: Path, tier: str) -> dict[str, Any]:
     """Return what a vault holds, for a summary."""
     dataset = vault.open_vault(path)
-    warn_of(dataset)
+    warn_of_recording(dataset)
     return {
         "tier": tier,
         "steps": dataset.num_steps,

@@ -46,11 +46,11 @@ from offmarl.programs.runs.identity import (
     numerics,
     require_same_numerics,
 )
-from offmarl.programs.runs.loop import Schedule, copied
+from offmarl.programs.runs.loop import Schedule, copy_arrays
 from offmarl.programs.runs.sharding import SeedLayout, recorder_layout
 from offmarl.programs.runs.training import CheckpointTimer, checkpoint_timer
 from offmarl.replay.device import bytes_of, require_room
-from offmarl.rollout import RolloutState, init_rollout, meet, rollout
+from offmarl.rollout import RolloutState, init_rollout, meet_others, rollout
 from offmarl.statistics import mean_interval
 from offmarl.teams import only_or_all
 from offmarl.tracking import plain, progress
@@ -61,7 +61,7 @@ CHUNK = 64
 """Largest number of time steps collected at once: they should fit into the processor's cache."""
 
 
-Whole = Callable[..., tuple[Transition, FinalObservations]]
+JoinAgents = Callable[..., tuple[Transition, FinalObservations]]
 """Makes the written steps from the captured ones; see `ChunkWriter`."""
 
 
@@ -229,7 +229,7 @@ class Recording:
             who |= {"seed": self.seed} | opponents_of(self.env)
         else:
             who |= self.identity
-        if extras := recorded(self.env, self.size)[0].extras:
+        if extras := recording_layout(self.env, self.size)[0].extras:
             who["extras"] = sorted(extras)
         name = self.env.spec.name
         return {"env": name, "num_envs": self.num_envs, **who, **environment_source(name)}
@@ -350,14 +350,14 @@ def _record(
     num_chunks, num_steps = recipe["chunks"]
     timer.begin(start * num_envs * num_steps)
     schedule = Schedule(num_chunks, num_chunks, 1, (0,))
-    spec, whole = recorded(env, first_id=recording.size)
+    spec, join_agents = recording_layout(env, first_id=recording.size)
     steps = num_chunks * num_steps  # of each environment
     writer = open_for_recording(path, spec, (num_envs, steps), recipe, provenance)
     with (
-        ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
+        ChunkWriter(writer, "policy", start, start * num_steps, join_agents) as chunks,
         progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
-        states = [begin._replace(params=copied(recording.params))]  # it will be donated
+        states = [begin._replace(params=copy_arrays(recording.params))]  # it will be donated
         work = collect(program, states, [hyper], [key], schedule, start, [chunks], layout, False)
         for done, (state,), _ in work:
             timer.work_done()
@@ -404,17 +404,18 @@ def _begin(
     shapes = jax.eval_shape(init, key, hyper)
     require_room(bytes_of(shapes), "so many environments")
     checkpoint = checkpoints.resume({"state": shapes})
-    state: _State = meet(env, init(key, hyper)) if checkpoint is None else checkpoint.tree["state"]
-    return 0 if checkpoint is None else checkpoint.step, state
+    if checkpoint is None:
+        return 0, meet_others(env, init(key, hyper))
+    return checkpoint.step, checkpoint.tree["state"]
 
 
-def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
-    """Return the spec of an environment's recordings, and the `Whole` of their steps, if any.
+def recording_layout(env: Environment, first_id: int) -> tuple[EnvSpec, JoinAgents | None]:
+    """Return the spec of an environment's recordings, and the `JoinAgents` of their steps, if any.
 
     These differ for one side of an adversarial environment, whose recordings hold all agents.
     """
     if isinstance(env, Side):
-        return env.recorded_spec, partial(env.whole, first_id=first_id)
+        return env.recorded_spec, partial(env.join_agents, first_id=first_id)
     return env.spec, None
 
 

@@ -19,11 +19,11 @@ from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
 from offmarl.evaluation import Evaluation, returns_by_team
 from offmarl.programs.cluster import gathered, load_on_first
-from offmarl.programs.program import OnlineArgs, Program, recorded, state_shapes
+from offmarl.programs.program import OnlineArgs, Program, recorded_args, state_shapes
 from offmarl.programs.recording.sides import against_reference
 from offmarl.programs.registry import ProgramOrigin
 from offmarl.programs.runs.compiling import compile_ahead
-from offmarl.programs.runs.evaluate import placed, play_against
+from offmarl.programs.runs.evaluate import place_arguments, play_against
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.sharding import ONE_DEVICE, SeedLayout
 from offmarl.programs.runs.trained import of_seeds
@@ -127,7 +127,7 @@ class OnlineRecorder(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of this training seed, as in the provenance on disk."""
-        args = recorded(self.args) | {"env": envs.short_name(self.args.env), "seed": self.seed}
+        args = recorded_args(self.args) | {"env": envs.short_name(self.args.env), "seed": self.seed}
         return tracking.plain(args)
 
     @property
@@ -168,7 +168,7 @@ class OnlineRecorder(NamedTuple):
         if self.team is not None:
             joint, references = against_reference(self.env, self.team, policy)  # type: ignore[arg-type]
             policy, params = joint, (params, *references)
-        return placed(self.env, policy, self.args.eval_episodes, mesh, params, key)
+        return place_arguments(self.env, policy, self.args.eval_episodes, mesh, params, key)
 
     @property
     def mesh(self) -> Mesh | None:

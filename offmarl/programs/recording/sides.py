@@ -354,11 +354,11 @@ def opponents_of(env: Environment) -> dict[str, dict[str, Any]]:
 
     ``{"opponents": ...}``, with what identifies the policy of each side; empty if there are none.
     """
-    opponents = identified(players_of(env))
+    opponents = identify_policies(players_of(env))
     return {"opponents": opponents} if opponents else {}
 
 
-def identified(players: Mapping[str, TeamPolicy]) -> dict[str, dict[str, Any]]:
+def identify_policies(players: Mapping[str, TeamPolicy]) -> dict[str, dict[str, Any]]:
     """Return what identifies the policies of sides."""
     return {side: dict(player.about) for side, player in players.items()}
 
@@ -368,7 +368,7 @@ def players_of(env: Environment) -> Mapping[str, TeamPolicy]:
     return env.opponents if isinstance(env, Side) else {}
 
 
-def described(players: Mapping[str, TeamPolicy], first_id: int) -> list[dict[str, Any]]:
+def describe_policies(players: Mapping[str, TeamPolicy], first_id: int) -> list[dict[str, Any]]:
     """Return what a vault says of the policies of sides, whose ids follow one another."""
     policies = [
         ({} if side == "all" else {"team": side}) | {"name": member.name, **member.about}

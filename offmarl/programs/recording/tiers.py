@@ -28,7 +28,7 @@ from offmarl.programs.recording.recorder import (
     Version,
     tier_key,
 )
-from offmarl.programs.recording.sides import described, players_of
+from offmarl.programs.recording.sides import describe_policies, players_of
 from offmarl.programs.runs.training import more_to_come
 from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
@@ -359,7 +359,7 @@ def _record(
     about: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write the vault of a tier; ``about`` describes its policies."""
-    opponents = described(players_of(run.env), len(about))
+    opponents = describe_policies(players_of(run.env), len(about))
     Recording(
         run.env,
         policy,

@@ -131,7 +131,7 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> TrainingStart:
     return TrainingStart({"init": run.about}, run, run.taken_over(args), statistics)
 
 
-def started(start: TrainingStart, program: Program, states: ArrayTree) -> ArrayTree:
+def begin_states(start: TrainingStart, program: Program, states: ArrayTree) -> ArrayTree:
     """Return the states of all seeds, ``(seeds, ...)``, after `TrainingStart.begin`."""
     seeds = len(jax.tree.leaves(states)[0])
     fresh = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(seeds)]
@@ -176,7 +176,7 @@ class _Source(NamedTuple):
             "program": record["program"],
             "run": directory.name,
             "seeds": record["seeds"],
-            "state": fingerprint([learned(state) or state for state in states]),
+            "state": fingerprint([learned_fields(state) or state for state in states]),
         }
         shaping = {name: x for name, x in record["args"].items() if name in _SHAPING}
         sizes = ", ".join(f"{name}={x}" for name, x in shaping.items())
@@ -206,7 +206,7 @@ class _Source(NamedTuple):
 
     def check(self, program: Program, state: ArrayTree) -> None:
         """Raise `ShapeError` if a program, with the shapes of its state, cannot continue it."""
-        if not _alike(self.states[0], state):
+        if not _have_equal_shapes(self.states[0], state):
             theirs, ours = _by_name(self.program, self.states[0]), _by_name(program, state)
             _common_parts(theirs, ours, self.name, self.sizes)
 
@@ -253,7 +253,7 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
     online = record["kind"] == "recorder"
     built = builder_of(dict(record), directory)(EnvSpec.from_json(record["spec"]))
     seeds, like = len(record["seeds"]), built.state
-    if online and not learned(like):
+    if online and not learned_fields(like):
         raise RunError(
             f"{directory} keeps policies alone, from which no training can continue: give the run "
             "of a program that learns, such as ippo."
@@ -263,10 +263,10 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
         raise RunError(f"{directory} has no checkpoint: repeat its command first.")
     if online:
         # The rest depends on the environment and its opponents, which may not exist here.
-        unused = dict.fromkeys(set(like._fields) - learned(like).keys())
+        unused = dict.fromkeys(set(like._fields) - learned_fields(like).keys())
         parts = {"state": [like._replace(**unused)] * seeds, _POLICY: of_seeds(built.policy, seeds)}
         tree, _ = checkpoints.restore(parts, partly=True)
-        states = [like._replace(**learned(state)) for state in tree["state"]]
+        states = [like._replace(**learned_fields(state)) for state in tree["state"]]
         if built.program.guided is not None and "init" in record:
             acting = [jax.tree.map(lambda leaf, i=i: leaf[i], tree[_POLICY]) for i in range(seeds)]
             states = [_guided(built.program, *pair) for pair in zip(states, acting, strict=True)]
@@ -274,9 +274,8 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
         tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
     checkpoints.close()
-    require_finite(
-        [learned(state) or state for state in states], f"what the run in {directory} has learned"
-    )
+    fields = [learned_fields(state) or state for state in states]
+    require_finite(fields, f"what the run in {directory} has learned")
     return built.program, states
 
 
@@ -292,7 +291,7 @@ def _guided(program: Program, state: ArrayTree, policy: ArrayTree) -> ArrayTree:
 # ---------------------------------------------------------------------------------- matching
 
 
-def learned(state: ArrayTree, given: Sequence[str] = ()) -> dict[str, ArrayTree]:
+def learned_fields(state: ArrayTree, given: Sequence[str] = ()) -> dict[str, ArrayTree]:
     """Return what was learned of a state: the fields that another run can continue from.
 
     ``given`` are `Program.given`.
@@ -315,9 +314,9 @@ def carry_over(
     What acts must have the same sizes in both: `ShapeError` names the parameter, and ``sizes``, the
     arguments that the policy's network depends on. Other networks start anew where sizes differ.
     """
-    if _alike(trained, state):
+    if _have_equal_shapes(trained, state):
         has_fields = hasattr(state, "_fields")
-        result = state._replace(**learned(trained, program.given)) if has_fields else trained
+        result = state._replace(**learned_fields(trained, program.given)) if has_fields else trained
         tracking.notice(f"continues from {run}: everything")
         return jax.tree.map(jax.numpy.asarray, result)
     theirs, ours = _by_name(source, trained), _by_name(program, state)
@@ -347,7 +346,7 @@ def carry_over(
     return jax.tree.unflatten(tree, leaves)
 
 
-def _alike(trained: ArrayTree, state: ArrayTree) -> bool:
+def _have_equal_shapes(trained: ArrayTree, state: ArrayTree) -> bool:
     """Whether two states of baselines have the same fields, of the same shapes."""
 
     def shapes(tree: ArrayTree) -> list[tuple[str, tuple[int, ...]]]:
@@ -406,13 +405,13 @@ def _places(program: Program, state: ArrayTree) -> dict[str, int]:
     """Return the index of each learned leaf among the leaves of a state, by a unique name."""
     paths = [path for path, _ in tree_flatten_with_path(state)[0]]
     fields = {_name(path[:1]) for path in paths}
-    learned_fields = set(learned(state, program.given)) or fields
+    learned = set(learned_fields(state, program.given)) or fields
     names: dict[str, int] = {}
     params: dict[str, str] = {}
     acting, unclear = _policy_leaves(program, state), False
     for index, path in enumerate(paths):
         field, tail = _name(path[:1]), _name(path[1:])
-        if field in learned_fields and not _is_derived(field):
+        if field in learned and not _is_derived(field):
             name = tail if field == "params" else f"{field}/{tail}"
             unclear |= tail in params
             params.setdefault(tail, acting.get(index, name))

@@ -227,7 +227,7 @@ def evaluate(
             policies = tuple(policy_of(program, greedy) for greedy in ways)
             rounds, size = [], evaluator.episodes  # all evaluations share a compiled program
             for number in range(-(-episodes // size)):
-                round_keys = layout.place(folded(keys, number) if number else keys, per_seed=True)
+                round_keys = layout.place(fold_in(keys, number) if number else keys, per_seed=True)
                 outcome = gathered(play(policies, env, layout, size, params, round_keys))
                 rounds.append(evaluation.returns_by_team(env.spec, outcome))
             returns = np.concatenate(rounds, axis=2)[:, :, :episodes]
@@ -300,7 +300,7 @@ def _can_sample(program: Program, params: ArrayTree) -> bool:
 
 
 @jax.jit
-def folded(keys: Key[Array, "seeds"], number: Int[Array, ""] | int) -> Key[Array, "seeds"]:
+def fold_in(keys: Key[Array, "seeds"], number: Int[Array, ""] | int) -> Key[Array, "seeds"]:
     """Fold a number into the key of each seed."""
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
 
@@ -360,10 +360,10 @@ def play_policy(
     key: PRNGKeyArray,
 ) -> evaluation.Evaluation:
     """Play episodes with one policy, on the devices of a mesh."""
-    return play_against(*placed(env, policy, episodes, mesh, params, key))
+    return play_against(*place_arguments(env, policy, episodes, mesh, params, key))
 
 
-def placed(
+def place_arguments(
     env: Environment, policy: Policy, episodes: int, mesh: Mesh | None, *inputs: ArrayTree
 ) -> tuple[Any, ...]:
     """Return the arguments of `play_against` from those of `play_policy`, on the mesh's devices."""

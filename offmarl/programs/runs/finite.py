@@ -69,7 +69,7 @@ def infinities(trees: Sequence[ArrayTree]) -> list[str]:
     return [name for name, leaf in arrays if not np.isfinite(np.asarray(leaf)).all()]
 
 
-def error(
+def not_finite_error(
     by_seed: Mapping[int, str],
     directory: Path,
     last: int | None,

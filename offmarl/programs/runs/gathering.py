@@ -16,7 +16,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.config import changed
 from offmarl.errors import RunError
 from offmarl.launch import Work
-from offmarl.programs.program import Args, Keep, recorded
+from offmarl.programs.program import Args, Keep, recorded_args
 from offmarl.programs.runs.identity import MAY_DIFFER, differences
 from offmarl.programs.runs.run import Run, best_of
 from offmarl.programs.runs.training import Training
@@ -104,7 +104,7 @@ class SeedsWork(Work):
 
     def __init__(self, main: Callable[[Any], Path], args: Args, path: Path):
         self._main, self._args = main, changed(args, batching="map", out=path)
-        super().__init__(f"train {path.name}", path, {"arguments": recorded(args)}, args.seeds)
+        super().__init__(f"train {path.name}", path, {"arguments": recorded_args(args)}, args.seeds)
 
     def run(self, block: int) -> None:
         """Train a seed, or continue its training."""
@@ -120,7 +120,7 @@ class SeedsWork(Work):
 
     def is_complete(self) -> bool:
         """Whether the run of all seeds exists; if it is another one, `join` raises `RunError`."""
-        record = tracking.recorded(self.path)
+        record = tracking.read_run_if_any(self.path)
         seeds = [self._args.seed + block for block in range(self.num_blocks)]
         return bool(record.get("complete")) and record.get("seeds") == seeds
 

@@ -186,7 +186,7 @@ class Learned(NamedTuple):
 def start_stage(stage: Stage, learned: Learned, layout: SeedLayout) -> Learned:
     """Apply a stage's ``on_start`` to the state of each seed."""
     if stage.on_start is same_state:
-        return layout.place(copied(learned), per_seed=True)
+        return layout.place(copy_arrays(learned), per_seed=True)
     states = learned.state
     seeds = len(jax.tree.leaves(states)[0])
     started = [
@@ -194,11 +194,11 @@ def start_stage(stage: Stage, learned: Learned, layout: SeedLayout) -> Learned:
         for seed in range(seeds)
     ]
     states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *started)
-    return layout.place(copied(learned)._replace(state=states), per_seed=True)
+    return layout.place(copy_arrays(learned)._replace(state=states), per_seed=True)
 
 
 @jax.jit
-def copied(tree: ArrayTree) -> ArrayTree:
+def copy_arrays(tree: ArrayTree) -> ArrayTree:
     """Copy every array, so that the result may be donated while the original is kept."""
     return jax.tree.map(jnp.copy, tree)
 
@@ -236,7 +236,7 @@ def updates(
             learned = start_stage(stages[stage], learned, learners.layout)
         offset = done % batches.updates
         if data is None or (offset == 0 and not isinstance(data, Replay)):
-            data = placed(learners.layout, next(batches.data))
+            data = place_data(learners.layout, next(batches.data))
         count = min(size, batches.updates - offset, schedule.next_log(done) - done)
         start_time = time.monotonic()
         place = done, offset, count
@@ -258,7 +258,7 @@ def updates_ahead(
     if stage.on_start is not same_state:
         return None
     learned = layout.place(learned, per_seed=True)
-    data = placed(layout, next(batches.data))
+    data = place_data(layout, next(batches.data))
     draws = layout.place(batches.draws, per_seed=False)
     args = stage, layout, learned, _per_seed(learners), (0, 0, 1), data, draws
     return compile_ahead(_compiled_update(), *args)
@@ -308,7 +308,7 @@ def logged_loop(
     return done
 
 
-def placed(layout: SeedLayout, data: Replay | Batches) -> Replay | Batches:
+def place_data(layout: SeedLayout, data: Replay | Batches) -> Replay | Batches:
     """Put training data on the devices: a replay as a whole on each, batches divided."""
     if isinstance(data, Replay):
         return layout.place(data, per_seed=False)
@@ -364,7 +364,9 @@ def _update_all(
             metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
             priorities = learned.priorities
             if draws is not None and priorities is not None and errors is not None:
-                priorities = draws.learned(priorities, slots, errors, batch.mask & batch.next_known)
+                priorities = draws.reprioritise(
+                    priorities, slots, errors, batch.mask & batch.next_known
+                )
             return Learned(state, priorities), metrics
 
         # Under vmap, loops of different lengths would be slow; and no seed is an added copy.

@@ -27,7 +27,7 @@ from offmarl.programs.cluster import is_first, on_first
 from offmarl.programs.experience.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.runs.dataset import STATISTICS_FILE
 from offmarl.programs.runs.identity import MAY_DIFFER, differences, require_same_numerics
-from offmarl.records import recorded
+from offmarl.records import mark_names
 from offmarl.vault.format.layout import MANIFEST
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
@@ -227,14 +227,14 @@ def no_run_without_checkpoint(run: Run, vaults: Callable[[], list[Path]] = list)
         raise
 
 
-def settled(args: ArgsT, directory: Path) -> ArgsT:
+def settle(args: ArgsT, directory: Path) -> ArgsT:
     """Return arguments with the packaged settings that the directory's run has, and print them.
 
     Without a run, they are the arguments. See `offmarl.settings`.
     """
-    record = on_first(lambda: tracking.recorded(directory))
+    record = on_first(lambda: tracking.read_run_if_any(directory))
     # A record that another process sent has lost the marks of recorded names.
-    args = settings.keep(args, recorded(record, str(directory / tracking.RUN_FILE)))
+    args = settings.keep(args, mark_names(record, str(directory / tracking.RUN_FILE)))
     print_sources(args)
     return args
 
@@ -324,7 +324,7 @@ _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 
 @contextmanager
-def watched(watcher: Watcher) -> Iterator[None]:
+def watch_runs(watcher: Watcher) -> Iterator[None]:
     """Call a function after each evaluation of the runs in the block."""
     token = _watcher.set(watcher)
     try:
@@ -334,7 +334,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 
 def report(step: int, metrics: Mapping[str, NDArray[Any]]) -> None:
-    """Report an evaluation to `watched`; `OptionError` if each of several teams has a score."""
+    """Report an evaluation to `watch_runs`; `OptionError` if each team has a score."""
     watcher = _watcher.get()
     if watcher is None or not metrics:
         return

@@ -199,7 +199,7 @@ def check_shards(directory: Path, what: str, layout: SeedLayout) -> None:
 
     Training then adds in another order, and a resumed run would not have the same bits.
     """
-    record = on_first(lambda: tracking.recorded(directory))
+    record = on_first(lambda: tracking.read_run_if_any(directory))
     shards = record.get("shards", 1)
     if record and not record.get("complete") and shards != layout.shards:
         raise RunError(

@@ -29,7 +29,7 @@ from offmarl.programs.cluster import agree, gathered, is_first
 from offmarl.programs.program import Args, Keep, OnlineArgs
 from offmarl.programs.runs import dataset, finite
 from offmarl.programs.runs.evaluate import summary
-from offmarl.programs.runs.loop import Schedule, copied
+from offmarl.programs.runs.loop import Schedule, copy_arrays
 from offmarl.programs.runs.run import (
     Run,
     best_of,
@@ -325,7 +325,7 @@ class _Journal:
             done, states = checkpoint.step, training.resume(checkpoint.tree)
         policies = training.policies(states)
         if checkpoint is None:
-            self._untrained = copied(policies)  # updates donate the states
+            self._untrained = copy_arrays(policies)  # updates donate the states
         self._playable = training.play_ahead(policies)
         trees = (jax.device_get(gathered(tree)) for _, tree, _ in training.learned(states))
         self._by_design = finite.infinities([*trees])
@@ -382,7 +382,7 @@ class _Journal:
             faults |= finite.faults(done, seeds, seed_metrics, tree, axes, self._by_design)
         if faults:
             last = self.checkpoints.latest()
-            raise finite.error(faults, self._run.directory, last, training.data)
+            raise finite.not_finite_error(faults, self._run.directory, last, training.data)
 
     def _log(
         self, done: int, metrics: Mapping[str, NDArray[Any]], count: int, clock: "_Clock"
