@@ -43,7 +43,7 @@ from offmarl.programs import (
     TargetState,
     Values,
 )
-from offmarl.programs.learning.actor_critic import valued
+from offmarl.programs.learning.actor_critic import valued_steps
 from offmarl.programs.learning.offline_q_learning import (
     ConservativeQArgs,
     greedy_params,
@@ -85,7 +85,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         target_tm1 = td_targets(batch.reward, discount_t, v_t)
 
         acts = batch.mask[..., None] & view_tm1.alive
-        known = valued(spec, batch) & (next_known[..., None] | (discount_t == 0))
+        known = valued_steps(spec, batch) & (next_known[..., None] | (discount_t == 0))
         error = jnp.where(known, q_tm1 - target_tm1, 0.0)
         td_loss = masked_mean(0.5 * error**2, known, batch.weight)
         legal = mask_illegal(q[:, :-1], view_tm1.legal_actions)

@@ -57,7 +57,7 @@ def pinned() -> Iterator[None]:
 
 
 @contextmanager
-def unguarded() -> Iterator[None]:
+def without_guards() -> Iterator[None]:
     """Leave out JAX's guards of users' code: NaN in data is no fault, for example."""
     types, moves = jax.numpy_dtype_promotion("standard"), jax.transfer_guard("allow")
     with jax.debug_nans(False), jax.numpy_rank_promotion("allow"), types, moves:

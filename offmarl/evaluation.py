@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl._mesh import DATA, by_shards, spec
 from offmarl.envs.base import Environment, EnvState, require_positive
-from offmarl.envs.sides import against, others_of
+from offmarl.envs.sides import others_of, with_others
 from offmarl.errors import OptionError, ShapeError
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.teams import by_team, teams_of
@@ -156,7 +156,7 @@ def evaluate(
             length=jnp.zeros((), jnp.int32),
         )
         keys = jax.random.split(key, (time_limit, 2))
-        episode, won = jax.lax.scan(partial(step, against(env, others), params), episode, keys)
+        episode, won = jax.lax.scan(partial(step, with_others(env, others), params), episode, keys)
         won = None if won is None else won.any()
         return Evaluation(episode.scores, episode.length, episode.over, won)
 

@@ -26,7 +26,7 @@ def local(path: str | os.PathLike[str]) -> Path:
     if "\0" in text:
         raise OptionError(f"{text!r} cannot be a path: give the path of a file or directory.")
     try:
-        full = expanded(text).absolute()
+        full = expand_user(text).absolute()
     except FileNotFoundError as error:
         raise OptionError(
             f"{text} is relative to a working directory that was removed: change to another "
@@ -53,7 +53,7 @@ def path_text(path: PurePath) -> str:
     return str(path if near is None else Path(_texts[near]) / path.relative_to(near))
 
 
-def distinct(paths: Iterable[Path]) -> list[Path]:
+def distinct_paths(paths: Iterable[Path]) -> list[Path]:
     """Return paths without those that lead to the same place as an earlier one."""
     by_place: dict[str, Path] = {}
     for path in paths:
@@ -96,7 +96,7 @@ def cache(name: str) -> Path | None:
 
     ``XDG_CACHE_HOME`` replaces ``~/.cache``. None for a user without a home directory.
     """
-    home = expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    home = expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return home / "offmarl" / name if home.is_absolute() else None
 
 
@@ -105,7 +105,7 @@ def is_off(variable: str) -> bool:
     return os.environ.get(variable, "").lower() in ("off", "0", "no")
 
 
-def expanded(text: str) -> Path:
+def expand_user(text: str) -> Path:
     """Return a path with ``~`` and ``~user`` expanded, if the user exists."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for others
 
@@ -142,7 +142,7 @@ def _clean(part: str) -> str:
 
 
 Finder = Callable[[str, bool], Path | None]
-"""Returns the path of a dataset's name; None for any other text. See `named`."""
+"""Returns the path of a dataset's name; None for any other text. See `path_of_name`."""
 
 _finders: list[Finder] = []
 
@@ -155,7 +155,7 @@ def register_names(finder: Finder) -> None:
     _finders.append(finder)
 
 
-def named(text: str, single: bool = False) -> Path | None:
+def path_of_name(text: str, single: bool = False) -> Path | None:
     """Return the path of the data of a name, or None if the text is a path.
 
     With ``single``, the name of a dataset of several vaults is refused, however many are here.

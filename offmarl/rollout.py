@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl._mesh import DATA, by_shards, spec
 from offmarl.envs.base import Environment, EnvState, extras_of
-from offmarl.envs.sides import against, others_of
+from offmarl.envs.sides import others_of, with_others
 from offmarl.types import ArrayTree, Policy, Transition, View, remember
 
 
@@ -126,7 +126,7 @@ def _play(
 ) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
     """Take a step for each of ``keys``; see `rollout_shaped`."""
     num_envs, others = state.view.alive.shape[0], state.others
-    env, fresh_carry = against(env, others), _initial_carry(policy, num_envs)
+    env, fresh_carry = with_others(env, others), _initial_carry(policy, num_envs)
     policy_ids = jnp.broadcast_to(policy_id, (num_envs, *policy_id.shape))
     if policy.number is not None:
         policy_ids = policy_ids.reshape(num_envs, -1)

@@ -37,7 +37,7 @@ from offmarl import tracking
 from offmarl._ahead import briefly, unreachable
 from offmarl._imports import import_optional
 from offmarl.errors import MissingExtraError, OffmarlError, RunError, unknown_name
-from offmarl.paths import expanded
+from offmarl.paths import expand_user
 
 FILE = "tracking.json"
 """Holds the id of the tracked run."""
@@ -100,7 +100,7 @@ _part: ContextVar[Mapping[str, str]] = ContextVar("part", default={})  # noqa: B
 
 
 @contextmanager
-def part(number: int, parent: str) -> Iterator[None]:
+def as_part(number: int, parent: str) -> Iterator[None]:
     """Make the run in the block part ``number`` of a tracked run."""
     about = {"id": f"{parent}-{number}", "parent": parent, "name": f"trial {number}"}
     token = _part.set(about)
@@ -129,7 +129,7 @@ class Trackers:
         check(names)
         for text in names:
             with _opening(text), _quiet():
-                self._make(text, tracked(directory, record))
+                self._make(text, facts_of_run(directory, record))
         self.sync()
 
     def _make(self, text: str, run: Tracked) -> None:
@@ -219,7 +219,7 @@ def _opening(text: str) -> Iterator[None]:
         ) from error
 
 
-def give(
+def give_run(
     names: Iterable[str],
     run: Tracked,
     steps: Sequence[tuple[int, Mapping[str, float]]] = (),
@@ -298,7 +298,7 @@ class _Patience:
             self._left = min(remaining + 0.5, self._most)
 
 
-def tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
+def facts_of_run(directory: Path, record: Mapping[str, Any]) -> Tracked:
     """Describe a run for trackers, from its ``run.json``."""
     about: Mapping[str, Any] = _part.get()
     with suppress(RunError):  # there is no such file, or it is damaged
@@ -307,11 +307,11 @@ def tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
         tracking.write_json(directory / FILE, about := {"id": uuid.uuid4().hex})
     origin = {key: record[key] for key in ("program", "vault", "vault_digest") if key in record}
     name = " ".join(filter(None, (record["program"], record["spec"]["name"], directory.name)))
-    config = flat({**record["args"], **origin})
+    config = flatten_facts({**record["args"], **origin})
     return Tracked(directory, about.get("name", name), about["id"], config, about.get("parent"))
 
 
-def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts with what is neither a text nor a number as JSON."""
     return {x: y if isinstance(y, str | int | float) else json.dumps(y) for x, y in facts.items()}
 
@@ -346,7 +346,7 @@ class _TensorBoard(Tracker):
 
     def __init__(self, run: Tracked, target: str):
         board = import_optional("tensorboardX", "tensorboard")
-        directory = expanded(target) / run.id if target else run.directory / "tensorboard"
+        directory = expand_user(target) / run.id if target else run.directory / "tensorboard"
         shutil.rmtree(directory, ignore_errors=True)  # it is written again from the first line
         self._writer = board.SummaryWriter(logdir=str(directory))
         self._writer.add_text("run", f"{run.name}\n\n    {json.dumps(run.config)}", 0)

@@ -55,7 +55,7 @@ from offmarl.envs.sides import (
     play_side,
     population,
     rest_of,
-    slot,
+    without_others,
 )
 from offmarl.equilibria import Meta, meta_strategy, require_constant_sum
 from offmarl.errors import OptionError, RunError
@@ -78,7 +78,7 @@ from offmarl.programs.runs.identity import environment_source, fingerprint, made
 from offmarl.programs.runs.loop import build, online_schedule
 from offmarl.programs.runs.policy import load_policy
 from offmarl.programs.runs.run import open_run
-from offmarl.programs.runs.trained import Built, builder_of, stacked
+from offmarl.programs.runs.trained import Built, builder_of, stack_seeds
 from offmarl.rollout import meet_others
 from offmarl.statistics import standard_error
 from offmarl.teams import Team, find_side, name_of_side, spec_of, teams_of
@@ -149,7 +149,7 @@ def with_settings(args: Args) -> Args:
     A run records them, so its members are loaded as they learned, even if the files change.
     """
     given = {*_SHARED, *(_option(pair)[0] for pair in args.oracle_option)}
-    packaged = settings.used(_module(args).Args.for_env(args.env)).settings
+    packaged = settings.origins_of(_module(args).Args.for_env(args.env)).settings
     added = {name: x.value for name, x in packaged.items() if name not in given}
     options = [f"{name}={json.dumps(value)}" for name, value in tracking.plain(added).items()]
     return replace(args, oracle_option=(*args.oracle_option, *options))
@@ -302,7 +302,7 @@ class Responses(Work):
             state = program.init(init_key, hyper)
         else:
             env = self._against(seed, number, side)
-            blank: Any = slot(env)
+            blank: Any = without_others(env)
             program = build(self._make, env.spec, self._oracle, blank, lambda: blank)
             state = meet_others(
                 env, jax.jit(program.init, compiler_options=quickly())(init_key, hyper)
@@ -419,7 +419,7 @@ class Responses(Work):
         size, sides = self.args.iterations + 1, range(len(self.sides))
         for number in range(size):
             params = [[self.member(x, number, side).params for side in sides] for x in self.seeds]
-            policy = {"policy": stacked([*map(tuple, params)])}
+            policy = {"policy": stack_seeds([*map(tuple, params)])}
             Checkpoints(self.path / tracking.POLICIES).save(number, policy, {})
         Checkpoints(self.path / tracking.CHECKPOINTS).save(size - 1, policy, {})
         by_seed = {

@@ -83,7 +83,7 @@ def test_given_values_come_first_then_the_file_then_the_package(packaged, tmp_pa
     file.write_text("[toy]\nwidth = 32\nkind = 'b'\ndecay = 1\npath = 'x'\n")
     args = fill(file=file, kind="a")
     assert args == Args("", 0.2, 32, "a", (), 1.0, Path("x")) and type(args.decay) is float
-    used = settings.used(args)
+    used = settings.origins_of(args)
     assert used.sources() == {
         "rate": 'offmarl/settings/mpe.toml [toy."simple_spread*"]',
         "width": f"{file} [toy]",
@@ -95,7 +95,7 @@ def test_given_values_come_first_then_the_file_then_the_package(packaged, tmp_pa
         f"width 32, decay 1.0, path x (from {file} [toy])",
         "kind a in place of b (given)",
     ]
-    assert settings.used(Args()).lines(Args()) == []
+    assert settings.origins_of(Args()).lines(Args()) == []
 
 
 @pytest.mark.parametrize(
@@ -131,32 +131,35 @@ def test_a_missing_file_is_an_error(tmp_path):
 
 def test_a_run_keeps_the_package_s_settings_that_it_was_started_with(packaged):
     args = fill(width=16)
-    recorded = {"args": vars(args), **settings.used(args).record()}
+    recorded = {"args": vars(args), **settings.origins_of(args).record()}
     packaged.write_text("[toy]\nwidth = 1\nlayers = [9]\n")  # rate is gone, layers is new
     again = fill(width=16)
     assert (again.rate, again.layers) == (0.5, (9,))
-    result = settings.keep(again, recorded)
-    assert result == args and settings.used(result).sources() == settings.used(args).sources()
+    result = settings.keep_packaged(again, recorded)
+    assert (
+        result == args
+        and settings.origins_of(result).sources() == settings.origins_of(args).sources()
+    )
 
 
 def test_a_run_does_not_keep_what_the_user_changes(packaged, tmp_path):
     args = fill()
-    recorded = {"args": vars(args), **settings.used(args).record()}
+    recorded = {"args": vars(args), **settings.origins_of(args).record()}
     file = tmp_path / "mine.toml"
     file.write_text("[toy]\nwidth = 7\n")
-    changed = settings.keep(fill(file=file, rate=0.9), recorded)
+    changed = settings.keep_packaged(fill(file=file, rate=0.9), recorded)
     assert (changed.rate, changed.width) == (0.9, 7)
-    assert settings.keep(Args(), recorded) == Args()  # arguments made by hand
-    assert settings.keep(fill(), {}) == fill()
+    assert settings.keep_packaged(Args(), recorded) == Args()  # arguments made by hand
+    assert settings.keep_packaged(fill(), {}) == fill()
 
 
 def test_a_run_does_not_keep_what_was_given_then_and_is_missing_now(packaged):
     """The values differ from the run's, so that `open_run` refuses them."""
     args = fill(rate=0.9, kind="b")
-    recorded = {"args": vars(args), **settings.used(args).record()}
-    again = settings.keep(fill(), recorded)
+    recorded = {"args": vars(args), **settings.origins_of(args).record()}
+    again = settings.keep_packaged(fill(), recorded)
     assert (again.rate, again.kind) == (0.2, "a")
-    assert settings.used(again).sources()["rate"].startswith("offmarl/settings/mpe.toml")
+    assert settings.origins_of(again).sources()["rate"].startswith("offmarl/settings/mpe.toml")
 
 
 def test_the_package_s_files_are_valid():
@@ -177,7 +180,7 @@ def test_arguments_for_an_environment(packaged):
     packaged.write_text("[qmix]\nbatch_size = 7\n")
     args = qmix.Args.for_env(SPREAD, hidden=8)
     assert (args.env, args.batch_size, args.hidden) == (SPREAD, 7, 8)
-    assert settings.used(args).given == {"env", "hidden"}
+    assert settings.origins_of(args).given == {"env", "hidden"}
     assert qmix.Args(env=SPREAD).batch_size == qmix.Args().batch_size != 7
 
 
@@ -185,11 +188,11 @@ def test_the_reference_settings_are_the_published_update():
     args = registry.load("baseline", "iql_cql").Args
     base = args.for_env("swarm/coverage-3", "reference", vault="a.vlt")
     assert (base.scale_rewards, base.bootstrap, base.cql_weight) == (False, "greedy", 3.0)
-    source = settings.used(base).sources()["cql_weight"]
+    source = settings.origins_of(base).sources()["cql_weight"]
     assert source == "offmarl/settings/reference.toml [iql_cql]"
     mixed = args.for_env("", "reference", vault="a.vlt", cql_weight=1.0)
     assert (mixed.bootstrap, mixed.cql_weight) == ("greedy", 1.0)
     bc = registry.load("baseline", "bc").Args  # which has no scale
-    assert settings.used(bc.for_env("", "reference", vault="a.vlt")).sources() == {}
+    assert settings.origins_of(bc.for_env("", "reference", vault="a.vlt")).sources() == {}
     with pytest.raises(OptionError, match="for baselines, and mappo is none"):
         registry.load("recorder", "mappo").Args.for_env("swarm/coverage-3", "reference")

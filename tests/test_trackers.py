@@ -161,7 +161,7 @@ def test_a_resumed_run_continues_its_tracked_run_without_duplicates(place, name,
     with opened(run, text) as second:
         tracking.append(path, *lines(30, 40))
         second.sync()
-    trackers.give([text], trackers.tracked(run, RECORD), files=[path])  # the run has ended
+    trackers.give_run([text], trackers.facts_of_run(run, RECORD), files=[path])  # the run has ended
     result, deadline = points(target or place), time.monotonic() + 10
     while not result and time.monotonic() < deadline:  # W&B's own process is still writing
         time.sleep(0.2)

@@ -13,7 +13,7 @@ from offmarl.benchmark.tasks import cell_file
 from offmarl.config import read_values
 from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.paths import local
-from offmarl.programs.offline import resolved
+from offmarl.programs.offline import resolve_args
 from offmarl.programs.program import structure
 from offmarl.programs.registry import load
 from offmarl.programs.runs.dataset import DatasetStatistics
@@ -80,7 +80,7 @@ def _spec_of(data: PlanData) -> EnvSpec | None:
 
 def _require_fit(cell: Cell, spec: EnvSpec, module: ModuleType) -> None:
     options = read_values(module.Args, cell.options, cell.label)
-    args = resolved(module.Args(**options, vault="unknown"), spec)
+    args = resolve_args(module.Args(**options, vault="unknown"), spec)
     if len(teams_of(spec)) > 1 and args.env != "none":
         raise OptionError(
             f"{cell.data.label} has a return for each team, and no single score that tables could "

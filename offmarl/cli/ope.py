@@ -13,7 +13,7 @@ from offmarl.cli.output import Report, records
 from offmarl.cli.parse import refuse_unused
 from offmarl.errors import OptionError
 from offmarl.ope.options import Options
-from offmarl.paths import distinct
+from offmarl.paths import distinct_paths
 from offmarl.terminal import interval
 from offmarl.tracking import progress
 
@@ -83,7 +83,7 @@ def ope(
     from offmarl.vault import open_vault
 
     dataset = open_vault(vault, time_limit=time_limit)
-    directories = distinct(map(run_named, runs))
+    directories = distinct_paths(map(run_named, runs))
     candidates = [candidate for run in directories for candidate in candidates_of(run, checkpoints)]
     policies = _load(candidates, act, program)
     returns = _returns(env, policies, dataset, eval_episodes)

@@ -37,7 +37,7 @@ from offmarl.config import (
     with_role,
 )
 from offmarl.errors import OffmarlError, OptionError
-from offmarl.paths import expanded
+from offmarl.paths import expand_user
 from offmarl.programs.registry import Kind, load
 from offmarl.programs.runs.configs import Config, read_config
 
@@ -332,7 +332,7 @@ def _constructors() -> Any:
     from tyro.constructors import ConstructorRegistry
 
     rules = {
-        Path: rule_of(expanded, Path, "PATH"),
+        Path: rule_of(expand_user, Path, "PATH"),
         int: rule_of(_whole, int, "INT"),
         Vaults: rule_of(_vaults, str | Path | Mapping | tuple, "PATH[=SHARE]...", "*"),
     }
@@ -379,7 +379,7 @@ def finite_number(text: str) -> float | None:
 def _vaults(texts: list[str]) -> Path | tuple[str, ...]:
     if not texts:
         raise ValueError("give at least one vault")
-    vaults = tuple(str(expanded(text)) for text in texts)
+    vaults = tuple(str(expand_user(text)) for text in texts)
     return Path(vaults[0]) if len(vaults) == 1 and "=" not in vaults[0] else vaults
 
 

@@ -40,7 +40,7 @@ from offmarl.envs.spaces import (
     pad,
     sizes_if_unequal,
     specs_of,
-    strongly_typed,
+    strengthen_types,
 )
 from offmarl.errors import OptionError
 from offmarl.types import ArrayTree, Discrete, EnvSpec, Timestep, View
@@ -377,7 +377,7 @@ class JaxMarl:
     def begin(self, observations: Observations, inner: State) -> tuple[JaxMarlState, Timestep]:
         """Start an episode in a state of the wrapped environment, given what is observed there."""
         view = _view(_wrap(self), observations, inner)
-        return JaxMarlState(strongly_typed(inner), jnp.zeros((), jnp.int32)), restart(view)
+        return JaxMarlState(strengthen_types(inner), jnp.zeros((), jnp.int32)), restart(view)
 
     def step(
         self, key: PRNGKeyArray, state: JaxMarlState, action: Array
@@ -407,7 +407,7 @@ class JaxMarl:
             shaping=_by_agent(env, info["shaped_reward"]) if "shaped_reward" in info else None,
             won=compat.won and compat.won(env, inner),
         )
-        return JaxMarlState(strongly_typed(inner), time), timestep
+        return JaxMarlState(strengthen_types(inner), time), timestep
 
 
 def _by_agent(env: Any, numbers: Any) -> Float[Array, "N"]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from offmarl._imports import import_optional
 from offmarl.envs.base import require_positive, restart, transition
 from offmarl.envs.registry import release
-from offmarl.envs.spaces import flatten, specs_of, strongly_typed
+from offmarl.envs.spaces import flatten, specs_of, strengthen_types
 from offmarl.errors import OptionError
 from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
 
@@ -78,7 +78,7 @@ class Jumanji:
         """Start an episode."""
         wrapped = _wrap(self)
         state, timestep = wrapped.env.reset(key)
-        return strongly_typed(state), restart(_view(wrapped, timestep.observation))
+        return strengthen_types(state), restart(_view(wrapped, timestep.observation))
 
     def step(self, key: PRNGKeyArray, state: State, action: Array) -> tuple[State, Timestep]:
         """Take one step; its randomness comes from the key in the state."""
@@ -90,7 +90,7 @@ class Jumanji:
             terminal |= ~before.action_mask[np.arange(len(action)), action].all()
         reward = jnp.broadcast_to(timestep.reward, everyone.shape).astype(jnp.float32)
         view = _view(wrapped, timestep.observation)
-        return strongly_typed(state), transition(view, reward, over & terminal, over & ~terminal)
+        return strengthen_types(state), transition(view, reward, over & terminal, over & ~terminal)
 
     @property
     def scene(self) -> Callable[[State], State]:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from offmarl._imports import import_optional
 from offmarl.envs.base import restart, transition
 from offmarl.envs.registry import release
-from offmarl.envs.spaces import specs_of, strongly_typed
+from offmarl.envs.spaces import specs_of, strengthen_types
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
 
@@ -78,7 +78,7 @@ class Pgx:
 
     def reset(self, key: PRNGKeyArray) -> tuple[PgxState, Timestep]:
         """Start a game: deal the cards, if there are any."""
-        return self.begin(strongly_typed(self.wrapped.init(key)))
+        return self.begin(strengthen_types(self.wrapped.init(key)))
 
     def begin(self, inner: Any) -> tuple[PgxState, Timestep]:
         """Start a game in a state of pgx."""
@@ -98,7 +98,7 @@ class Pgx:
         (num_actions,) = inner.legal_action_mask.shape
         move = action[(inner.current_player != first).astype(jnp.int32)]
         move = jnp.minimum(move, num_actions - 1)
-        after = strongly_typed(self.wrapped.step(inner, move))
+        after = strengthen_types(self.wrapped.step(inner, move))
         if self.history:
             history = history.at[time].set(jax.nn.one_hot(move, num_actions))
         state = PgxState(after, first, time + 1, history)

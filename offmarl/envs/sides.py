@@ -388,8 +388,8 @@ class Side:
     seats
         The policies of the other agents.
     others
-        Their parameters. They are data: `against` replaces them, and `slot` leaves them out, so
-        that one compiled program plays any others of a shape.
+        Their parameters. They are data: `with_others` replaces them, and `without_others` leaves
+        them out, so that one compiled program plays any others of a shape.
     opponents
         The policies, by the names of their sides.
     """
@@ -563,14 +563,14 @@ def others_of(env: Environment) -> ArrayTree:
     return env.others if isinstance(env, Side) else ()
 
 
-def against(env: Environment, others: ArrayTree) -> Environment:
+def with_others(env: Environment, others: ArrayTree) -> Environment:
     """Return an environment in which policies with these parameters act for the others."""
     if isinstance(env, Wrapper):
-        return replace(env, env=against(env.env, others))
+        return replace(env, env=with_others(env.env, others))
     return replace(env, others=others) if isinstance(env, Side) else env
 
 
-def slot(env: Environment) -> Environment:
+def without_others(env: Environment) -> Environment:
     """Return an environment without the others' parameters; the same for all of equal shapes.
 
     What is compiled for it plays any others, which are in `offmarl.rollout.RolloutState.others`.

@@ -138,7 +138,7 @@ def sizes_if_unequal(sizes: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(sizes) if len(set(sizes)) > 1 else None
 
 
-def strongly_typed(state: Any) -> Any:
+def strengthen_types(state: Any) -> Any:
     """Return a state whose arrays have strong types, so that a program compiles once.
 
     Python constants are weakly typed in JAX: otherwise a state after a reset could have other types

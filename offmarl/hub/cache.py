@@ -296,13 +296,13 @@ def _not_pulled(name: str, target: DatasetName) -> str:
     if card and target.uid and card.uids and target.uid not in card.uids:
         return str(unknown_name("uid", target.uid, card.uids))
     if card and (card.hub is None or card.hub.path is None):
-        return unpublished(card)
+        return explain_unpublished(card)
     vaults = [vault for vault in vault_names() if vault.startswith(f"{target.name}/")]
     hint = f" Pulled before: {', '.join(vaults)}." if vaults else ""
     return f"{name} is not on this machine: run `offmarl pull {name}` first.{hint}"
 
 
-def unpublished(card: Card) -> str:
+def explain_unpublished(card: Card) -> str:
     """Say that a dataset of the catalogue is not published, and how it is recorded."""
     how = f": record it with `{card.recipe.command}`" if card.recipe else ""
     return f"{card.name} is in the catalogue, but not published{how}."

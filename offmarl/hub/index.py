@@ -19,7 +19,7 @@ import numpy as np
 from offmarl import tracking
 from offmarl.errors import HubError
 from offmarl.tracking import Advance
-from offmarl.vault.format.layout import MAX_CHUNK_BYTES, damaged
+from offmarl.vault.format.layout import MAX_CHUNK_BYTES, damage_error
 from offmarl.vault.storage.commit import Contents, ValueLocation
 from offmarl.vault.storage.files import open_file
 
@@ -56,7 +56,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=True):
 def build_index(contents: Contents, name: str) -> bytes:
     """Return the index of a vault on this machine; every value is read for its checksum."""
     if contents.tree.lost:
-        raise damaged(contents.store.path, contents.tree.lost[0])
+        raise damage_error(contents.store.path, contents.tree.lost[0])
     values = contents.tree.values.items()
     inline = {key: value for key, value in values if isinstance(value, bytes)}
     placed = sorted((at, key) for key, at in values if isinstance(at, ValueLocation))

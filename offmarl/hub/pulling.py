@@ -219,7 +219,7 @@ def _check_uid(uid: str | None, card: Card) -> None:
 def _find_archive(card: Card, revision: str) -> _Source:
     """Find the archive of a dataset of the catalogue; its hash in the card must be the hub's."""
     if card.hub is None or card.hub.path is None:
-        raise HubError(cache.unpublished(card))
+        raise HubError(cache.explain_unpublished(card))
     archive = client.find(card.hub.repository, card.hub.path, revision)
     published = card.hub.sha256 if revision == card.hub.revision else None
     if published and archive.sha256 not in (None, published):

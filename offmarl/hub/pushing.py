@@ -46,8 +46,8 @@ from offmarl.vault.format.layout import (
     METADATA,
     OBSERVATIONS,
     STATE,
+    has_typed_leaves,
     leaves,
-    typed,
 )
 from offmarl.vault.read.open import SUFFIX, place_of, refused_link
 from offmarl.vault.storage.commit import Contents, live_bytes, live_files
@@ -479,7 +479,7 @@ def _bars(shown: bool) -> Iterator[None]:
 
 def _leaves(spec: EnvSpec) -> dict[str, str] | None:
     """Describe the arrays of observations, states and extras; None if they are plain vectors."""
-    if not typed(spec):
+    if not has_typed_leaves(spec):
         return None
     trees = (OBSERVATIONS, STATE, EXTRAS)
     arrays = leaves(spec).items()

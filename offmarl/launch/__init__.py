@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         Share as Share,
         Work as Work,
         join_work as join_work,
-        once as once,
+        make_once as make_once,
         run_share as run_share,
     )
 else:

@@ -191,7 +191,7 @@ class _Launch:
         cancelled = False
         with ExitStack() as stack:
             stack.callback(launcher.close)
-            stopped = stack.enter_context(stopping())
+            stopped = stack.enter_context(catch_signals())
             show = stack.enter_context(task_table(self._work.name, self._tasks))
             while self._waiting or self._running:
                 if stopped() and not cancelled:  # not in the handler, which may interrupt `submit`
@@ -367,7 +367,7 @@ def _last_line(log: Path) -> str:
 
 
 @contextmanager
-def stopping() -> Iterator[Callable[[], int]]:
+def catch_signals() -> Iterator[Callable[[], int]]:
     """Yield a function that returns the SIGINT or SIGTERM received, or 0; a second one raises."""
     received = [0]
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from offmarl import tracking, vault
 from offmarl.errors import OptionError, RunError
-from offmarl.launch.work import Work, once
+from offmarl.launch.work import Work, make_once
 from offmarl.terminal import quiet, silent
 from offmarl.vault.check.digest import fingerprint
 from offmarl.vault.read.reader import Reader, common_spec
@@ -108,7 +108,7 @@ class TransformWork(Work):
             for number, source in enumerate(self.sources)
         ]
         execute.steps_of(selections)
-        origins = lineage.merged(selections)
+        origins = lineage.merge_origins(selections)
         written = [number for number, pieces in enumerate(notes) if pieces.steps]
         blocks = [vault.open_vault(self._vault(number)) for number in written]
         arguments = self._arguments(blocks[0])
@@ -145,7 +145,7 @@ class TransformWork(Work):
         directory = self.directory / "sources"
         return [
             LineageSource.from_json(
-                reader, once(directory / f"{number}.json", partial(_examined, reader))
+                reader, make_once(directory / f"{number}.json", partial(_examined, reader))
             )
             for number, reader in enumerate(self.transform.vaults)
         ]

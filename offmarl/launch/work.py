@@ -148,7 +148,7 @@ class Work(ABC):
 
     def check(self) -> None:
         """Record what the blocks depend on; `RunError` if earlier tasks recorded something else."""
-        recorded = once(self.directory / _IDENTITY, lambda: self.identity)
+        recorded = make_once(self.directory / _IDENTITY, lambda: self.identity)
         for name in sorted(recorded.keys() | self.identity.keys()):
             before, now = recorded.get(name), self.identity.get(name)
             if before != now:
@@ -256,7 +256,7 @@ def _locked(work: Work, name: str, doing: str, wait_seconds: float) -> Iterator[
         yield
 
 
-def once(path: Path, make: Callable[[], Any]) -> Any:
+def make_once(path: Path, make: Callable[[], Any]) -> Any:
     """Return the content of a JSON file, which the first of several processes makes."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

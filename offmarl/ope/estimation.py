@@ -20,7 +20,7 @@ from offmarl.ope.history import (
     at_ends,
     clone,
     follow,
-    padded,
+    pad_episodes,
     recorded_log_prob,
     was_certain_inside,
     with_last_slot,
@@ -539,7 +539,7 @@ def _fitted_values(
     for part, episodes in data.histories.blocks():
         for number, action in enumerate(actions):
             member_params = jax.tree.map(lambda leaf, number=number: leaf[number], params)
-            samples = padded(action[part], len(episodes.mask))
+            samples = pad_episodes(action[part], len(episodes.mask))
             starts = transitions.scale * start_values(critic, member_params, episodes, samples)
             values[number].append(np.asarray(starts)[:, : part.stop - part.start])
     return [np.concatenate(parts, axis=1) for parts in values]

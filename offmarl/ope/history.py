@@ -79,10 +79,10 @@ class Histories:
             part = slice(start, min(start + self.size, len(self.episodes)))
             windows = Windows(1, self.longest, extras=())
             sequence = WindowSource(self._source, windows, self.episodes[part]).beginnings()
-            yield part, jax.tree.map(partial(padded, size=self.size), sequence)
+            yield part, jax.tree.map(partial(pad_episodes, size=self.size), sequence)
 
 
-def padded(leaf: Array | NDArray[Any], size: int) -> Array:
+def pad_episodes(leaf: Array | NDArray[Any], size: int) -> Array:
     """Return an array with zeros up to a number of episodes."""
     return jnp.pad(leaf, [(0, size - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)])
 

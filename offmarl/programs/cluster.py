@@ -343,7 +343,7 @@ def put(leaf: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def gathered(tree: TreeT) -> TreeT:
+def gather_all(tree: TreeT) -> TreeT:
     """Return arrays that this process has as a whole; all processes must call it.
 
     Without several processes they are returned as they are.

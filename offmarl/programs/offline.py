@@ -19,7 +19,7 @@ from offmarl.paths import below, local
 from offmarl.programs.cluster import (
     check_same,
     ends_with_others,
-    gathered,
+    gather_all,
     join,
     on_first,
 )
@@ -157,7 +157,7 @@ def digests(dataset: Dataset | Mixture, evaluator: Evaluator) -> dict[str, str]:
     return {"vault_digest": dataset.known_digest()} | validation
 
 
-def resolved(args: Args, spec: EnvSpec, evaluations: int = 20) -> Args:
+def resolve_args(args: Args, spec: EnvSpec, evaluations: int = 20) -> Args:
     """Return arguments with the defaults that depend on the data."""
     small = spec.name.startswith(("classic/", "probe/"))
     updates = (3_000 if small else 100_000) if args.updates is None else args.updates
@@ -190,11 +190,12 @@ class _Training(Training):
         origin: ProgramOrigin,
         directory: Path,
     ):
-        origins, self._start = settings.used(args).record(), start_of_baseline(args, dataset.spec)
-        original, args = args, replace(args, **self._start.scale)
+        origins, original = settings.origins_of(args).record(), args
+        self._start = start_of_baseline(args, dataset.spec)
+        args = replace(args, **self._start.scale)
         self.data, self.evaluations = dataset, []
         self.evaluator = evaluator = make_evaluator(args, dataset)
-        args = resolved(args, dataset.spec, evaluator.evaluations)
+        args = resolve_args(args, dataset.spec, evaluator.evaluations)
         args = replace(args, eval_episodes=evaluator.episodes, held_out=evaluator.fraction)
         unset = [name for name, value in vars(original).items() if value is None]
         self.args = args = replace(args, final_episodes=evaluator.final_episodes)
@@ -266,7 +267,7 @@ class _Training(Training):
         return Learned(tree["state"], tree.get("priorities"))
 
     def checkpoint(self, states: Learned) -> dict[str, ArrayTree]:
-        seeds, arrays = self.args.seeds, gathered(states)
+        seeds, arrays = self.args.seeds, gather_all(states)
         if len(jax.tree.leaves(arrays)[0]) > seeds:  # without the copies that a layout adds
             arrays = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(arrays))
         return self._parts(arrays, self.policies(arrays))

@@ -450,14 +450,14 @@ class TrialsWork(Work):
             return
         name, identity = f"{self.name}: {self.file.stem}", study.user_attrs["tracking"]
         facts = self.identity | json.loads(self.identity["arguments"])
-        run = trackers.Tracked(self.file.parent, name, identity, trackers.flat(facts))
+        run = trackers.Tracked(self.file.parent, name, identity, trackers.flatten_facts(facts))
         scores = [(x.number, {"score": x.value}) for x in trials if x.state.name == "COMPLETE"]
         with TemporaryDirectory() as folder:
             files = [self.file] if trials else []
             for name, image in self.figures().items() if trials else ():
                 files.append(Path(folder) / f"{name}.svg")
                 files[-1].write_bytes(image)
-            trackers.give(self._search.track, run, scores, files, is_required=not trials)
+            trackers.give_run(self._search.track, run, scores, files, is_required=not trials)
 
     # ------------------------------------------------------------------------ a trial
 
@@ -529,7 +529,7 @@ class TrialsWork(Work):
         changes["track"] = self._search.track
         if isinstance(self.args, OnlineArgs):
             changes["tiers"] = ""
-        with watch_runs(report), trackers.part(trial.number, trial.study.user_attrs["tracking"]):
+        with watch_runs(report), trackers.as_part(trial.number, trial.study.user_attrs["tracking"]):
             self.program.main(replace(cast(Any, self.args), **changes))
         shutil.rmtree(directory)
         return score()
@@ -572,7 +572,7 @@ class TrialsWork(Work):
 
         Those that have their default, and neither were given nor are in a file, are left out.
         """
-        used = settings.used(self.args)
+        used = settings.origins_of(self.args)
         explicit = {*used.given, *used.settings}
         kind = type(self.args)
         left_out = shared_names(self.args) - with_role(kind, Role.SHAPES | Role.LEARNS)

@@ -16,11 +16,11 @@ from jaxtyping import Array, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl._arrays import largest_divisor
-from offmarl._compiling import unguarded
+from offmarl._compiling import without_guards
 from offmarl.replay import device
 from offmarl.replay.blocks import BLOCK_SEED, BlockGatherer, check_unweighted, plan_blocks
 from offmarl.replay.device import Replay, load_rings
-from offmarl.replay.fields import Fields, finished, to_sequence
+from offmarl.replay.fields import Fields, finish_fields, to_sequence
 from offmarl.replay.gathering import Batch, BatchLayout
 from offmarl.replay.host import IN_HAND, WindowReader, ahead, parts_ahead
 from offmarl.replay.orders import BlockOrder
@@ -96,7 +96,7 @@ class BlockWindowSource(BlockGatherer, WindowSource):
     """Gathers windows of data on another machine, and puts them on the device."""
 
 
-@unguarded()
+@without_guards()
 def _on_device(batch: Batch, layout: BatchLayout, shape: tuple[int, ...]) -> list[Sequence]:
     """Put windows on the device, as one sequence for each index of the first axis of ``shape``.
 
@@ -124,7 +124,7 @@ def _split(shared: dict[str, Array], layout: BatchLayout, shape: tuple[int, ...]
                 values = words != 0 if is_mask else bitcast_convert_type(words, field.dtype)
                 batch[field.name] = values.reshape(*shape[1:], *field.shape)
                 start = stop
-    return [finished(batch, layout.windows) for batch in batches]
+    return [finish_fields(batch, layout.windows) for batch in batches]
 
 
 def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Sequence:
@@ -133,7 +133,7 @@ def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Seque
     return WindowSource(source, Windows(1, longest), episodes).beginnings()
 
 
-@unguarded()
+@without_guards()
 def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
     """Put keys on the CPU, where draws do not wait for others; leave them if JAX has no CPU."""
     try:
@@ -222,7 +222,7 @@ def open_batches(
             yield blocks
         return
     rings = SlotRings(source, windows, episodes, weights)
-    if kind == "device" or (kind == "auto" and device.fits(rings)):
+    if kind == "device" or (kind == "auto" and device.fits_device(rings)):
         yield BatchSource(steps.step, repeat(load_rings(rings)), draws)
         return
     reader, host_keys = WindowSource.of(rings), on_host(keys)

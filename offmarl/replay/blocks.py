@@ -30,7 +30,7 @@ from offmarl.replay.fields import COMPUTED, check_extras, fields_of, recorded_fi
 from offmarl.replay.gathering import Batch, BatchLayout, RingReader
 from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder
 from offmarl.replay.rings import SlotRing
-from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound
+from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound_part
 from offmarl.types import ArraySpec, EnvSpec, Transition, View, map_tree, sum_bytes
 
 BUFFER_BYTES = 2**26
@@ -284,7 +284,7 @@ def plan_blocks(
             f"{source.path} is a mixture, and data on another machine is shuffled by blocks of one "
             "vault: pull the vaults first, or give one of them."
         )
-    source = sound(source)
+    source = sound_part(source)
     return source, BlockTable(source, windows, episodes, buffer_bytes or BUFFER_BYTES)
 
 

@@ -14,14 +14,14 @@ from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl._compiling import unguarded
+from offmarl._compiling import without_guards
 from offmarl.errors import OptionError
 from offmarl.replay import packing
 from offmarl.replay.fields import (
     SlotPlace,
     check_extras,
     end_fields,
-    finished,
+    finish_fields,
     step_fields,
     to_sequence,
     without_last_slot,
@@ -77,12 +77,12 @@ class Replay:
         """R: the slots at which a window may start, with those left out in a mixture."""
         return self.rows[packing.WORDS].shape[0] - self.windows.steps
 
-    @unguarded()
+    @without_guards()
     def sample(self, key: PRNGKeyArray) -> Sequence:
         """Draw a batch of windows, ``(B, T, ...)``; each step is as likely as it weighs."""
         return self.at(draw(self.starts, key, self.windows.batch_size))
 
-    @unguarded()
+    @without_guards()
     def at(self, slots: Int[Array, "B"]) -> Sequence:
         """Unpack the windows that start at the given slots."""
         layout = packing.layout_of(self.spec, self.windows)
@@ -90,7 +90,7 @@ class Replay:
         if self.factors is not None:
             rows = slots[:, None] + jnp.arange(self.windows.steps)
             fields["weight"] = self.factors[rows]
-        return to_sequence(finished(fields, self.windows))
+        return to_sequence(finish_fields(fields, self.windows))
 
     def __repr__(self) -> str:
         """Describe the batches."""
@@ -156,7 +156,7 @@ def load(
     return load_rings(SlotRings(source, windows, episodes, weights))
 
 
-@unguarded()
+@without_guards()
 def load_rings(rings: SlotRings) -> Replay:
     """Put the slots of rings on the device; see `load`."""
     source, windows = rings.source, rings.windows
@@ -193,7 +193,7 @@ def _check_room(rings: SlotRings, layout: packing.SlotLayout) -> None:
         )
 
 
-def fits(rings: SlotRings) -> bool:
+def fits_device(rings: SlotRings) -> bool:
     """Whether `load_rings` takes at most half of what is free on the device."""
     layout = packing.layout_of(rings.source.spec, rings.windows)
     size = rings.num_rows * layout.slot_bytes

@@ -129,7 +129,7 @@ def _spread(values: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
     return array
 
 
-def finished(fields: Fields, windows: Windows) -> Fields:
+def finish_fields(fields: Fields, windows: Windows) -> Fields:
     """Return fields with those derived from them: ``first``, ``mask`` and corrected ones.
 
     Burn-in does not count, nor does a step in which an agent that is alive does what its mask

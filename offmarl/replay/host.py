@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from offmarl import _ahead
 from offmarl.errors import OptionError
-from offmarl.replay.fields import check_extras, fields_of, finished, to_sequence
+from offmarl.replay.fields import check_extras, fields_of, finish_fields, to_sequence
 from offmarl.replay.gathering import Batch, BatchLayout, RingReader
 from offmarl.replay.rings import Mixed, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
@@ -95,7 +95,7 @@ class WindowReader:
 
     def arrays(self, starts: Int[np.ndarray, "*b"]) -> Sequence:
         """Return the windows that start at given slots, ``(*b, T, ...)``."""
-        fields = finished(self._gather(starts.ravel()).fields, self._windows)
+        fields = finish_fields(self._gather(starts.ravel()).fields, self._windows)
         return to_sequence({k: x.reshape(*starts.shape, *x.shape[1:]) for k, x in fields.items()})
 
     def each_array(self, starts: Int[np.ndarray, "k *b"]) -> list[Sequence]:
@@ -198,7 +198,7 @@ class WindowItems:
         return f"<{type(self).__name__} of {source.path}: {len(self):,} of {windows.steps} steps>"
 
 
-def stacked(starts: Iterable[Int[np.ndarray, "B"]]) -> Iterator[Int[np.ndarray, "k B"]]:
+def stack_slots(starts: Iterable[Int[np.ndarray, "B"]]) -> Iterator[Int[np.ndarray, "k B"]]:
     """Yield the slots of batches of one size together, to be gathered at once."""
     return (np.stack([*equal]) for _, equal in groupby(starts, len))
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError
-from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound
+from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound_part
 from offmarl.replay.starts import Starts, Uniform, segments
 from offmarl.types import EnvSpec
 
@@ -130,7 +130,7 @@ class SlotRings:
         if isinstance(source, Mixed):
             sources, shares = source.sources, source.shares
         slot = episode = 0
-        for number, (vault, share) in enumerate(zip(map(sound, sources), shares, strict=True)):
+        for number, (vault, share) in enumerate(zip(map(sound_part, sources), shares, strict=True)):
             numbers = episodes
             if episodes is not None and len(sources) > 1:  # the numbers within this source
                 numbers = np.asarray(episodes, np.int64) - episode

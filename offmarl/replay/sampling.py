@@ -187,7 +187,7 @@ for _name in _NAMES:
         setattr(SoundSource, _name, property(attrgetter(f"_source.{_name}")))
 
 
-def sound(source: Any) -> Any:
+def sound_part(source: Any) -> Any:
     """Return the source without steps that are not finite, to draw windows from.
 
     Warns of steps that no batch has.

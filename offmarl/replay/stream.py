@@ -23,7 +23,7 @@ from offmarl.replay.host import (
     WindowReader,
     ahead,
     parts_ahead,
-    stacked,
+    stack_slots,
 )
 from offmarl.replay.orders import BlockOrder, Order, check_start, make_order
 from offmarl.replay.rings import Mixed, Weighting
@@ -90,7 +90,7 @@ class Stream:
         stop = self._order.num_batches
         stop = first + together if stop is None else min(first + together, stop)
         starts = map(self._order.slots, range(first, stop))
-        return [batch for part in stacked(starts) for batch in self._read(part)]
+        return [batch for part in stack_slots(starts) for batch in self._read(part)]
 
     def __iter__(self) -> "Stream":
         return self

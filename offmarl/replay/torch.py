@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._imports import import_optional
-from offmarl.replay.host import GATHERED_WINDOWS, WindowItems, WindowReader, stacked
+from offmarl.replay.host import GATHERED_WINDOWS, WindowItems, WindowReader, stack_slots
 from offmarl.replay.orders import check_start, make_order
 from offmarl.replay.rings import Mixed, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
@@ -181,7 +181,7 @@ class TorchBatches(data.IterableDataset):
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
         steps = _steps(self._order.num_batches, self.start + first, stride)
         while numbers := [*islice(steps, self._together)]:
-            for starts in stacked(map(self._order.slots, numbers)):
+            for starts in stack_slots(map(self._order.slots, numbers)):
                 yield from map(_to_send, each_tensor(self._source, starts))
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from offmarl.errors import OptionError, RunError
-from offmarl.paths import distinct
+from offmarl.paths import distinct_paths
 from offmarl.report.curves import Curves, learning_curves, read_curves
 from offmarl.report.run_scores import (
     UNITS,
@@ -627,7 +627,7 @@ def compare_runs(
     RunError
         A path is no run, or the runs have no metric in common.
     """
-    all_paths = distinct(run for path in paths for run in _run_paths(path))
+    all_paths = distinct_paths(run for path in paths for run in _run_paths(path))
     if not all_paths:
         raise OptionError("no runs to compare: give the directory of at least one run.")
     foreign = [path for path in all_paths if is_foreign(path)]

@@ -14,7 +14,7 @@ patterns of `fnmatch`, and later ones take precedence::
 
 The order of precedence is: arguments that are given, the user's file, the file of the environment's
 family in this package, the defaults of the program's arguments. What was used is kept with the
-arguments (see `used`), so that a run can record it, and keep it when it is resumed.
+arguments (see `origins_of`), so that a run can record it, and keep it when it is resumed.
 """
 
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ class Used(NamedTuple):
         }
 
     def record(self) -> dict[str, Any]:
-        """Return the sources of the arguments for a run's record, which `keep` reads."""
+        """Return the sources of the arguments for a run's record, which `keep_packaged` reads."""
         return {"settings": self.sources(), "given": sorted({*self.given} - {"take_over"})}
 
     def lines(self, args: Validated) -> list[str]:
@@ -83,7 +83,7 @@ class Used(NamedTuple):
         return lines + ([f"{', '.join(replaced)} (given)"] if replaced else [])
 
 
-def used(args: Validated) -> Used:
+def origins_of(args: Validated) -> Used:
     """Return where the values of arguments came from; nothing for those made by ``Args(...)``."""
     attached: Used = vars(args).get(_ATTRIBUTE, Used({}, frozenset()))
     return attached
@@ -133,7 +133,7 @@ def package_file(env: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def keep(args: T, recorded: Mapping[str, Any]) -> T:
+def keep_packaged(args: T, recorded: Mapping[str, Any]) -> T:
     """Return arguments in which the package's settings are those that a run was started with.
 
     The package's files may have changed since. Values that are given, or that are from the user's
@@ -144,7 +144,7 @@ def keep(args: T, recorded: Mapping[str, Any]) -> T:
     before = recorded.get("settings")
     if before is None or _ATTRIBUTE not in vars(args):
         return args
-    now = used(args)
+    now = origins_of(args)
     fixed = now.given | {name for name, setting in now.settings.items() if not setting.packaged}
     hints, values = get_type_hints(type(args), include_extras=True), recorded["args"]
     fixed |= {*recorded.get("given", ())}

@@ -212,7 +212,7 @@ def split(
     VaultError
         As for `cat`.
     """
-    vault, fractions = plan.opened(source), tables.shares(fractions, validation)
+    vault, fractions = plan.open_checked(source), tables.shares(fractions, validation)
     policies = None if by is None else tables.policies_by(vault.episodes, vault.spec, by)
     parts = tables.split(len(vault), fractions, seed, vault.path, policies)
     final = store_of(path).directory
@@ -266,7 +266,7 @@ def slice(
     VaultError
         As for `cat`.
     """
-    vault = plan.opened(source)
+    vault = plan.open_checked(source)
     if by == "steps":
         pieces = time_interval(vault, *interval(start, stop, vault.length))
     else:

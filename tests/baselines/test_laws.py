@@ -13,7 +13,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.programs import DatasetStatistics, Program, ValueArgs, hyperparameters, registry
 from offmarl.programs.program import structure
-from offmarl.programs.runs.normalisation import SCALE, normalised_as, scale_of
+from offmarl.programs.runs.normalisation import SCALE, normalise_as_asked, scale_of
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence
 from tests.rollouts import sequence
 
@@ -68,7 +68,7 @@ def build(name: str, action: Any, scale: float, options: dict[str, Any]) -> tupl
     statistics = DatasetStatistics(None, {"return_scale": np.asarray(scale)})
     hyper = hyperparameters(args, {SCALE: scale_of(statistics)})
     program = module.make(spec, structure(args), statistics)
-    return normalised_as(args, program, statistics), hyper
+    return normalise_as_asked(args, program, statistics), hyper
 
 
 def windows(key: PRNGKeyArray, action: Any, reward: Array, observations: Array) -> Sequence:

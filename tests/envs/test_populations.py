@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from offmarl.envs import autoreset, make
-from offmarl.envs.sides import TeamPolicy, compose, play_side, population, slot
+from offmarl.envs.sides import TeamPolicy, compose, play_side, population, without_others
 from offmarl.errors import OptionError, UnknownNameError
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.rollout import init_rollout, meet_others, rollout
@@ -57,7 +57,7 @@ def test_another_population_compiles_nothing():
     """Of ten populations of 20, and what is recorded has the id of each drawn member."""
     rng, policy = np.random.default_rng(0), Policy(tuple, CONVENTION.act)
     sides = [response(conventions(*rng.integers(0, 2, 20))) for _ in range(10)]
-    env = autoreset(slot(sides[0]))
+    env = autoreset(without_others(sides[0]))
 
     @jax.jit
     @chex.assert_max_traces(n=1)
@@ -66,7 +66,7 @@ def test_another_population_compiles_nothing():
 
     blank = init_rollout(env, policy, jax.random.key(0), 64)
     for number, side in enumerate(sides):
-        assert slot(side) is env.env
+        assert without_others(side) is env.env
         state, steps, views = play(meet_others(side, blank), jax.random.key(number))
         chex.assert_trees_all_equal(state.others, side.others)
         steps, views = jax.tree.map(lambda x: np.asarray(x).swapaxes(0, 1), (steps, views))

@@ -28,7 +28,7 @@ from offmarl.programs.runs.continuing import (
     start_of_baseline,
 )
 from offmarl.programs.runs.dataset import DatasetStatistics, is_scale, read
-from offmarl.programs.runs.normalisation import normalised_as
+from offmarl.programs.runs.normalisation import normalise_as_asked
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
 from tests.runs import least_record
 from tests.vault.experience import make, written
@@ -55,7 +55,7 @@ def built(program, **options):
     sizes = SIZES.get(program, {"vault": "a.vlt"})
     args = program.Args(**sizes | {"hidden": 8} | options)
     data = DatasetStatistics(None, STATISTICS) if offline else ENV
-    instance = normalised_as(args, program.make(ENV.spec, structure(args), data), data)
+    instance = normalise_as_asked(args, program.make(ENV.spec, structure(args), data), data)
     state = jax.jit(instance.init)(jax.random.key(0 if offline else 1), hyperparameters(args))
     return instance, state
 

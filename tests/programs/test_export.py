@@ -17,7 +17,7 @@ from offmarl.errors import OptionError
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.programs import DatasetStatistics, LoadedPolicy, hyperparameters, registry
 from offmarl.programs.program import structure
-from offmarl.programs.runs.normalisation import normalised_as
+from offmarl.programs.runs.normalisation import normalise_as_asked
 from offmarl.types import ArraySpec, ArrayTree, Continuous, Discrete, EnvSpec, flatten_tree
 from tests.children import python
 from tests.docs.test_snippets import DOCS, snippets_of
@@ -52,7 +52,7 @@ def policy(name: str, greedy: bool) -> LoadedPolicy:
         args = baseline.Args(Path(), hidden=8)
         returns = {"returns": np.ones(6), "return_scale": np.ones(()), "scored": np.ones(6, bool)}
         source: Any = DatasetStatistics(None, returns)
-        program = normalised_as(args, baseline.make(spec, structure(args), source), source)
+        program = normalise_as_asked(args, baseline.make(spec, structure(args), source), source)
         init = partial(program.init, hyper=hyperparameters(args))
         shapes = jax.eval_shape(lambda key: program.policy_params(init(key)), key)
         rng = np.random.default_rng(0)  # without compiling `init`

@@ -15,7 +15,7 @@ from offmarl import envs, programs, vault
 from offmarl.programs import record_policy, registry
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd, read
-from offmarl.programs.runs.normalisation import SCALE, UNIT, normalised, normalised_as
+from offmarl.programs.runs.normalisation import SCALE, UNIT, normalise_as_asked, normalise_program
 from offmarl.teams import teams_of
 from offmarl.types import ArraySpec, Policy, Sequence
 from offmarl.vault.format.tables import Episodes
@@ -121,7 +121,7 @@ def test_each_part_is_normalised_alone(what):
     moments = {"observation_moments": [[1, 2, 3], [2, 2, 4]], "state_moments": [[1] * 5, [3] * 5]}
     data = statistics(**moments, return_scale=5.0)
     scaled = what == "rewards"
-    program = normalised(echo(), () if scaled else (what,), data, scale_rewards=scaled)
+    program = normalise_program(echo(), () if scaled else (what,), data, scale_rewards=scaled)
     scale = UNIT / 5.0 if scaled else 1.0
     result, metrics = program.stages[0].update(
         (), batch, KEY, Hyperparameters({SCALE: jnp.float32(scale)})
@@ -146,17 +146,19 @@ def test_data_of_other_scales_share_what_is_compiled():
     policy = program.policy(True)._replace(after_step=None)
     program = program._replace(policy=lambda _greedy: policy)
     sources = (statistics(return_scale=x, observation_moments=[[1.0], [2.0]]) for x in (5.0, 8.0))
-    first, second = (normalised(program, ("observation",), x, scale_rewards=True) for x in sources)
+    first, second = (
+        normalise_program(program, ("observation",), x, scale_rewards=True) for x in sources
+    )
     assert first.stages[0] is second.stages[0]
-    plain = normalised(program, (), statistics(return_scale=5.0), scale_rewards=True)
+    plain = normalise_program(program, (), statistics(return_scale=5.0), scale_rewards=True)
     assert plain.policy(True) is policy  # which other programs have, too
     third = statistics(observation_moments=[[1.0], [3.0]])
-    assert normalised(program, ("observation",), third).stages[0] is not first.stages[0]
+    assert normalise_program(program, ("observation",), third).stages[0] is not first.stages[0]
 
 
 def test_a_blind_program_sees_nothing_in_training_and_acting():
     batch = sequence()
-    program = normalised_as(programs.Args(Path(), blind=True), echo(), statistics())
+    program = normalise_as_asked(programs.Args(Path(), blind=True), echo(), statistics())
     out, _ = program.stages[0].update((), batch, KEY, NO_HYPER)
     assert not out.view.observation.any() and batch.view.observation.any()
     np.testing.assert_array_equal(out.view.legal_actions, batch.view.legal_actions)
@@ -169,7 +171,7 @@ def test_images_stay_as_they_are():
     data = statistics(
         **{"observation.image_moments": [0, 1], "observation.speed_moments": [[2.0], [4.0]]}
     )
-    policy = normalised(echo(), ("observation",), data).policy(True)
+    policy = normalise_program(echo(), ("observation",), data).policy(True)
     seen, *_ = policy.act((), (), {"image": image, "speed": np.ones((2, 1), np.float32)}, 0, 0)
     assert seen["image"] is image
     np.testing.assert_allclose(seen["speed"], np.full((2, 1), -0.25))
@@ -205,11 +207,11 @@ def test_a_run_stores_nothing_in_its_dataset(tmp_path):
 
 def test_only_programs_that_learn_values_scale_rewards():
     program = echo()
-    assert normalised_as(programs.Args(vault=Path()), program, None) is program
+    assert normalise_as_asked(programs.Args(vault=Path()), program, None) is program
     args = programs.ValueArgs(vault=Path())
-    assert normalised_as(args, program, statistics(return_scale=1.0)) is not program
+    assert normalise_as_asked(args, program, statistics(return_scale=1.0)) is not program
     args = programs.ValueArgs(vault=Path(), scale_rewards=False)
-    assert normalised_as(args, program, None) is program
+    assert normalise_as_asked(args, program, None) is program
 
 
 def of_returns(returns, complete=True, teams=None):

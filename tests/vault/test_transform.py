@@ -240,7 +240,7 @@ def test_the_top_are_the_best(a, tmp_path):
 def test_prefixes_of_a_matched_order_keep_the_distribution(seed, count, fraction):
     rng = np.random.default_rng(seed)
     returns = np.round(rng.normal(size=count) * rng.choice([1, 3, 100]), 1)
-    order = selection.matched(returns, returns, seed)
+    order = selection.match_returns(returns, returns, seed)
     assert sorted(order.tolist()) == list(range(count))
     prefix = order[: max(1, int(fraction * count))]
     for decile in np.quantile(returns, np.linspace(0, 1, 11)):
@@ -252,14 +252,14 @@ def test_returns_are_matched_to_those_of_others():
     """Of 900 returns in [0, 1) and 100 in [1, 2), half and half: 100 of each at most."""
     returns = np.concatenate([np.linspace(0, 0.999, 900), np.linspace(1, 1.999, 100)])
     like = np.linspace(0, 1.999, 50)
-    order = selection.matched(returns, like, 0)
+    order = selection.match_returns(returns, like, 0)
     assert len(order) == pytest.approx(200, abs=10)
     assert (returns[order] < 1).mean() == pytest.approx(0.5, abs=0.03)
     assert (returns[order[:40]] < 1).sum() == pytest.approx(20, abs=3)
-    only = selection.matched(returns, np.full(5, 0.0), 0)
+    only = selection.match_returns(returns, np.full(5, 0.0), 0)
     assert only.tolist() == [0]
     with pytest.raises(OptionError, match=r"no episode with a return from 2 to 2\.5"):
-        selection.matched(returns, np.linspace(0, 5, 50), 0)
+        selection.match_returns(returns, np.linspace(0, 5, 50), 0)
 
 
 def test_a_sample_like_another_vault(a, tmp_path):

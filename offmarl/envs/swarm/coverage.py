@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl.envs.swarm.env import Advanced, GrowingArena
-from offmarl.envs.swarm.observations import Blocks, SwarmState, sense_map, watched
+from offmarl.envs.swarm.observations import Blocks, SwarmState, sense_map, watched_cells
 
 _PATCH = {2: 5, 3: 3}
 _REWARD_SCALE = 10.0
@@ -57,11 +57,11 @@ class Coverage(GrowingArena):
         return {"staleness": state.task.staleness.mean()}
 
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> CoverageTask:
-        return CoverageTask((~watched(state.drones.position, self.side)).astype(jnp.float32))
+        return CoverageTask((~watched_cells(state.drones.position, self.side)).astype(jnp.float32))
 
     def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         aged = jnp.minimum(before.task.staleness + 1 / self.recovery_time, 1.0)
-        staleness = jnp.where(watched(moved.drones.position, self.side), 0.0, aged)
+        staleness = jnp.where(watched_cells(moved.drones.position, self.side), 0.0, aged)
         reward = jnp.full(self.num_agents, _REWARD_SCALE * (aged - staleness).mean())
         return moved._replace(task=CoverageTask(staleness)), reward, jnp.zeros((), bool)
 

@@ -115,7 +115,7 @@ def at_rest(position: Float[Array, "N D"]) -> DroneState:
     return DroneState(position, jnp.zeros_like(position), jnp.zeros(position.shape[0]))
 
 
-def rows(drones: DroneState, which: slice) -> DroneState:
+def take_drones(drones: DroneState, which: slice) -> DroneState:
     """Return some of the drones."""
     subset: DroneState = jax.tree.map(lambda part: part[which], drones)
     return subset
@@ -266,7 +266,7 @@ def to_frame(heading: Float[Array, "N"], vectors: Float[Array, "N K D"]) -> Floa
 # --------------------------------------------------------------- parts of scripted controllers
 
 
-def around(
+def steer_around(
     offset: Float[Array, "N K D"], known: Float[Array, "N K 1"], desired: Float[Array, "N D"]
 ) -> Float[Array, "N D"]:
     """Return the velocity that leads around obstacles ahead."""

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import MARKS
 from offmarl.envs.swarm import dynamics
-from offmarl.envs.swarm.dynamics import DroneState, around, length_of
+from offmarl.envs.swarm.dynamics import DroneState, length_of, steer_around
 from offmarl.envs.swarm.env import Advanced, SwarmEnv
 from offmarl.envs.swarm.neighbours import find_neighbours, find_points
 from offmarl.envs.swarm.observations import Blocks, SwarmState
@@ -159,5 +159,5 @@ class Flock(SwarmEnv):
         desired = see["beacon"][:, : self.dims] + 0.6 * apart + 0.6 * straggling * mean
         if "obstacles" in see:
             obstacles = see["obstacles"]
-            desired = desired + around(self._offsets(obstacles), obstacles[..., -1:], desired)
+            desired = desired + steer_around(self._offsets(obstacles), obstacles[..., -1:], desired)
         return 2 * desired

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import MARKS
 from offmarl.envs.swarm import dynamics
-from offmarl.envs.swarm.dynamics import around, length_of
+from offmarl.envs.swarm.dynamics import length_of, steer_around
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.observations import Blocks, SwarmState
 
@@ -114,6 +114,6 @@ class Hover(GrowingArena):
         desired = desired + 0.5 * apart
         if "obstacles" in see:
             obstacles = see["obstacles"]
-            aside = around(self._offsets(obstacles), obstacles[..., -1:], desired)
+            aside = steer_around(self._offsets(obstacles), obstacles[..., -1:], desired)
             desired = desired + aside * jnp.minimum(distance, 1.0)
         return desired

@@ -111,7 +111,7 @@ class SwarmObservations(SwarmOptions):
         return state._replace(drones=state.drones._replace(position=position, velocity=velocity))
 
     def _sense_self(self, measured: SwarmState) -> Float[Array, "N F"]:
-        drones = dynamics.rows(measured.drones, slice(self._num_acting))
+        drones = dynamics.take_drones(measured.drones, slice(self._num_acting))
         velocity = self._in_frame(drones.heading, drones.velocity[:, None])[:, 0]
         parts = [2 * drones.position / self.side - 1, velocity]
         if self.dynamics == "unicycle":
@@ -329,7 +329,7 @@ def _blur(cells: Float[Array, "*P"], size: int) -> Float[Array, "*Q"]:
     return cells / size**cells.ndim
 
 
-def watched(position: Float[Array, "N D"], side: int) -> Bool[Array, "*G"]:
+def watched_cells(position: Float[Array, "N D"], side: int) -> Bool[Array, "*G"]:
     """Return which cells a camera covers: the 2**D cells with centres nearest to each drone."""
     dims = position.shape[1]
     corner = jnp.floor(position - 0.5).astype(jnp.int32)

@@ -167,7 +167,7 @@ class Pursuit(GrowingArena):
         chasing = self.pursuers == "scripted"
         drones = self._pursuers if chasing else self._evaders
         desired = self._chase(state) if chasing else self._flee(state)
-        _, velocity, heading, attitude, spin = dynamics.rows(state.drones, drones)
+        _, velocity, heading, attitude, spin = dynamics.take_drones(state.drones, drones)
         top_speed = state.params.top_speed[drones, None]
         if attitude is not None and spin is not None:
             rotation = quadrotor.to_matrix(attitude)
@@ -206,7 +206,7 @@ class Pursuit(GrowingArena):
             evaders[nearest] - position,
             velocity[nearest],
             jnp.isfinite(near.distance),
-            apart(offsets, seen),
+            away_from(offsets, seen),
             self.side / 2 - position,
         )
 
@@ -249,7 +249,7 @@ class Pursuit(GrowingArena):
             theirs[:, 0],
             opponents[:, 0, dims : 2 * dims] + see["own"][:, dims : 2 * dims],
             opponents[:, 0, -1:] > 0,
-            apart(self._offsets(neighbours), neighbours[..., -1:] > 0),
+            away_from(self._offsets(neighbours), neighbours[..., -1:] > 0),
             self._from_arena(see["own"], home)[:, 0],
         )
         if self.evaders == "scripted":
@@ -262,7 +262,7 @@ class Pursuit(GrowingArena):
         return jnp.where(teams[:, None] == 1, away, hunt)
 
 
-def apart(offsets: Float[Array, "N K D"], seen: Bool[Array, "N K 1"]) -> Float[Array, "N D"]:
+def away_from(offsets: Float[Array, "N K D"], seen: Bool[Array, "N K 1"]) -> Float[Array, "N D"]:
     """Return the direction away from the drones at relative positions (zero if not seen)."""
     mean = offsets.sum(1) / jnp.maximum(seen.sum(1), 1)
     return -mean / jnp.maximum(jnp.sqrt(jnp.square(mean).sum(-1, keepdims=True)), 1.0)

@@ -19,7 +19,7 @@ from offmarl._mesh import DATA, by_shards, spec
 from offmarl.envs.outside import faults
 from offmarl.errors import InvalidValueError, ShapeError, VaultError
 from offmarl.networks import blank_view
-from offmarl.programs.cluster import gathered
+from offmarl.programs.cluster import gather_all
 from offmarl.replay import Replay
 from offmarl.types import (
     Continuous,
@@ -237,7 +237,7 @@ def take_chunk(capture: Capture, num_steps: int, cut: bool = False) -> StepChunk
     start = (int(capture.buffer.current_index) - num_steps) % capacity
     wraps = start + num_steps > capacity
     copied = _copy_transitions(experience.transition, start, num_steps, wraps, cut)
-    transition, is_cut = gathered(copied)
+    transition, is_cut = gather_all(copied)
     finals = copy_finals(capture, np.asarray(transition.last), start)
     return StepChunk(transition, finals, int(capture.total), np.asarray(is_cut))
 
@@ -263,7 +263,7 @@ def copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalO
         size *= 4
     indices = np.zeros((2, size), np.int32)
     indices[:, : len(row)] = row, (start + time) % capture.capacity
-    view = gathered(_copy_views(capture, *indices))
+    view = gather_all(_copy_views(capture, *indices))
     return FinalObservations(row, time, view)
 
 

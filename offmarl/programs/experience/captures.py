@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from offmarl.checkpoint import Checkpoints, Resumed
 from offmarl.errors import CheckpointError
-from offmarl.programs.cluster import arrays_from_first, gathered, is_first, on_first
+from offmarl.programs.cluster import arrays_from_first, gather_all, is_first, on_first
 from offmarl.programs.experience.buffer import Capture, copy_finals
 from offmarl.types import ArrayTree
 from offmarl.vault.storage.files import publish
@@ -66,7 +66,7 @@ class CaptureCheckpoints(Checkpoints):
         ]
         self._saved = step, new_totals
         newest = [_arrays(*pair) for pair in zip(captures, added, strict=True)]
-        small = gathered(_replace(tree, _without_steps))
+        small = gather_all(_replace(tree, _without_steps))
         if not is_first():
             return
         for number, (count, arrays) in enumerate(zip(added, newest, strict=True)):
@@ -264,7 +264,7 @@ def _newest(leaf: Array, start: int, count: int) -> NDArray[Any]:
     pieces = []
     while count:
         size = 1 << (min(count, leaf.shape[1] - start).bit_length() - 1)
-        pieces.append(np.asarray(gathered(_slice(leaf, start, size))))
+        pieces.append(np.asarray(gather_all(_slice(leaf, start, size))))
         start, count = (start + size) % leaf.shape[1], count - size
     return np.concatenate(pieces, axis=1)
 

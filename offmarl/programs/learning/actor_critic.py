@@ -130,14 +130,14 @@ def td_loss(
     shared = spec.reward == "team"
     discount_t = bootstrap_discounts(gamma, batch.terminated, shared)
     target_tm1 = td_targets(reward_scale * batch.reward, discount_t, v_t)
-    counts = valued(spec, batch)
+    counts = valued_steps(spec, batch)
     known = counts & (batch.next_known[..., None] | reward_ends(batch.terminated, shared))
     loss = squared_errors(q_tm1, target_tm1, known, batch.weight)
     errors = jnp.where(known, jnp.abs(q_tm1 - target_tm1), 0.0).max((0, -1))
     return loss, {"q": masked_mean(q_tm1[0], counts), TD_ERRORS: errors}
 
 
-def valued(spec: EnvSpec, batch: Sequence) -> Bool[Array, "B T N"]:
+def valued_steps(spec: EnvSpec, batch: Sequence) -> Bool[Array, "B T N"]:
     """Return the steps of agents whose values are learned; see `offmarl.losses.has_value`."""
     shared = spec.reward == "team"
     return batch.mask[..., None] & has_value(batch.view_tm1.alive, batch.terminated, shared)

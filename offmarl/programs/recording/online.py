@@ -20,13 +20,13 @@ from offmarl._compiling import pinned, quickly
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import PositiveInt, changed, converted, from_json
 from offmarl.envs import Environment
-from offmarl.envs.sides import one_of, slot
+from offmarl.envs.sides import one_of, without_others
 from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.evaluation import require_room_for
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.paths import local
 from offmarl.programs import registry
-from offmarl.programs.cluster import ends_with_others, gathered, is_first, join, on_first
+from offmarl.programs.cluster import ends_with_others, gather_all, is_first, join, on_first
 from offmarl.programs.experience.buffer import ChunkWriter, init_capture, make_buffer
 from offmarl.programs.program import (
     ArgsT,
@@ -81,7 +81,7 @@ from offmarl.programs.runs.sharding import (
     recorder_layout,
     shards_record,
 )
-from offmarl.programs.runs.trained import stacked
+from offmarl.programs.runs.trained import stack_seeds
 from offmarl.programs.runs.training import (
     Evaluated,
     Training,
@@ -310,7 +310,7 @@ def _recorders(
     """Return the recorders of all training seeds, which share a program."""
     assert isinstance(args, OnlineArgs)
     keep_compiled_programs()
-    blank = slot(env)
+    blank = without_others(env)
     program = build(make, env.spec, args, blank, lambda: cast(Hashable, blank))
     uniform = make_policy(PolicyConfig("random"), env.spec)
     policy = one_of((program.policy(False), uniform, program.policy(True)))
@@ -323,7 +323,7 @@ def _record(run: OnlineRecorder) -> dict[str, Any]:
         "kind": "recorder",
         **made_from(run.origin, run.env, run.source, run.layout.devices),
         "args": run.settings | {"seed": run.args.seed, "seeds": run.args.seeds},
-        **settings.used(run.args).record(),
+        **settings.origins_of(run.args).record(),
         "spec": replace(run.env.spec, extras=recording_layout(run.env, 1)[0].extras).to_json(),
         "greedy": run.program.greedy,
         "vault": None,
@@ -440,7 +440,7 @@ class _Training(Training):
         for chunks in self._chunks:
             if chunks is not None:
                 chunks.flush()
-        return {"policy": stacked(self.policies(states)), "state": list(states)}
+        return {"policy": stack_seeds(self.policies(states)), "state": list(states)}
 
     def learned(self, states: Sequence[ArrayTree]) -> Iterator[tuple[slice, ArrayTree, int]]:
         for place, state in enumerate(states):
@@ -451,7 +451,7 @@ class _Training(Training):
         policies = [self.runs[0].program.policy_params(state) for state in states]
         if self.runs[0].layout.devices == 1:
             return policies
-        return [jax.device_get(gathered(policy)) for policy in policies]  # from several meshes
+        return [jax.device_get(gather_all(policy)) for policy in policies]  # from several meshes
 
     def play_ahead(self, policies: Sequence[ArrayTree]) -> "Future[None] | None":
         if jax.process_count() > 1:
@@ -476,7 +476,7 @@ class _Training(Training):
             wins = [of_teams[0].won for of_teams in results if len(of_teams) == 1]
             if values := [np.asarray(x, np.float32) for x in wins if x is not None]:
                 metrics[won] = np.stack(values)
-        shared = stacked(gathered(policies))
+        shared = stack_seeds(gather_all(policies))
         if is_first() and done not in self._saved_policies.steps():
             self._saved_policies.save(done, {"policy": shared}, {})
         if self._recording is None:
@@ -490,7 +490,7 @@ class _Training(Training):
         last, returns = done == self.schedule.updates, evaluation[tracking.RETURN]
         copies, log = self._population.replace(done, returns, last)
         for loser, winner in copies.items():
-            gained = copy_arrays(jax.device_get(gathered(learned_fields(states[winner]))))
+            gained = copy_arrays(jax.device_get(gather_all(learned_fields(states[winner]))))
             states[loser] = place_state(states[loser]._replace(**gained), self.runs[loser].mesh)
         return evaluation | log
 

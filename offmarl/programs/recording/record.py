@@ -21,7 +21,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.config import check_seed
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
-from offmarl.envs.sides import Side, slot
+from offmarl.envs.sides import Side, without_others
 from offmarl.errors import RunError
 from offmarl.paths import below, local
 from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
@@ -217,7 +217,7 @@ class Recording:
     def program(self, groups: int) -> Program:
         """Return the policy as a program without learning, in groups of environments."""
         num_steps = chunks_of(self.steps, self.num_envs)[1]
-        return _fixed(slot(self.env), self.policy, self.num_envs, num_steps, groups)  # type: ignore[arg-type]
+        return _fixed(without_others(self.env), self.policy, self.num_envs, num_steps, groups)  # type: ignore[arg-type]
 
     @property
     def recipe(self) -> dict[str, Any]:

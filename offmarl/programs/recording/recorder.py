@@ -18,7 +18,7 @@ from offmarl.config import Role, with_role
 from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
 from offmarl.evaluation import Evaluation, returns_by_team
-from offmarl.programs.cluster import gathered, load_on_first
+from offmarl.programs.cluster import gather_all, load_on_first
 from offmarl.programs.program import OnlineArgs, Program, recorded_args, state_shapes
 from offmarl.programs.recording.sides import against_reference
 from offmarl.programs.registry import ProgramOrigin
@@ -150,7 +150,7 @@ class OnlineRecorder(NamedTuple):
 
     def play(self, params: ArrayTree, key: PRNGKeyArray) -> Evaluation:
         """Play `OnlineArgs.eval_episodes` episodes of the policy."""
-        evaluation: Evaluation = gathered(play_against(*self._play_arguments(params, key)))
+        evaluation: Evaluation = gather_all(play_against(*self._play_arguments(params, key)))
         return evaluation
 
     def returns_in(self, evaluation: Evaluation) -> Float[np.ndarray, "episodes"]:

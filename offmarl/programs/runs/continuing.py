@@ -27,7 +27,7 @@ from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.identity import fingerprint
 from offmarl.programs.runs.normalisation import UNIT
-from offmarl.programs.runs.trained import builder_of, of_seeds, stacked
+from offmarl.programs.runs.trained import builder_of, of_seeds, stack_seeds
 from offmarl.replay import Replay, Windows, load
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault
@@ -135,7 +135,7 @@ def begin_states(start: TrainingStart, program: Program, states: ArrayTree) -> A
     """Return the states of all seeds, ``(seeds, ...)``, after `TrainingStart.begin`."""
     seeds = len(jax.tree.leaves(states)[0])
     fresh = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(seeds)]
-    return stacked([start.begin(program, state, i) for i, state in enumerate(fresh)])
+    return stack_seeds([start.begin(program, state, i) for i, state in enumerate(fresh)])
 
 
 # ---------------------------------------------------------------------------------- the run
@@ -243,7 +243,7 @@ def _scale(record: Mapping[str, Any], directory: Path) -> dict[str, float]:
 def _was_given(args: Args | OnlineArgs, name: str) -> bool:
     """Whether an argument is neither its default nor from a packaged file."""
     default = next(field.default for field in fields(args) if field.name == name)
-    used, setting = settings.used(args), settings.used(args).settings.get(name)
+    used, setting = settings.origins_of(args), settings.origins_of(args).settings.get(name)
     is_default = getattr(args, name) == default if setting is None else setting.packaged
     return name in used.given or not is_default
 

@@ -15,7 +15,7 @@ from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.evaluate import Evaluator
 from offmarl.replay import SlotRings, Windows
 from offmarl.replay.blocks import BLOCK_SEED, BUFFER_BYTES, check_unweighted
-from offmarl.replay.device import fits, require_room
+from offmarl.replay.device import fits_device, require_room
 from offmarl.replay.packing import layout_of
 from offmarl.replay.priorities import IMPORTANCE, Prioritised
 from offmarl.replay.rings import Weighting
@@ -112,7 +112,7 @@ def drawing_of(
         )
     _require_room_for(args, dataset, windows)
     if kind == "auto":
-        kind = "device" if fits(rings) else "stream"
+        kind = "device" if fits_device(rings) else "stream"
     if weights is not None:
         sums = hashlib.sha256(b"".join(array.tobytes() for array in weights))
         record["weights_digest"] = sums.hexdigest()

@@ -18,10 +18,10 @@ from offmarl import envs, evaluation, tracking
 from offmarl._arrays import is_key
 from offmarl._compiling import jit_rarely_run
 from offmarl.envs.base import Environment
-from offmarl.envs.sides import one_of, others_of, slot
+from offmarl.envs.sides import one_of, others_of, without_others
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood, require_room_for
-from offmarl.programs.cluster import gathered, on_first
+from offmarl.programs.cluster import gather_all, on_first
 from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.identity import environment_source
@@ -221,20 +221,20 @@ def evaluate(
         env, modes, teams = evaluator.env, _modes(program, params), teams_of(evaluator.spec)
         ways = tuple(modes.values())
         if isinstance(env, ParallelEnvironment):
-            by_agent = _play_in_python(env, program, ways, gathered((params, keys)), episodes)
+            by_agent = _play_in_python(env, program, ways, gather_all((params, keys)), episodes)
             returns = np.stack(by_team(by_agent, teams), -1)
         else:
             policies = tuple(policy_of(program, greedy) for greedy in ways)
             rounds, size = [], evaluator.episodes  # all evaluations share a compiled program
             for number in range(-(-episodes // size)):
                 round_keys = layout.place(fold_in(keys, number) if number else keys, per_seed=True)
-                outcome = gathered(play(policies, env, layout, size, params, round_keys))
+                outcome = gather_all(play(policies, env, layout, size, params, round_keys))
                 rounds.append(evaluation.returns_by_team(env.spec, outcome))
             returns = np.concatenate(rounds, axis=2)[:, :, :episodes]
         for mode, name in enumerate(modes):
             names = enumerate(names_by_team(name, teams))
             metrics |= {metric: returns[:, mode, :, team] for team, metric in names}
-    return {name: values[:seeds] for name, values in jax.device_get(gathered(metrics)).items()}
+    return {name: values[:seeds] for name, values in jax.device_get(gather_all(metrics)).items()}
 
 
 def _play_in_python(
@@ -367,7 +367,8 @@ def place_arguments(
     env: Environment, policy: Policy, episodes: int, mesh: Mesh | None, *inputs: ArrayTree
 ) -> tuple[Any, ...]:
     """Return the arguments of `play_against` from those of `play_policy`, on the mesh's devices."""
-    return slot(env), policy, episodes, mesh, *place_shared((*inputs, others_of(env)), mesh)
+    shared = place_shared((*inputs, others_of(env)), mesh)
+    return without_others(env), policy, episodes, mesh, *shared
 
 
 @jit_rarely_run(static_argnums=(0, 1, 2, 3))
@@ -380,7 +381,7 @@ def play_against(
     key: PRNGKeyArray,
     others: ArrayTree,
 ) -> evaluation.Evaluation:
-    """Play episodes in the `slot` of an environment, whose other agents are data."""
+    """Play episodes in the `without_others` of an environment, whose other agents are data."""
     with nullcontext() if mesh is None else use_abstract_mesh(mesh.abstract_mesh):
         return evaluation.evaluate(env, policy, params, key, episodes, others)
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 from offmarl._compiling import jit_rarely_run
 from offmarl.errors import NotFiniteError
-from offmarl.programs.cluster import gathered
+from offmarl.programs.cluster import gather_all
 from offmarl.types import ArrayTree
 from offmarl.vault import Dataset, Mixture
 from offmarl.vault.format.compat import IMPOSSIBLE_ACTIONS, MEANINGS, sentences
@@ -43,8 +43,8 @@ def faults(
     """
     arrays = [(name, leaf) for name, leaf in _floats(learned) if name not in by_design]
     bad = np.zeros((len(arrays), len(seeds)), bool)
-    if arrays and not np.asarray(gathered(_are_finite(axes, [leaf for _, leaf in arrays]))).all():
-        leaves = [np.asarray(gathered(leaf)) for _, leaf in arrays]
+    if arrays and not np.asarray(gather_all(_are_finite(axes, [leaf for _, leaf in arrays]))).all():
+        leaves = [np.asarray(gather_all(leaf)) for _, leaf in arrays]
         rows = [~np.isfinite(leaf if axes else leaf[None]) for leaf in leaves]
         bad = np.stack([row.reshape(len(row), -1).any(1) for row in rows])
     by_seed: dict[int, str] = {}

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 from offmarl._compiling import in_order, quickly
 from offmarl._mesh import divide
 from offmarl.errors import OptionError
-from offmarl.programs.cluster import from_first, gathered
+from offmarl.programs.cluster import from_first, gather_all
 from offmarl.programs.program import (
     TD_ERRORS,
     Args,
@@ -32,7 +32,7 @@ from offmarl.programs.program import (
     structure,
 )
 from offmarl.programs.runs.compiling import compile_ahead
-from offmarl.programs.runs.normalisation import normalised_as
+from offmarl.programs.runs.normalisation import normalise_as_asked
 from offmarl.programs.runs.sharding import SeedLayout, map_seeds
 from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.replay.priorities import Priorities, Prioritised
@@ -67,7 +67,7 @@ def build(
     key = make, spec, type(args), shaping_values(args), identity()
     if key not in _programs and len(_programs) >= _MOST_PROGRAMS:
         del _programs[next(iter(_programs))]
-    return normalised_as(args, _programs.setdefault(key, program), source)
+    return normalise_as_asked(args, _programs.setdefault(key, program), source)
 
 
 # ---------------------------------------------------------------------------------- schedule
@@ -242,7 +242,7 @@ def updates(
         place = done, offset, count
         arguments = learned, per_seed, place, data, draws
         learned, metrics = _update(stages[stage], learners.layout, *arguments)
-        logs = jax.device_get(gathered(metrics))
+        logs = jax.device_get(gather_all(metrics))
         metrics = {name: value[:seeds, :count] for name, value in logs.items()}
         seconds = (time.monotonic() - start_time) / count
         done += count

@@ -42,13 +42,13 @@ _VALUES = ("q", "q_tot")
 Normalise = Callable[[Any], Any]
 
 
-def normalised_as(args: object, program: Program, source: Any) -> Program:
+def normalise_as_asked(args: object, program: Program, source: Any) -> Program:
     """Return a program with the normalisation that arguments ask for."""
     scaled: bool = getattr(args, SCALE, False)
     if not isinstance(args, Args) or not (args.normalise or scaled or args.blind):
         return program
     assert isinstance(source, DatasetStatistics)
-    return normalised(program, args.normalise, source, scaled, args.blind)
+    return normalise_program(program, args.normalise, source, scaled, args.blind)
 
 
 def scale_of(dataset: DatasetStatistics) -> np.float32:
@@ -56,7 +56,7 @@ def scale_of(dataset: DatasetStatistics) -> np.float32:
     return np.float32(UNIT / dataset.return_scale())
 
 
-def normalised(
+def normalise_program(
     program: Program,
     inputs: tuple[str, ...],
     dataset: DatasetStatistics,

@@ -234,14 +234,14 @@ def settle(args: ArgsT, directory: Path) -> ArgsT:
     """
     record = on_first(lambda: tracking.read_run_if_any(directory))
     # A record that another process sent has lost the marks of recorded names.
-    args = settings.keep(args, mark_names(record, str(directory / tracking.RUN_FILE)))
+    args = settings.keep_packaged(args, mark_names(record, str(directory / tracking.RUN_FILE)))
     print_sources(args)
     return args
 
 
 def print_sources(args: Validated) -> None:
     """Print where the values of arguments came from, if some are from files."""
-    for line in settings.used(args).lines(args):
+    for line in settings.origins_of(args).lines(args):
         tracking.notice(f"settings: {line}")
 
 

@@ -21,7 +21,7 @@ from offmarl.programs import registry
 from offmarl.programs.program import Program, state_shapes, structure
 from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
-from offmarl.programs.runs.normalisation import normalised_as
+from offmarl.programs.runs.normalisation import normalise_as_asked
 from offmarl.programs.runs.run import best_of
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 
@@ -160,7 +160,7 @@ def builder_of(
             source = dataset.DatasetStatistics(None, statistics)
         try:
             base = module.make(spec, structure(args), source)
-            program: Program = normalised_as(args, base, source)
+            program: Program = normalise_as_asked(args, base, source)
             state = state_shapes(program, args)
             return Built(program, jax.eval_shape(program.policy_params, state), state)
         except (TypeError, ValueError, ArithmeticError, LookupError, RuntimeError) as error:
@@ -182,7 +182,7 @@ def of_seeds(like: ArrayTree, seeds: int) -> ArrayTree:
 
 
 @jax.jit
-def stacked(trees: Sequence[ArrayTree]) -> ArrayTree:
+def stack_seeds(trees: Sequence[ArrayTree]) -> ArrayTree:
     """Return the trees of several seeds as one, with a leading axis of seeds."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 

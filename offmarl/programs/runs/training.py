@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from offmarl import tracking
 from offmarl._memory import collect_as_before
 from offmarl.errors import Stopped
-from offmarl.programs.cluster import agree, gathered, is_first
+from offmarl.programs.cluster import agree, gather_all, is_first
 from offmarl.programs.program import Args, Keep, OnlineArgs
 from offmarl.programs.runs import dataset, finite
 from offmarl.programs.runs.evaluate import summary
@@ -37,7 +37,7 @@ from offmarl.programs.runs.run import (
     open_run,
     report,
 )
-from offmarl.trackers import Trackers, give, tracked
+from offmarl.trackers import Trackers, facts_of_run, give_run
 from offmarl.types import ArrayTree
 from offmarl.vault import Dataset, Mixture
 
@@ -276,7 +276,7 @@ def carry_out(
     run.write_marl_eval(training.environment)
     run.finish()
     if is_first() and training.args.track:
-        give(training.args.track, tracked(run.directory, run.record), files=run.files())
+        give_run(training.args.track, facts_of_run(run.directory, run.record), files=run.files())
     return True
 
 
@@ -327,7 +327,7 @@ class _Journal:
         if checkpoint is None:
             self._untrained = copy_arrays(policies)  # updates donate the states
         self._playable = training.play_ahead(policies)
-        trees = (jax.device_get(gathered(tree)) for _, tree, _ in training.learned(states))
+        trees = (jax.device_get(gather_all(tree)) for _, tree, _ in training.learned(states))
         self._by_design = finite.infinities([*trees])
         tracking.cut(self._run.metrics, -1 if checkpoint is None else done * training.unit)
         if training.evaluations:

@@ -24,7 +24,7 @@ from offmarl.vault.format import compat, encoding, layout, tables, values
 from offmarl.vault.format.faults import (
     ERRORS,
     Fault,
-    merged,
+    merge_faults,
     noting,
     of_chunk,
     reason,
@@ -188,7 +188,7 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
         length=findings.length,
         chunks=findings.num_chunks,
         read_bytes=findings.read_bytes,
-        faults=tuple(_with_known_episodes(merged(faults), findings.parts)),
+        faults=tuple(_with_known_episodes(merge_faults(faults), findings.parts)),
         unchecked=tuple(dict.fromkeys(findings.unchecked)),
         skipped=() if deep else _skipped(findings, size),
         other_layout=findings.other_layout,

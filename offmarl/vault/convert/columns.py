@@ -43,7 +43,7 @@ from offmarl.vault.convert.containers import (
     plain_dtype,
     readable,
     to_slices,
-    whole,
+    written_whole,
 )
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.format import encoding, layout
@@ -78,7 +78,7 @@ def write_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pa
     columns = {name: Column(array.shape, array.dtype) for name, array in tables.items()}
     for name, leaf in _leaves(vault.spec).items():
         columns[name] = Column((vault.num_steps, *leaf.shape), leaf.dtype)
-    with whole(path) as part, npz(part, columns) as arrays:
+    with written_whole(path) as part, npz(part, columns) as arrays:
         for name, array in tables.items():
             arrays[name](array)
         _append_steps(vault, arrays, progress)
@@ -94,7 +94,7 @@ def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pat
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
     path = local(path)
-    with whole(path) as part, zarr.config.set({"array.write_empty_chunks": True}):
+    with written_whole(path) as part, zarr.config.set({"array.write_empty_chunks": True}):
         group = zarr.create_group(part, zarr_format=3, attributes={_ABOUT: _about(vault)})
 
         def create(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], shard: int) -> Any:
@@ -234,7 +234,7 @@ def _blocks(vault: Dataset, progress: Progress) -> Iterator[dict[str, NumpyArray
     dtypes = {name: leaf.dtype for name, leaf in _leaves(vault.spec).items()}
     gathered: dict[str, list[NumpyArray]] = {name: [] for name in dtypes}
     order = _order(vault)
-    for number in common.counted(order, len(order), progress):
+    for number in common.count_items(order, len(order), progress):
         arrays = encoding.to_disk(vault.episode(int(number)).transition)
         count += len(arrays["rewards"])
         for name, dtype in dtypes.items():

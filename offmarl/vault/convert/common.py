@@ -90,7 +90,7 @@ def write_vault(
     """Write a dataset to a vault, and note its faults; ``name`` is that of its source in errors."""
     # A dataset of offmarl's own keeps what its vault kept, and is compared with its digest.
     treatment, tally = "keep" if dataset.digest else treatment, Tally()
-    records = counted(dataset.records, dataset.total, progress)
+    records = count_items(dataset.records, dataset.total, progress)
     if not dataset.digest:
         records = admit(records, dataset.spec, treatment, tally)
     on_invalid: OnInvalid = "keep" if treatment == "keep" else "raise"
@@ -123,7 +123,7 @@ def _naming(source: object) -> Iterator[None]:
         raise type(error)(f"{source}: {error}") from None
 
 
-def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[Item]:
+def count_items(items: Iterable[Item], total: int, progress: Progress) -> Iterator[Item]:
     """Yield items, and report the progress after each."""
     with progress("convert", total) as advance:
         for item in items:

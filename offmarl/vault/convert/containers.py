@@ -297,7 +297,7 @@ Append = Callable[[NumpyArray], object]
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def written_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` when the block ends without an error."""
     with errors_of(path), files.built_whole(path) as part:
         yield part

@@ -13,7 +13,7 @@ import numpy as np
 from offmarl import gate
 from offmarl.errors import OptionError, VaultError
 from offmarl.gate import to_unit_range
-from offmarl.paths import expanded
+from offmarl.paths import expand_user
 from offmarl.terminal import Progress, quiet
 from offmarl.types import (
     DTYPES,
@@ -27,7 +27,7 @@ from offmarl.types import (
     map_tree,
 )
 from offmarl.vault.convert.admission import ImportedRow, to_steps
-from offmarl.vault.convert.common import Imported, check_spec, counted, with_final
+from offmarl.vault.convert.common import Imported, check_spec, count_items, with_final
 from offmarl.vault.convert.containers import (
     HDF5,
     SteadyFile,
@@ -37,7 +37,7 @@ from offmarl.vault.convert.containers import (
     plain_dtype,
     readable,
     require,
-    whole,
+    written_whole,
 )
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.format import layout
@@ -61,7 +61,7 @@ def write_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -
     home = _home()
     _check_name(name)
     _name_space(PurePath(name).parent.as_posix())
-    with whole(home / name) as part:
+    with written_whole(home / name) as part:
         part.mkdir()
         # `create_dataset_from_buffers` would write to the final place, and leave a dataset of fewer
         # episodes there if it is killed.
@@ -81,7 +81,7 @@ def write_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -
 
 def _home() -> Path:
     """Return the directory of Minari's local datasets; `VaultError` if it cannot be made."""
-    home = expanded(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets")
+    home = expand_user(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets")
     try:
         if home.parts[:1] == ("~",):
             raise FileNotFoundError("there is no home directory")
@@ -96,7 +96,7 @@ def _home() -> Path:
 
 def _buffers(vault: Dataset, file: SteadyFile, progress: Progress) -> Iterator[Any]:
     causes = vault.episodes.cause
-    episodes = counted(vault, len(causes), progress)
+    episodes = count_items(vault, len(causes), progress)
     for number, (episode, cause) in enumerate(zip(episodes, causes, strict=True)):
         yield _buffer(number, episode, cause == CAUSES[CUT])
         file.check()

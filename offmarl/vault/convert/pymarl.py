@@ -47,7 +47,7 @@ from offmarl.vault.convert.containers import (
     readable,
     require,
     to_slices,
-    whole,
+    written_whole,
 )
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.format import encoding, layout
@@ -283,8 +283,8 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
             for name, extra in spec.extras.items()
         },
     }
-    with whole(path) as part, _create(part, columns) as arrays:
-        for episode in common.counted(vault, len(lengths), progress):
+    with written_whole(path) as part, _create(part, columns) as arrays:
+        for episode in common.count_items(vault, len(lengths), progress):
             values_of = _slots(episode, rewards)
             for name, (shape, dtype) in columns.items():
                 values = values_of[name]

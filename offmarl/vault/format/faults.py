@@ -55,7 +55,7 @@ def reason(error: Exception) -> str:
     return str(error).partition(" [tensorstore_spec")[0]
 
 
-def merged(faults: Iterable[Fault]) -> list[Fault]:
+def merge_faults(faults: Iterable[Fault]) -> list[Fault]:
     """Join equal faults of consecutive steps."""
     result: list[Fault] = []
     for fault in sorted(faults, key=_place):

@@ -28,7 +28,7 @@ from offmarl.vault.format import tables
 SCHEMA_VERSION = 5
 """Its episode table has the policy of each agent; older versions have that of the first agent."""
 VECTOR_VERSION = 3
-"""This version has float32 vectors only; see `typed`."""
+"""This version has float32 vectors only; see `has_typed_leaves`."""
 READABLE_VERSIONS = (VECTOR_VERSION, 4, SCHEMA_VERSION)
 TIME_AXIS = 10**13
 """Length of the time axis of every array; stock programs append to no other length."""
@@ -165,7 +165,7 @@ class Schema:
             values = {field.name: data[field.name] for field in fields(cls)}
             schema = cls(**{**values, "spec": EnvSpec.from_json(data["spec"])})
             schema._check()
-            if typed(schema.spec) and schema.version == VECTOR_VERSION:
+            if has_typed_leaves(schema.spec) and schema.version == VECTOR_VERSION:
                 raise ValueError(f"version {data['version']} has no such leaves")
         except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
             raise VaultFormatError(
@@ -238,7 +238,7 @@ def prefix_of(name: str) -> str:
     return "" if name == BARE else f"{name}./"
 
 
-def typed(spec: EnvSpec) -> bool:
+def has_typed_leaves(spec: EnvSpec) -> bool:
     """Whether a vault of this spec has leaves that `VECTOR_VERSION` does not have."""
     return not spec.is_vector or bool(spec.extras) or spec.state_size == 0
 
@@ -399,7 +399,7 @@ load_json = partial(records.parse, error=VaultFormatError)
 """Parses a JSON object from an untrusted source, named for errors."""
 
 
-def damaged(
+def damage_error(
     path: PurePath, fault: object, kind: type[VaultFormatError] = VaultFormatError
 ) -> VaultFormatError:
     """Return the error for a damaged vault; ``fault`` may be an `offmarl.vault.Fault`."""
@@ -440,5 +440,5 @@ def unseal(sealed_values: Mapping[str, bytes], path: PurePath) -> dict[str, byte
             values[key], mark, checksum = sealed[:-_SIZE], sealed[-_SIZE:-4], sealed[-4:]
             crc32c = google_crc32c.value(values[key]).to_bytes(4, "big")
             if mark != _MARK or checksum != crc32c:
-                raise damaged(path, f"the checksum of {key} is wrong")
+                raise damage_error(path, f"the checksum of {key} is wrong")
     return values

@@ -415,7 +415,7 @@ def split(
         divided = split(len(values), shares, seed, path, unit="policies")
         return {name: np.flatnonzero(np.isin(index, part)) for name, part in divided.items()}
     edges = np.round(np.cumsum(shares)[:-1] * count).astype(int)
-    parts = np.split(shuffled(count, seed), edges)
+    parts = np.split(shuffle_episodes(count, seed), edges)
     for name, part in zip(PARTS[len(shares)], parts, strict=True):
         if not len(part):
             raise OptionError(
@@ -435,10 +435,10 @@ def hold_out(
             f"a fraction of {fraction:g} of the {count} episodes of {path} cannot be held out: "
             "give one above 0 and below 1 that leaves an episode to learn from."
         )
-    order = shuffled(count, seed=0)
+    order = shuffle_episodes(count, seed=0)
     return np.sort(order[:num_train]), np.sort(order[num_train:])
 
 
-def shuffled(count: int, seed: int) -> Int[np.ndarray, "M"]:
+def shuffle_episodes(count: int, seed: int) -> Int[np.ndarray, "M"]:
     """Return the numbers of ``count`` episodes in random order."""
     return np.random.default_rng(check_seed(seed)).permutation(count)

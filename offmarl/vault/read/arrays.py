@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl._arrays import as_items
 from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault.format.layout import NumpyArray, Schema, damaged
+from offmarl.vault.format.layout import NumpyArray, Schema, damage_error
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import WindowPlaces, put_steps
 from offmarl.vault.read.bounds import Index
@@ -352,7 +352,7 @@ class Arrays:
         grid, parts = self._vault.grids[place.name], []
         for key, value in zip(self._keys(place), values, strict=True):
             if value is None and self._vault.manifest:
-                raise damaged(self._vault.path, f"it has lost {key}")
+                raise damage_error(self._vault.path, f"it has lost {key}")
             place_of = f"{self._vault.path}: {key}"
             parts.append(grid.missing_chunk() if value is None else grid.decode(value, place_of))
         chunk = grid.join(parts)
@@ -468,7 +468,7 @@ def _check_own_length(vault: Description, schema: Schema) -> None:
         if count >= blocks * numbers:
             return
         needs = f"that takes {blocks * numbers:,} chunks of each array, and there are {count:,}"
-    raise damaged(
+    raise damage_error(
         vault.path,
         f"it says that it has {schema.rows:,} rows of {vault.length:,} steps, and {needs}; it has "
         "lost data, or its length is damaged or forged",

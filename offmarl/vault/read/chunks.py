@@ -14,7 +14,7 @@ from offmarl._arrays import as_items
 from offmarl.errors import VaultChecksumError, VaultFormatError
 from offmarl.vault.format import layout
 from offmarl.vault.format.faults import of_chunk, with_episodes
-from offmarl.vault.format.layout import Head, Leaf, NumpyArray, Schema, damaged
+from offmarl.vault.format.layout import Head, Leaf, NumpyArray, Schema, damage_error
 from offmarl.vault.format.metadata import Chunk
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import ChunkSteps, WindowPlaces, put_steps
@@ -380,7 +380,7 @@ class Checks:
             steps=(number * steps, min((number + 1) * steps, self._covered)),
         )
         fault = with_episodes(of_chunk(chunk, "its checksum is wrong"), self._episodes())
-        return damaged(self._vault.path, fault, VaultChecksumError)
+        return damage_error(self._vault.path, fault, VaultChecksumError)
 
 
 def agrees(chunk: NumpyArray, expected: int, steps: int) -> bool:

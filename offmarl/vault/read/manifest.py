@@ -13,7 +13,7 @@ import numpy as np
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault.format import encoding, layout, tables
 from offmarl.vault.format.faults import Fault, noting
-from offmarl.vault.format.layout import METADATA, Head, Leaf, NumpyArray, Schema, damaged, load_json
+from offmarl.vault.format.layout import METADATA, Head, Leaf, NumpyArray, Schema, load_json
 from offmarl.vault.format.metadata import (
     STOCK_KEYS,
     Grid,
@@ -81,7 +81,7 @@ def read_manifest(store: Store) -> Manifest | None:
     if layout.SCHEMA_KEY not in first:
         return None
     if layout.HEAD_KEY not in first:
-        raise damaged(store.path, f"it has lost {layout.HEAD_KEY}")
+        raise layout.damage_error(store.path, f"it has lost {layout.HEAD_KEY}")
     schema, head = Schema.decode(first[layout.SCHEMA_KEY]), first[layout.HEAD_KEY]
     # A writer may commit between two reads. Every commit changes the head, so it is compared.
     while True:
@@ -145,7 +145,7 @@ def read_table(
     data = b"".join(values.get_all(keys))
     size = count * dtype.itemsize
     if len(data) != size:
-        raise damaged(values.path, f"of {prefix} it has {len(data)} of {size} bytes")
+        raise layout.damage_error(values.path, f"of {prefix} it has {len(data)} of {size} bytes")
     return np.frombuffer(data, dtype)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotFoundError
-from offmarl.paths import named
+from offmarl.paths import path_of_name
 from offmarl.teams import only_or_all, teams_of
 from offmarl.vault.format import encoding, tables
 from offmarl.vault.format.faults import ERRORS, reason
@@ -55,7 +55,7 @@ def open_reader(
 
 def place_of(path: str | os.PathLike[str], single: bool = False) -> Store:
     """Resolve a path or the name of a dataset; ``single`` refuses several vaults of a name."""
-    return store_of(named(os.fspath(path), single) or path)
+    return store_of(path_of_name(os.fspath(path), single) or path)
 
 
 def locate(path: str | os.PathLike[str]) -> Store:

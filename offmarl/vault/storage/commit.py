@@ -21,7 +21,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault.format.layout import damaged, unseal
+from offmarl.vault.format.layout import damage_error, unseal
 from offmarl.vault.storage import files
 from offmarl.vault.storage.location import use_tensorstore
 from offmarl.vault.storage.store import OcdbtStore, Registered, Store
@@ -231,7 +231,7 @@ class Contents:
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys that must exist."""
         if lost := [key for key in keys if key not in self.tree.values]:
-            raise damaged(self.path, f"it has lost {lost[0]}")
+            raise damage_error(self.path, f"it has lost {lost[0]}")
         value_of = self._value if self.region else lambda key: self.start(key)()
         values = unseal({key: bytes(value_of(key)) for key in keys}, self.path)
         return [values[key] for key in keys]

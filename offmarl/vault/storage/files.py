@@ -33,7 +33,7 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.paths import no_empty_directories
-from offmarl.vault.format.layout import LOCK, damaged
+from offmarl.vault.format.layout import LOCK, damage_error
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _CUT_FILE = "Requested byte range"
@@ -127,17 +127,17 @@ def vault_error(error: ValueError | OSError, path: PurePath) -> VaultError:
     # The text after " [" is for TensorStore's developers, and may quote much of the vault.
     text = str(error).partition(" [")[0][:_MOST_TEXT]
     if "Generation mismatch" in text:
-        return conflict(path)
+        return conflict_error(path)
     if "Configuration mismatch" in text:
         return VaultError(f"{path} was replaced after it was opened: open it again.")
     if _CUT_FILE in text:
-        return damaged(path, "a data file was cut off")
+        return damage_error(path, "a data file was cut off")
     if any(sign in text for sign in _NO_ROOM):
-        return full(path)
+        return full_disk_error(path)
     return VaultError(f"{path} cannot be read or written: {text}")
 
 
-def full(path: PurePath) -> VaultFullError:
+def full_disk_error(path: PurePath) -> VaultFullError:
     """Return the error for a full disk."""
     return VaultFullError(
         f"there is no space left on the disk of {path}. Everything committed is safe and readable: "
@@ -145,7 +145,7 @@ def full(path: PurePath) -> VaultFullError:
     )
 
 
-def conflict(path: PurePath) -> VaultError:
+def conflict_error(path: PurePath) -> VaultError:
     """Return the error for a vault that was changed or moved while a writer had it open."""
     if isinstance(path, Path) and not path.exists():
         return VaultNotFoundError(
@@ -175,7 +175,7 @@ class WriterLock:
             file = FileLock(directory / LOCK)
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                raise full(directory) from error
+                raise full_disk_error(directory) from error
             raise VaultError(f"{directory} cannot be written to: {error.strerror}.") from error
         try:
             locked = file.acquire(timeout)
@@ -237,10 +237,10 @@ def built_whole(path: Path) -> Iterator[Path]:
 def refuse_existing(path: Path) -> None:
     """Raise `VaultExistsError` if anything exists at a path, even a broken link."""
     if path.exists() or path.is_symlink():
-        raise existing(path)
+        raise exists_error(path)
 
 
-def existing(path: PurePath) -> VaultExistsError:
+def exists_error(path: PurePath) -> VaultExistsError:
     """Return the error for a path where something exists."""
     return VaultExistsError(
         f"{path} already exists: choose another path, remove it, or resume it to append to the "

@@ -31,14 +31,14 @@ from offmarl.vault.format.layout import (
     MANIFEST,
     METADATA,
     UNFINISHED,
-    damaged,
+    damage_error,
     load_json,
     seal,
     unseal,
 )
 from offmarl.vault.storage import files
 from offmarl.vault.storage.bulk import DataFile, PageBlock, write_blocks
-from offmarl.vault.storage.files import WriterLock, conflict, errors_of, vault_error
+from offmarl.vault.storage.files import WriterLock, conflict_error, errors_of, vault_error
 from offmarl.vault.storage.location import (
     ARCHIVE_SUFFIX,
     BUCKETS,
@@ -166,7 +166,7 @@ class Store(ABC):
     def refuse_existing(self) -> None:
         """Raise `VaultExistsError` if a vault cannot be created because something exists."""
         if self.is_vault():
-            raise files.existing(self.path)
+            raise files.exists_error(self.path)
 
     def missing(self) -> VaultError:
         """Return the error for a place without a vault at it or below it."""
@@ -228,7 +228,7 @@ class Store(ABC):
         """Return the values of keys that must exist."""
         values = self.get_some(keys)
         if lost := [key for key in keys if key not in values]:
-            raise damaged(self.path, f"it has lost {lost[0]}")
+            raise damage_error(self.path, f"it has lost {lost[0]}")
         return [values[key] for key in keys]
 
     def drop_pages(self) -> None:
@@ -362,7 +362,7 @@ class OcdbtStore(Store):
         reads = {key: inside.read(key, if_not_equal=stamp) for key, stamp in fence.items()}
         if any(read.result().stamp.generation != fence[key] for key, read in reads.items()):
             transaction.abort()
-            raise conflict(self.path)
+            raise conflict_error(self.path)
         # TensorStore takes a bytearray too, though its types do not say so.
         sealed = cast("Mapping[str, bytes]", seal(writes))
         pending = [inside.write(key, value) for key, value in sealed.items()]

@@ -61,7 +61,7 @@ def parse_condition(condition: str, by: Unit) -> Expression:
     return expression.parse(condition, names, hints, percentiles=by == "episodes")
 
 
-def meeting(
+def take_meeting(
     sources: Sequence[LineageSource],
     condition: str,
     by: Unit,

@@ -64,11 +64,11 @@ def execute(
         if plan.keeps_rows:
             copy, named = copy or copy_rows, sources[0].named
         if named is None:
-            named = lineage.merged(selections)
+            named = lineage.merge_origins(selections)
         with progress(plan.operation, steps_of(selections, plan.keeps_rows)) as advance:
             for source, pieces in selections:
                 remap: Remap = partial(lineage.remap, source=source.named, target=named)
-                remap = unchanged if plan.keeps_rows else remap
+                remap = keep_policy_ids if plan.keeps_rows else remap
                 (copy or copy_pieces)(source.vault, pieces, writer, remap, advance)
         provenance = lineage.provenance_of(plan.operation, plan.described(), selections, named)
         writer.annotate({**provenance, **plan.provenance})
@@ -89,7 +89,7 @@ def steps_of(selections: Sequence[tuple[LineageSource, Pieces]], may_be_empty: b
     return steps
 
 
-def unchanged(ids: NumpyArray) -> NumpyArray:
+def keep_policy_ids(ids: NumpyArray) -> NumpyArray:
     """Keep policy ids, where rows are kept."""
     return ids
 
@@ -101,7 +101,7 @@ def join_rows(
     progress: Progress,
     codec: Codec | None = None,
     chunk_steps: int | None = None,
-    remap: Remap = unchanged,
+    remap: Remap = keep_policy_ids,
 ) -> None:
     """Join vaults with the same number of rows, one after the other in time.
 

@@ -148,7 +148,7 @@ def merge(present: Iterable[Named]) -> list[Named]:
     return origins
 
 
-def merged(selections: Iterable[tuple[LineageSource, Pieces]]) -> list[Named]:
+def merge_origins(selections: Iterable[tuple[LineageSource, Pieces]]) -> list[Named]:
     """Return the merged origins of selections from some sources."""
     origins: list[Named] = []
     for source, pieces in selections:

@@ -27,7 +27,7 @@ from offmarl.vault.transform.plan import (
     StrPath,
     TransformPlan,
     checked_function,
-    opened,
+    open_checked,
     take_all,
 )
 from offmarl.vault.transform.selection import Unit
@@ -48,7 +48,7 @@ def map_columns(
 ) -> None:
     """Write a vault with changed columns; see `offmarl.vault.map`."""
     mapper = checked_function(function, reward, seed)
-    vault = opened(source)
+    vault = open_checked(source)
     free_place(path)  # before anything slow
     (examined,) = examine_all([vault], progress)
     if mapper is None:

@@ -70,19 +70,17 @@ class TransformPlan(NamedTuple):
         }
 
 
-def opened(vault: AnyVault) -> Reader:
+def open_checked(vault: AnyVault) -> Reader:
     """Open a vault, checked, unless it is open."""
     return vault if isinstance(vault, Reader) else open_reader(vault)
 
 
-def opened_all(
-    vaults: AnyVault | Sequence[AnyVault], time_limit: int | None = None
-) -> list[Reader]:
+def open_all(vaults: AnyVault | Sequence[AnyVault], time_limit: int | None = None) -> list[Reader]:
     """Open one vault or several; vaults of other programs get the time limit."""
     several = [vaults] if isinstance(vaults, str | os.PathLike | Reader) else [*vaults]
     if not several:
         raise VaultError("no vaults to join: give at least one vault.")
-    readers = [opened(vault) for vault in several]
+    readers = [open_checked(vault) for vault in several]
     if time_limit is None:
         return readers
     if all(vault.native for vault in readers):
@@ -97,7 +95,7 @@ def cat(
     sources: Sequence[AnyVault], codec: Codec | None = None, time_limit: int | None = None
 ) -> TransformPlan:
     """Plan `offmarl.vault.cat`."""
-    return TransformPlan("cat", opened_all(sources, time_limit), take_all, codec=codec)
+    return TransformPlan("cat", open_all(sources, time_limit), take_all, codec=codec)
 
 
 def filter(
@@ -110,12 +108,10 @@ def filter(
     conditions.parse_condition(condition, by)  # before anything slow
 
     def select(sources: Sequence[LineageSource], within: Sequence[Pieces] | None) -> list[Pieces]:
-        return conditions.meeting(sources, condition, by, within if by == "steps" else None)
+        return conditions.take_meeting(sources, condition, by, within if by == "steps" else None)
 
     arguments, of_steps = {"condition": condition, "by": by}, by == "steps"
-    return TransformPlan(
-        "filter", opened_all(source), select, arguments, codec, reads_steps=of_steps
-    )
+    return TransformPlan("filter", open_all(source), select, arguments, codec, reads_steps=of_steps)
 
 
 def sample(
@@ -130,8 +126,8 @@ def sample(
 ) -> TransformPlan:
     """Plan `offmarl.vault.sample`."""
     selection.check_amount(steps, episodes, top, match_returns, like is not None)
-    vaults = opened_all(source)
-    models = vaults if like is None and match_returns else [opened(like)] if like else []
+    vaults = open_all(source)
+    models = vaults if like is None and match_returns else [open_checked(like)] if like else []
 
     def select(*_: object) -> list[Pieces]:
         pool = Pool(vaults)
@@ -139,9 +135,9 @@ def sample(
             best = pool.scored[np.argsort(-pool.returns, kind="stable")]  # ties keep their order
             return pool.whole(best[: max(1, round(top * len(best)))])
         if models:
-            order = pool.scored[selection.matched(pool.returns, Pool(models).returns, seed)]
+            order = pool.scored[selection.match_returns(pool.returns, Pool(models).returns, seed)]
         else:
-            order = tables.shuffled(len(pool.length), seed)
+            order = tables.shuffle_episodes(len(pool.length), seed)
         return selection.take_first(pool, order, steps, episodes)
 
     arguments = {"steps": steps, "episodes": episodes, "top": top, "seed": seed}
@@ -150,7 +146,7 @@ def sample(
 
 def dedup(source: AnyVault, codec: Codec | None, progress: Progress) -> TransformPlan:
     """Plan `offmarl.vault.dedup`."""
-    vault = opened(source)
+    vault = open_checked(source)
 
     def select(*_: object) -> list[Pieces]:
         with progress("compare", vault.num_steps) as advance:
@@ -170,7 +166,7 @@ def recode(
     keeps_rows: bool = False,
 ) -> TransformPlan:
     """Plan `offmarl.vault.recode`, by default with the layout "stream"."""
-    vaults = opened_all(source, time_limit)
+    vaults = open_all(source, time_limit)
     if keeps_rows and len(vaults) > 1:
         raise OptionError("the rows of several vaults cannot be kept: give --layout stream.")
     layout = "rows" if keeps_rows else "stream"
@@ -191,7 +187,7 @@ def map(
     mapper = checked_function(function, reward, seed)
     arguments: dict[str, Any] = {"reward": reward, "by": by, "seed": seed}
     arguments |= {} if mapper is None else {"function": mapper.name, "sha256": mapper.sha256}
-    return TransformPlan("map", opened_all(source), take_all, arguments)
+    return TransformPlan("map", open_all(source), take_all, arguments)
 
 
 def checked_function(function: Any, reward: str | None, seed: int) -> Function | None:

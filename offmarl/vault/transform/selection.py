@@ -119,7 +119,9 @@ class Pool:
 # ---------------------------------------------------------------------------------- samples
 
 
-def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed: int) -> Order:
+def match_returns(
+    returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed: int
+) -> Order:
     """Order episodes so that every prefix has returns distributed as ``like``.
 
     The deciles of ``like`` bound ten strata, fewer where deciles are equal. Every prefix takes

@@ -7,7 +7,7 @@ import numpy as np
 
 from offmarl.errors import VaultFormatError
 from offmarl.vault.format import layout
-from offmarl.vault.format.layout import NumpyArray, damaged
+from offmarl.vault.format.layout import NumpyArray, damage_error
 from offmarl.vault.format.metadata import own_grids
 from offmarl.vault.storage.bulk import PageBlock, allocate
 from offmarl.vault.storage.store import Store
@@ -107,13 +107,13 @@ class ChunkBuffer:
             try:
                 chunk = grids[name].decode(value, key)
             except VaultFormatError as error:
-                raise damaged(store.path, str(error).removesuffix(".")) from error
+                raise damage_error(store.path, str(error).removesuffix(".")) from error
             array[:, : self._filled] = chunk[:, : self._filled]
         if self._schema.codec == "raw":
             (expected,) = store.get_all([layout.checksums_key(self._number)])
             sound = _agree(values, expected) | _agree(self._chunk.values(), expected)
             if not sound.all():
-                raise damaged(store.path, f"its checksum is wrong, of {keys[sound.argmin()]}")
+                raise damage_error(store.path, f"its checksum is wrong, of {keys[sound.argmin()]}")
 
     def put(self, arrays: Mapping[str, NumpyArray]) -> None:
         """Copy ``(rows, T, ...)`` steps in, and stage each chunk that is full."""

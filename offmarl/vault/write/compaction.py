@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from offmarl._ahead import ahead, depth_of
 from offmarl.vault.check.verification import examine
-from offmarl.vault.format.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, damaged, unseal
+from offmarl.vault.format.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, damage_error, unseal
 from offmarl.vault.read.open import locate
 from offmarl.vault.storage import commit
 from offmarl.vault.storage.commit import Contents, ValueLocation
-from offmarl.vault.storage.files import conflict, errors_of
+from offmarl.vault.storage.files import conflict_error, errors_of
 from offmarl.vault.storage.store import Directory, Store
 
 REBUILT = ".rebuilt"
@@ -71,7 +71,7 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
         before, manifest = _usage(directory), store.files.read(MANIFEST).result()
         verification = examine(store, deep=False)
         if not verification.sound:
-            raise damaged(directory, verification.faults[0])
+            raise damage_error(directory, verification.faults[0])
         contents = Contents.of(store)
         _rewrite(store, contents, contents.tree.values, manifest.stamp)
         after = _usage(directory)
@@ -116,14 +116,14 @@ def _rewrite(store: Directory, contents: Contents, keys: Collection[str], stamp:
         done = files.write(MANIFEST, content, if_equal=stamp.generation).result()
         now = files.read(MANIFEST, if_not_equal=done.generation).result()
         if now.state != "unspecified":
-            raise conflict(store.path)
+            raise conflict_error(store.path)
 
 
 def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str]:
     """Return the keys whose values are in files with much unused space."""
     tree = contents.tree
     if tree.lost:
-        raise damaged(contents.path, tree.lost[0])
+        raise damage_error(contents.path, tree.lost[0])
     share = {file: tree.live_bytes.get(file, 0) / max(size, 1) for file, size in sizes.items()}
     wasteful, moved_bytes = set(), 0
     for file in sorted(share, key=lambda file: share[file]):

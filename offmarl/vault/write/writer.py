@@ -24,7 +24,7 @@ from offmarl.vault.format.values import OnInvalid, RecordPosition
 from offmarl.vault.read.manifest import Manifest
 from offmarl.vault.read.open import locate
 from offmarl.vault.read.reader import Reader
-from offmarl.vault.storage.files import WriterLock, conflict, errors_of
+from offmarl.vault.storage.files import WriterLock, conflict_error, errors_of
 from offmarl.vault.storage.store import Directory, Pending, Store
 from offmarl.vault.write import index
 from offmarl.vault.write.chunks import ChunkBuffer, Staged, Value
@@ -365,7 +365,7 @@ class Writer:
         keys = (layout.INDEX_KEY, self._schema.chunk_key("rewards", 0, chunk))
         (stored_index, *_), stamps = self.store.stamps(keys)
         if layout.decode_index(stored_index) != expected:
-            raise conflict(self.path)
+            raise conflict_error(self.path)
         return dict(zip(keys, stamps, strict=True))
 
     def _check_open(self) -> None:

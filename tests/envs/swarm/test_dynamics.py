@@ -108,7 +108,7 @@ def test_the_way_around_an_obstacle_by_hand():
     offset = jnp.asarray([[radius + 0.5, 0.0], [0.0, radius], [radius + 1.5, 0.0], [1.0, 0.0]])
     mask = jnp.asarray([1.0, 1.0, 1.0, 0.0])[:, None, None]
     desired = jnp.asarray([[2.0, 1.0], [1.0, -3.0], [2.0, 0.0], [2.0, 0.0]])
-    velocity = motion.around(offset[:, None], mask, desired)
+    velocity = motion.steer_around(offset[:, None], mask, desired)
     np.testing.assert_allclose(velocity, [[-2.2, 0], [0, -1], [0, 0], [0, 0]], atol=1e-6)
 
 

@@ -41,7 +41,7 @@ def test_the_map_is_sharp_nearby_and_blurred_further_out(size, position):
 
 
 def test_a_camera_watches_the_nearest_cells_in_any_dimension():
-    watched = jax.jit(observations.watched, static_argnums=1)
+    watched = jax.jit(observations.watched_cells, static_argnums=1)
     flat = watched(jnp.asarray([[2.25, 3.75]]), SIDE)
     assert np.argwhere(flat).tolist() == [[1, 3], [1, 4], [2, 3], [2, 4]]
     assert watched(jnp.full((1, 3), 4.0), SIDE).sum() == 8

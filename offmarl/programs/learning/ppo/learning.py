@@ -276,7 +276,7 @@ def begins(last: Bool[Array, "T E"]) -> Bool[Array, "T E"]:
 # ---------------------------------------------------------------------------------- off-policy
 
 
-def acting(state: State, lag: int) -> tuple[ArrayTree, ArrayTree]:
+def acting_params(state: State, lag: int) -> tuple[ArrayTree, ArrayTree]:
     """Return the actor's parameters of ``lag`` updates ago, or the first, and the next `behind`."""
     now = state.params.actor
     if not lag:
@@ -303,7 +303,7 @@ def ratios(
 # ---------------------------------------------------------------------------------- windows
 
 
-def cut(tree: ArrayTree, length: int) -> ArrayTree:
+def cut_windows(tree: ArrayTree, length: int) -> ArrayTree:
     """Cut steps ``(T, E, ...)`` into windows ``(length, T / length * E, ...)``."""
 
     def cut_leaf(leaf: Array) -> Array:
@@ -314,7 +314,7 @@ def cut(tree: ArrayTree, length: int) -> ArrayTree:
     return jax.tree.map(cut_leaf, tree)
 
 
-def starts(carry: ArrayTree, carries: ArrayTree, length: int) -> ArrayTree:
+def start_carries(carry: ArrayTree, carries: ArrayTree, length: int) -> ArrayTree:
     """Return the memory at the start of each window, ``(T / length * E, ...)``.
 
     ``carry`` is the one before the first step, and ``carries`` are those after each step, ``(T, E,
@@ -332,7 +332,7 @@ def window_carries(
     networks: Networks, state: State, transitions: Transition, carries: ArrayTree, length: int
 ) -> ActorCritic:
     """Return the memory that both networks had in the rollout at the start of each window."""
-    critic, actor = starts(state.critic_carry, carries, length), state.rollout.carry
+    critic, actor = start_carries(state.critic_carry, carries, length), state.rollout.carry
     if length < transitions.last.shape[0]:
         _, during = networks.actor.apply(
             state.params.actor,
@@ -341,7 +341,7 @@ def window_carries(
             actor,
             method="unroll",
         )
-        actor = starts(actor, during, length)
+        actor = start_carries(actor, during, length)
     return ActorCritic(actor, critic)
 
 

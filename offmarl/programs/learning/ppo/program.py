@@ -33,9 +33,9 @@ from offmarl.programs.learning.ppo.learning import (
     Networks,
     RolloutWindows,
     State,
-    acting,
+    acting_params,
     begins,
-    cut,
+    cut_windows,
     estimate,
     learn,
     normalise_targets,
@@ -117,7 +117,7 @@ def make_program(
         progress = training_progress(
             state.iteration, args.total_steps, args.num_envs, args.num_steps
         )
-        actor, behind = acting(state, lag)
+        actor, behind = acting_params(state, lag)
         after, transitions, next_views, shaping = rollout_shaped(
             env,
             policy,
@@ -155,7 +155,7 @@ def make_program(
             behind=behind,
         )
         state, learn_metrics = learn(
-            networks, args, hyper, state, cut(batch, length), carry, progress, learn_key
+            networks, args, hyper, state, cut_windows(batch, length), carry, progress, learn_key
         )
         return state, metrics | learn_metrics
 
