@@ -38,7 +38,7 @@ from offmarl.programs.learning.offline_actor_critic import (
     actor_critic_program,
     conservative_critic_loss,
     make_networks,
-    usable,
+    usable_entries,
 )
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -65,7 +65,7 @@ def actor_loss(
     pi, q = networks.own_values(actor, critics, batch)
     view = batch.view_tm1
     mask = batch.mask[..., None] & view.alive
-    squares = masked_mean(pi**2, mask[..., None] & usable(view), batch.weight)
+    squares = masked_mean(pi**2, mask[..., None] & usable_entries(view), batch.weight)
     loss = hyper.regularise * squares - masked_mean(q, mask, batch.weight)
     return loss, {"policy_loss": loss}
 

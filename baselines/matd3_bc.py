@@ -41,7 +41,7 @@ from offmarl.programs.learning.offline_actor_critic import (
     critic_loss,
     data_action,
     make_networks,
-    usable,
+    usable_entries,
 )
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -80,7 +80,7 @@ def actor_loss(
     mask = batch.mask[..., None] & view.alive
     size = jax.lax.stop_gradient(masked_mean(jnp.abs(q), mask))
     value = masked_mean(q, mask, batch.weight) / jnp.maximum(size, 1e-6)
-    entries = mask[..., None] & usable(view)
+    entries = mask[..., None] & usable_entries(view)
     imitation = masked_mean((pi - data_action(batch)) ** 2, entries, batch.weight)
     loss = imitation - hyper.alpha * value
     return loss, {"policy_loss": loss, "imitation_loss": imitation}

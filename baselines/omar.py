@@ -50,7 +50,7 @@ from offmarl.programs.learning.offline_actor_critic import (
     conservative_critic_loss,
     data_action,
     make_networks,
-    usable,
+    usable_entries,
 )
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -133,10 +133,10 @@ def actor_loss(
         return networks.values(critics, view, action, actions).min(0)
 
     sizes = args.search_rounds, args.search_samples
-    best, q_best = search(key, values, usable(view), *sizes, hyper.search_std)
+    best, q_best = search(key, values, usable_entries(view), *sizes, hyper.search_std)
     a_hat = jax.lax.stop_gradient(jnp.where((q_best > q)[..., None], best, pi))
     mask = batch.mask[..., None] & view.alive
-    entries = mask[..., None] & usable(view)
+    entries = mask[..., None] & usable_entries(view)
     imitation = masked_mean((pi - a_hat) ** 2, entries, batch.weight)
     weight = hyper.search_weight
     loss = weight * imitation - (1 - weight) * masked_mean(q, mask, batch.weight)

@@ -89,7 +89,7 @@ def end_if_abandoned() -> None:
         raise CancelledError
 
 
-def briefly(work: Callable[[], _Work], name: str, seconds: float) -> _Work:
+def call_briefly(work: Callable[[], _Work], name: str, seconds: float) -> _Work:
     """Return what work that may hang returns; `TimeoutError` after so many seconds."""
     done = in_thread(work, name, awaited=False)
     wait([done], seconds)
@@ -118,7 +118,7 @@ def unreachable(url: str, seconds: float) -> str:
         socket.create_connection((address.hostname or "", port), seconds).close()
 
     try:
-        briefly(attempt, "offmarl-reach", seconds)
+        call_briefly(attempt, "offmarl-reach", seconds)
     except (OSError, ValueError) as error:
         return getattr(error, "strerror", None) or str(error)
     return ""

@@ -94,8 +94,8 @@ _alone = ContextVar("nobody else writes", default=False)
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Let `writing` take over locks in the block, because another lock guards its work."""
+def take_over_locks() -> Iterator[None]:
+    """Let `hold_lock` take over locks in the block, because another lock guards its work."""
     token = _alone.set(True)
     try:
         yield
@@ -104,7 +104,7 @@ def alone() -> Iterator[None]:
 
 
 @contextmanager
-def writing(lock: Path, target: Path, take_over: bool = False) -> Iterator[None]:
+def hold_lock(lock: Path, target: Path, take_over: bool = False) -> Iterator[None]:
     """Hold the lock of a file or directory to write, while the block runs.
 
     The lock's file names its holder. The lock of a process that has died is taken over. On some

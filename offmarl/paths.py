@@ -91,7 +91,7 @@ def kind_of(path: Path, kinds: Collection[str], what: str) -> str:
     return kind
 
 
-def cache(name: str) -> Path | None:
+def cache_directory(name: str) -> Path | None:
     """Return the directory ``~/.cache/offmarl/name``, which need not exist.
 
     ``XDG_CACHE_HOME`` replaces ``~/.cache``. None for a user without a home directory.
@@ -123,7 +123,7 @@ _UNUSUAL = re.compile(r"[^\w .,:;=+@%()\[\]!-]")
 """Characters that are not allowed in file names taken from data."""
 
 
-def below(*names: str, option: str) -> Path:
+def safe_path(*names: str, option: str) -> Path:
     """Return a safe relative path made of names from data; it never leads upward.
 
     Slashes separate directories. Empty parts, leading dots and unusual characters are removed or

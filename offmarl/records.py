@@ -158,7 +158,7 @@ class PolicyCard(Struct, frozen=True):
     licence: Text
 
 
-def checked(data: Any, kind: type[T], where: str, error: type[OffmarlError]) -> T:
+def as_type(data: Any, kind: type[T], where: str, error: type[OffmarlError]) -> T:
     """Return data of a file as a type; ``error`` names the file ``where``, and the field."""
     try:
         return msgspec.convert(data, kind)

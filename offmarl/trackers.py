@@ -34,7 +34,7 @@ from urllib.parse import SplitResult, urlsplit
 import numpy as np
 
 from offmarl import tracking
-from offmarl._ahead import briefly, unreachable
+from offmarl._ahead import call_briefly, unreachable
 from offmarl._imports import import_optional
 from offmarl.errors import MissingExtraError, OffmarlError, RunError, unknown_name
 from offmarl.paths import expand_user
@@ -118,7 +118,7 @@ class Trackers:
 
     ``names`` are such as "tensorboard" or "mlflow=sqlite:///runs.db", ``record`` is the content of
     ``run.json``. The JSON lines in the directory end at the checkpoint that the run continues from.
-    Raises what `check` raises.
+    Raises what `check_trackers` raises.
     """
 
     def __init__(self, names: Iterable[str], directory: Path, record: Mapping[str, Any]):
@@ -126,7 +126,7 @@ class Trackers:
         self._single = len(record["seeds"]) == 1
         self._open: dict[str, Tracker] = {}
         self._patience: dict[str, _Patience] = {}
-        check(names)
+        check_trackers(names)
         for text in names:
             with _opening(text), _quiet():
                 self._make(text, facts_of_run(directory, record))
@@ -182,7 +182,7 @@ class Trackers:
             yield step, dict(_scalars(same, self._single))
 
 
-def check(names: Iterable[str]) -> None:
+def check_trackers(names: Iterable[str]) -> None:
     """Raise an error if a tracker cannot be used.
 
     `UnknownNameError` if there is none of that name, `MissingExtraError` if its package is not
@@ -292,7 +292,7 @@ class _Patience:
         """Return what work returns in a thread; `TimeoutError` if it goes on for too long."""
         start = time.monotonic()
         try:
-            return briefly(work, "offmarl-tracker", self._left)
+            return call_briefly(work, "offmarl-tracker", self._left)
         finally:
             remaining = max(start + self._left - time.monotonic(), 0)
             self._left = min(remaining + 0.5, self._most)

@@ -109,7 +109,7 @@ def read_run(directory: Path) -> dict[str, Any]:
     """Return the content of ``run.json`` in a run's directory; `RunError` if that fails."""
     data, file = read_json(directory, RUN_FILE), str(directory / RUN_FILE)
     with _way_out(directory):
-        records.checked(data, records.RunRecord, file, RunError)
+        records.as_type(data, records.RunRecord, file, RunError)
         try:
             EnvSpec.from_json(data["spec"])
             record: dict[str, Any] = records.mark_names(data, file)

@@ -510,7 +510,7 @@ class EnvSpec:
 
         The name cannot make `offmarl.envs.make` import code.
         """
-        records.checked(data, records.Spec, "the spec", ShapeError)
+        records.as_type(data, records.Spec, "the spec", ShapeError)
         ((kind, size),) = data["action"].items()
         action = {"discrete": Discrete, "continuous": Continuous}[kind](size)
         fields: dict[str, Any] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offmarl._lock import FileLock, alone, writing
+from offmarl._lock import FileLock, hold_lock, take_over_locks
 from offmarl.errors import RunError
 
 HOLD = """
@@ -45,7 +45,7 @@ def forge(lock, **changes):
 
 def test_only_one_writes_and_the_others_learn_who(lock, holder):
     message = rf"^result is being written by process {holder.pid} on {socket.gethostname()}, for "
-    with pytest.raises(RunError, match=message), writing(lock, Path("result"), take_over=True):
+    with pytest.raises(RunError, match=message), hold_lock(lock, Path("result"), take_over=True):
         pass
     assert json.loads(lock.read_text())["process"] == holder.pid
 
@@ -54,14 +54,14 @@ def test_only_one_writes_and_the_others_learn_who(lock, holder):
 def test_a_dead_process_of_this_machine_is_taken_over(lock, holder, signum):
     holder.send_signal(signum)
     holder.wait()
-    with writing(lock, Path("result")):
+    with hold_lock(lock, Path("result")):
         assert json.loads(lock.read_text())["process"] == os.getpid()
     assert not lock.exists()
 
 
 def test_a_lock_ends_with_its_block_and_nothing_stays(lock):
-    with pytest.raises(KeyError), writing(lock, lock.parent):
-        with pytest.raises(RunError, match=f"process {os.getpid()}"), writing(lock, lock.parent):
+    with pytest.raises(KeyError), hold_lock(lock, lock.parent):
+        with pytest.raises(RunError, match=f"process {os.getpid()}"), hold_lock(lock, lock.parent):
             pass
         raise KeyError
     assert list(lock.parent.iterdir()) == []
@@ -74,17 +74,17 @@ def test_a_process_of_another_machine_is_taken_over_by_a_person(lock):
     metrics.touch()
     os.utime(metrics, (3600 * 5, 3600 * 5))
     message = r"process 7 on elsewhere, which has shown no sign of life for \d+ days.* --take-over"
-    with pytest.raises(RunError, match=message), writing(lock, lock.parent):
+    with pytest.raises(RunError, match=message), hold_lock(lock, lock.parent):
         pass
     assert json.loads(lock.read_text())["host"] == "elsewhere"
-    with writing(lock, lock.parent, take_over=True):
+    with hold_lock(lock, lock.parent, take_over=True):
         assert json.loads(lock.read_text())["host"] == socket.gethostname()
     assert not lock.exists()
 
 
 def test_a_task_takes_over_by_itself(lock):
     forge(lock)
-    with alone(), writing(lock, lock.parent):
+    with take_over_locks(), hold_lock(lock, lock.parent):
         pass
 
 
@@ -93,15 +93,15 @@ def test_the_age_of_a_file_is_that_of_the_files_of_its_name(tmp_path):
     forge(lock)
     os.utime(lock, (0, 0))
     (tmp_path / "other.db").touch()
-    with pytest.raises(RunError, match=r"for \d{3,} days"), writing(lock, file):
+    with pytest.raises(RunError, match=r"for \d{3,} days"), hold_lock(lock, file):
         pass
     (tmp_path / "t.db").touch()
-    with pytest.raises(RunError, match=r"for \d s"), writing(lock, file):
+    with pytest.raises(RunError, match=r"for \d s"), hold_lock(lock, file):
         pass
 
 
 def test_a_lock_that_was_taken_over_stays(lock):
-    with writing(lock, lock.parent):
+    with hold_lock(lock, lock.parent):
         forge(lock)
     assert json.loads(lock.read_text())["host"] == "elsewhere"
 
@@ -112,7 +112,7 @@ def test_a_lock_that_was_taken_over_stays(lock):
 def test_a_text_that_names_nobody_is_that_of_no_lock(lock, text):
     lock.parent.mkdir()
     lock.write_text(text)
-    with writing(lock, lock.parent):
+    with hold_lock(lock, lock.parent):
         pass
 
 
@@ -127,7 +127,7 @@ def test_while_a_lock_is_removed_the_next_one_is_taken(lock, monkeypatch):
         return acquire(self, timeout)
 
     monkeypatch.setattr(FileLock, "acquire", late)
-    with writing(lock, lock.parent):
+    with hold_lock(lock, lock.parent):
         assert json.loads(lock.read_text())["process"] == os.getpid()
 
 
@@ -136,11 +136,11 @@ def test_without_flock_a_live_process_is_respected(lock, holder, monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(FileLock, "acquire", missing)
-    with pytest.raises(RunError, match=f"process {holder.pid}"), writing(lock, lock.parent):
+    with pytest.raises(RunError, match=f"process {holder.pid}"), hold_lock(lock, lock.parent):
         pass
     holder.kill()
     holder.wait()
-    with writing(lock, lock.parent):
+    with hold_lock(lock, lock.parent):
         pass
 
 
@@ -152,6 +152,6 @@ def test_a_lock_is_a_file(lock, tmp_path, kind):
     {"link": lambda: lock.symlink_to(other), "pipe": lambda: os.mkfifo(lock)}.get(
         kind, lock.mkdir
     )()
-    with pytest.raises(RunError, match="cannot be written to"), writing(lock, lock.parent):
+    with pytest.raises(RunError, match="cannot be written to"), hold_lock(lock, lock.parent):
         pass
     assert other.read_text() == "text"

@@ -210,7 +210,7 @@ def test_trackers_that_do_not_exist_or_are_not_installed_are_named(place, monkey
         opened(place, "tensorbord")
     monkeypatch.setattr(KINDS["wandb"], "module", "offmarl_absent")
     with pytest.raises(MissingExtraError, match=r"pip install 'offmarl\[wandb\]'"):
-        trackers.check(["wandb=project"])
+        trackers.check_trackers(["wandb=project"])
 
 
 class _Broken(trackers.Tracker):
@@ -279,7 +279,7 @@ def remote(monkeypatch):
 @pytest.mark.parametrize("host", ["127.0.0.1:9", "offmarl.invalid:80", "127.0.0.1:99999"])
 def test_a_server_that_is_not_there_is_found_before_a_training(remote, host):
     with pytest.raises(RunError, match=f"remote=http://{host} cannot be opened.* start its server"):
-        trackers.check([f"remote=http://{host}"])
+        trackers.check_trackers([f"remote=http://{host}"])
 
 
 def test_a_server_that_never_answers_is_an_error_soon(remote, server, place):

@@ -20,7 +20,7 @@ from importlib import import_module
 from inspect import cleandoc
 from typing import Any
 
-from offmarl._ahead import briefly
+from offmarl._ahead import call_briefly
 from offmarl._memory import collect_rarely
 from offmarl._version import __version__
 from offmarl.cli import output
@@ -184,7 +184,7 @@ def _end_by_signal(signum: int) -> None:
     """
     if _has_other_processes():
         with suppress(Exception):
-            briefly(sys.modules["jax"].distributed.shutdown, "offmarl-leave", _LEAVE_SECONDS)
+            call_briefly(sys.modules["jax"].distributed.shutdown, "offmarl-leave", _LEAVE_SECONDS)
     signal.signal(signum, signal.SIG_DFL)
     signal.raise_signal(signum)
 

@@ -55,7 +55,7 @@ def hide_credentials_in(arguments: Iterable[str]) -> None:
                 _credentials.append(url.partition("://")[2].lstrip("/").rpartition("@")[0] + "@")
 
 
-def hidden(text: str) -> str:
+def mask_credentials(text: str) -> str:
     """Return text with the credentials that the arguments contain replaced by ``***``."""
     for secret in _credentials:
         text = text.replace(secret, "***@")
@@ -76,7 +76,7 @@ class Report(NamedTuple):
 def show(report: Report, as_json: bool, following: str = "") -> None:
     """Print a report on standard output, and for people what follows it."""
     if as_json:
-        _out.out(hidden(to_json(report.data, indent=2)))
+        _out.out(mask_credentials(to_json(report.data, indent=2)))
     else:
         # A word that is longer than a line stays whole, as a path that users copy.
         text = Group(report.text, as_is(f"\nNext: {following}")) if following else report.text
@@ -91,7 +91,7 @@ class _Printable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         for text, style, control in console.render(self._content, options):
-            yield Segment(text if control else printable(hidden(text)), style, control)
+            yield Segment(text if control else printable(mask_credentials(text)), style, control)
 
 
 def show_error(error: BaseException, as_json: bool) -> None:
@@ -100,8 +100,8 @@ def show_error(error: BaseException, as_json: bool) -> None:
     if as_json:
         data = {"error": {"type": type(error).__name__, "message": text}}
         with suppress(OSError):  # of a full disk, which standard error tells
-            return _out.out(hidden(to_json(data, indent=2)))
-    message = printable(hidden(text))
+            return _out.out(mask_credentials(to_json(data, indent=2)))
+    message = printable(mask_credentials(text))
     return _err.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
 
 
@@ -122,7 +122,7 @@ def _advice(error: BaseException) -> str:
 
 def ask(question: str) -> bool:
     """Ask on standard error, and return whether the answer is yes; end of input means no."""
-    _err.print(Text(f"{printable(hidden(question))} [y/N] "), end="", soft_wrap=True)
+    _err.print(Text(f"{printable(mask_credentials(question))} [y/N] "), end="", soft_wrap=True)
     try:
         return input().strip().lower() in ("y", "yes")
     except EOFError:
@@ -131,7 +131,7 @@ def ask(question: str) -> bool:
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning on standard error; replaces ``warnings.showwarning``."""
-    text = printable(hidden(str(message)))
+    text = printable(mask_credentials(str(message)))
     _err.print(Text.assemble(("warning: ", "bold yellow"), (text, "yellow")), soft_wrap=True)
 
 
@@ -140,7 +140,7 @@ def show_interrupt(interrupt: KeyboardInterrupt, as_json: bool = False) -> None:
     message = str(interrupt) or "stopped: repeat the command to finish it."
     if as_json:
         show_error(KeyboardInterrupt(message), as_json)
-    _err.print(printable(hidden(message)), style="yellow", markup=False, soft_wrap=True)
+    _err.print(printable(mask_credentials(message)), style="yellow", markup=False, soft_wrap=True)
 
 
 def overview(groups: Mapping[str, Mapping[str, str]]) -> Report:

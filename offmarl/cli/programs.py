@@ -18,7 +18,7 @@ from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
 from offmarl.config import RecordingArgs, Role, option
 from offmarl.errors import OptionError
 from offmarl.launch import Launched
-from offmarl.paths import below, local
+from offmarl.paths import local, safe_path
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
 from offmarl.report import UNITS, final_evaluation
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, estimate, iqm, spread
@@ -203,12 +203,12 @@ def _trained_recording(arguments: list[str]) -> "Recording":
     ending = "" if args.checkpoint == "last" else f"-{args.checkpoint}"
     origin |= {"checkpoint": args.checkpoint} if ending else {}
     ending += "" if args.act == "greedy" else "-sampled"
-    name = args.name or below(f"{policy.name}-{seed}{ending}", option="--name")
+    name = args.name or safe_path(f"{policy.name}-{seed}{ending}", option="--name")
     return Recording(
         envs.record_states(environment) if args.env_states else environment,
         policy.policy,
         policy.params,
-        args.out / below(f"{environment.spec.name}.vlt", option="--env") / name,
+        args.out / safe_path(f"{environment.spec.name}.vlt", option="--env") / name,
         args.steps,
         args.num_envs,
         args.seed,

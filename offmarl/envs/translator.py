@@ -89,9 +89,9 @@ class Translator:
         self._masks = [ArraySpec((size,), "bool") for size in self.actions.sizes]
         self._shapes = [env.action_space(a).shape for a in self.keys]
         flat = like is not None and like.is_vector
-        tree = None if flat else common([spec_of(space) for space in self._spaces])
+        tree = None if flat else common_specs([spec_of(space) for space in self._spaces])
         self._flat = tree is None
-        self._readers = [*map(flat_reader if self._flat else reader, self._spaces)]
+        self._readers = [*map(flat_reader if self._flat else make_reader, self._spaces)]
         observation = ArraySpec((max(map(flatdim, self._spaces)),)) if tree is None else tree
         state = state_of(env)
         self._state_shape = np.shape(state)
@@ -313,14 +313,14 @@ _INT32 = np.iinfo(np.int32)
 
 
 def spec_of(space: spaces.Space[Any]) -> Any:
-    """Return the specs of the arrays that `reader` makes of the values of a space, a `SpecTree`."""
+    """Return the specs of the arrays that `make_reader` makes of a space's values, a `SpecTree`."""
     if isinstance(space, _GROUPS):
         tree = _map(lambda parts: {x: y for x, (_, y) in parts.items()}, _leaf_spec, space)
         return spec_tree(tree)
     return _bare_spec(space)
 
 
-def reader(space: spaces.Space[Any]) -> Callable[[Any, str], Any]:
+def make_reader(space: spaces.Space[Any]) -> Callable[[Any, str], Any]:
     """Return a function that reads values of a space as arrays, as `spec_of` describes them.
 
     It takes a value and its label in messages, and raises `InvalidValueError` if the value is
@@ -332,8 +332,8 @@ def reader(space: spaces.Space[Any]) -> Callable[[Any, str], Any]:
 
 
 def flat_reader(space: spaces.Space[Any]) -> Callable[[Any, str], np.ndarray]:
-    """Return a function like that of `reader`, which reads a value as one float32 vector."""
-    read = reader(space)
+    """Return a function like that of `make_reader`, which reads a value as one float32 vector."""
+    read = make_reader(space)
 
     def read_flat(value: Any, label: str) -> np.ndarray:
         return np.concatenate([x.ravel().astype(np.float32) for x in _leaves(read(value, label))])
@@ -365,7 +365,7 @@ def _group_reader(parts: dict[str, tuple[Any, Callable[[Any, str], Any]]]) -> An
     return read
 
 
-def common(trees: Sequence[Any]) -> Any:
+def common_specs(trees: Sequence[Any]) -> Any:
     """Return the smallest specs that the padded arrays of all agents fit into; None for none."""
     flat = [flatten_tree(tree) for tree in trees]
     kinds = {tuple((p, s.dtype, len(s.shape)) for p, s in leaves.items()) for leaves in flat}

@@ -238,7 +238,7 @@ def references() -> dict[str, Reference]:
 def parse(text: str, where: str) -> Card:
     """Parse and check a card."""
     data = records.parse_toml(text, where, CardError)
-    card = records.checked(data, Card, where, CardError)
+    card = records.as_type(data, Card, where, CardError)
     fields = flatten_tree(msgspec.to_builtins(card))
     if unknown := ", ".join(flatten_tree(data).keys() - fields.keys()):
         raise CardError(f"{where} has unknown {unknown:.80}: datasets/README.md lists the fields.")

@@ -309,7 +309,7 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, File]]:
     """Return a card, and its files by path; `CardError` if a path cannot be that of a policy's."""
     where = f"the card of {where}"
     card = records.parse_toml(text, where, CardError)
-    files = records.checked(card, _Card, where, CardError).files
+    files = records.as_type(card, _Card, where, CardError).files
     check_files(files, where)
     if wrong := [file.path for file in files if not _PATH.fullmatch(file.path)]:
         raise CardError(f"{where} is not valid: {wrong[0]!r:.80} is no file of a policy.")

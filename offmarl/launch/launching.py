@@ -17,7 +17,7 @@ from rich.live import Live
 
 from offmarl import tracking
 from offmarl._imports import attribute, import_module
-from offmarl._lock import writing
+from offmarl._lock import hold_lock
 from offmarl.errors import OptionError, RunError, Stopped
 from offmarl.launch.task import Call, State, Status, read_status
 from offmarl.launch.work import Work, join_work
@@ -113,7 +113,7 @@ def launch(
     work.check()
     for note in work.notes(tasks or 1):
         tracking.notice(note)
-    with writing(work.directory / "launch.lock", work.path, take_over):
+    with hold_lock(work.directory / "launch.lock", work.path, take_over):
         if work.is_complete():  # another launch has just ended
             work.clean()
             return Launched(fresh=False)

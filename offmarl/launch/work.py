@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from filelock import FileLock, Timeout
 
 from offmarl import tracking
-from offmarl._lock import alone
+from offmarl._lock import take_over_locks
 from offmarl.errors import OffmarlError, OptionError, RunError
 
 _DONE = "done"
@@ -206,7 +206,7 @@ def _run_block(work: Work, block: int, failed: dict[int, Exception], wait_second
     if work.is_done(block):
         return False
     try:
-        with _locked(work, str(block), f"run block {block}", wait_seconds), alone():
+        with _locked(work, str(block), f"run block {block}", wait_seconds), take_over_locks():
             if work.is_done(block):
                 return False
             work.run(block)

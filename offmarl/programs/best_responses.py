@@ -40,7 +40,7 @@ Given = Sequence[tuple[Team, str]]
 """The name of the policy of each side."""
 
 
-def exact(env: Any, given: Given) -> dict[str, Solution]:
+def exact_gains(env: Any, given: Given) -> dict[str, Solution]:
     """Return the gains for greedy and for sampled actions; of one way, if both are the same.
 
     If a name says how it acts, it is the only way.

@@ -27,7 +27,7 @@ from offmarl.envs.sides import Seat, compose, one_of, rest_of
 from offmarl.errors import OptionError, RunError
 from offmarl.evaluation import returns_by_team
 from offmarl.launch import Work
-from offmarl.paths import below, local
+from offmarl.paths import local, safe_path
 from offmarl.programs.recording.sides import environment_of, members_of, names_in, run_of
 from offmarl.programs.registry import file_of_run
 from offmarl.programs.runs.compiling import keep_compiled_programs
@@ -88,7 +88,7 @@ class CrossPlayWork(Work):
         code = [text for text in self._alike if isinstance(text, str)]
         about |= {"episodes": episodes, "seed": seed, "code": _sha256(code)}
         sha256 = _sha256(tracking.plain(about))
-        path = Path("runs") / below(name, option="--env") / f"cross-play-{sha256[:8]}"
+        path = Path("runs") / safe_path(name, option="--env") / f"cross-play-{sha256[:8]}"
         super().__init__("cross-play", local(path), about, len(self.members))
 
     def _numbers(self, sources: Sequence[str]) -> list[int]:

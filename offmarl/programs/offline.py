@@ -15,7 +15,7 @@ from jaxtyping import Array, Int, Key
 
 from offmarl import settings, tracking
 from offmarl._compiling import pinned
-from offmarl.paths import below, local
+from offmarl.paths import local, safe_path
 from offmarl.programs.cluster import (
     check_same,
     ends_with_others,
@@ -82,7 +82,7 @@ from offmarl.replay import (
 )
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.replay.priorities import Priorities, Prioritised
-from offmarl.trackers import check as check_trackers
+from offmarl.trackers import check_trackers
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, Mixture
 
@@ -173,7 +173,7 @@ def run_directory(
         return local(args.out)
     dataset = open_data(args) if dataset is None else dataset
     parts = dataset.spec.name or dataset.name, dataset.uid, origin_of(make).name
-    return Path("runs") / below(*parts, option="--out")
+    return Path("runs") / safe_path(*parts, option="--out")
 
 
 class _Training(Training):

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from offmarl import settings, trackers, tracking
 from offmarl._compiling import pinned
 from offmarl._imports import import_optional
-from offmarl._lock import writing
+from offmarl._lock import hold_lock
 from offmarl.config import (
     REPEATED,
     Fraction,
@@ -300,7 +300,7 @@ class TrialsWork(Work):
         for text in search.track:
             if text.partition("=")[0] != "mlflow":
                 raise OptionError(f"--track {text}: searches are tracked by mlflow alone.")
-        trackers.check(search.track)
+        trackers.check_trackers(search.track)
         super().__init__(f"tune {self._program_name}", self.file, self._facts(), search.trials)
 
     def _facts(self) -> dict[str, Any]:
@@ -354,7 +354,7 @@ class TrialsWork(Work):
     def search(self) -> Tuned:
         """Run the trials that are missing; see `tune`."""
         take_over = getattr(self.args, "take_over", False)
-        with writing(Path(f"{self.file}.lock"), self.file, take_over):
+        with hold_lock(Path(f"{self.file}.lock"), self.file, take_over):
             self.check()
             missing = self.missing()
             done = self.num_blocks - len(missing)

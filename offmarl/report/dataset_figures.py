@@ -10,7 +10,7 @@ from jaxtyping import Float, Num
 
 from offmarl.report.accumulators import BINS, ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey, Surveys
-from offmarl.report.figures import COLOURS, chart, line_style, make_figure, plain
+from offmarl.report.figures import COLOURS, chart, escape, line_style, make_figure
 from offmarl.vault.format.column_statistics import Ranges
 from offmarl.vault.format.tables import CAUSES
 
@@ -107,7 +107,7 @@ def figure_ends(surveys: Surveys) -> Figure:
             masks = [surveys[label].episodes.cause == cause for label in labels]
             share = np.array([mask.mean() if len(mask) else 0.0 for mask in masks])
             if share.any():
-                axes.barh(list(map(plain, labels)), share, 0.6, left, label=cause, color=colour)
+                axes.barh(list(map(escape, labels)), share, 0.6, left, label=cause, color=colour)
                 left += share
         axes.set_xlim(0, 1)
         if len(labels) == 1:
@@ -125,7 +125,7 @@ def figure_repeats(surveys: Surveys) -> Figure:
             _label_counts(axis)
         for number, (label, survey) in enumerate(surveys.items()):
             occurrences, counts = survey.coverage.repeats.T
-            style: dict[str, Any] = {"s": 14, "alpha": 0.7, "linewidth": 0, "label": plain(label)}
+            style: dict[str, Any] = {"s": 14, "alpha": 0.7, "linewidth": 0, "label": escape(label)}
             axes.scatter(occurrences, counts, color=line_style(number)["color"], **style)
 
     title = "Occurrences of state-action pairs"
@@ -143,7 +143,7 @@ def figure_agents(surveys: Surveys) -> Figure:
             low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95), axis=0)
             place = np.arange(len(middle)) + 0.6 * ((number + 0.5) / len(surveys) - 0.5)
             ends, colour = [middle - low, high - middle], line_style(number)["color"]
-            style: dict[str, Any] = {"fmt": "o", "markersize": 4, "label": plain(label)}
+            style: dict[str, Any] = {"fmt": "o", "markersize": 4, "label": escape(label)}
             axes.errorbar(place, middle, ends, color=colour, **style)
         axes.locator_params(axis="x", integer=True)
 
@@ -177,7 +177,7 @@ def _line_chart(lines: Mapping[str, Iterable[Any]], title: str, x: str, y: str) 
     def draw(axes: Axes) -> None:
         for number, (label, (places, values)) in enumerate(lines.items()):
             marker = "o" if len(places) < 3 else ""
-            axes.plot(places, values, label=plain(label), marker=marker, **line_style(number))
+            axes.plot(places, values, label=escape(label), marker=marker, **line_style(number))
 
     return chart(draw, title, x, y, legend=len(lines) > 1)
 
@@ -204,7 +204,7 @@ def _histograms(
             if len(numbers):
                 shares = np.histogram(numbers, edges)[0] / len(numbers)
                 axes.stairs(shares, edges, fill=True, color=line_style(number)["color"], alpha=0.25)
-                axes.stairs(shares, edges, label=plain(label), **line_style(number))
+                axes.stairs(shares, edges, label=escape(label), **line_style(number))
 
     return chart(draw, title, unit, "fraction of episodes", legend=len(values) > 1)
 

@@ -119,7 +119,7 @@ def figure_curves(curves: Curves, unit: str) -> Figure:
             for entry, curve in by_entry.items():
                 look = looks[entry]
                 draw_curve(axes, curve, look.colour, look.line)
-            axes.set_title(plain(dataset))
+            axes.set_title(escape(dataset))
             axes.set_xlabel("steps")
         plots[0].set_ylabel(unit)
         handles = [_handle(entry.label, look, marked=False) for entry, look in looks.items()]
@@ -224,7 +224,7 @@ def _draw_returns(axes: Axes, returns: Mapping[str, Float[np.ndarray, "episodes"
             fontsize=9,
             color="#374151",
         )
-    axes.set_xticks(range(len(returns)), list(map(plain, returns)))
+    axes.set_xticks(range(len(returns)), list(map(escape, returns)))
     axes.set_xlim(-0.6, len(returns) - 0.25)
 
 
@@ -285,7 +285,7 @@ def _draw_scores(
         dashed: dict[str, Any] = {"color": _DATA, "linestyle": "--"}
         handles.append(Line2D([], [], label="mean of the data", **dashed))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
-    names = [plain(x).replace("/", "/\n") for x in scores]  # so that neighbours do not overlap
+    names = [escape(x).replace("/", "/\n") for x in scores]  # so that neighbours do not overlap
     axes.set_xticks(range(len(scores)), names)
     axes.set_xlim(-0.6, len(scores) - 0.4)
 
@@ -370,7 +370,7 @@ def _draw_improvement(axes: Axes, comparison: Comparison) -> None:
     axes.grid(visible=False)
     if entries:
         axes.imshow(matrix, cmap="PuOr_r", vmin=-0.3, vmax=1.3)
-    names = [plain(entry.label) for entry in entries]
+    names = [escape(entry.label) for entry in entries]
     slanted: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(len(names)), names, **(slanted if len(names) > 2 else {}))
     axes.set_yticks(range(len(names)), names)
@@ -388,11 +388,11 @@ def _handle(label: str, look: _Look, marked: bool = True) -> Any:
         markerfacecolor=look.face,
         markersize=7,
         linewidth=1.8,
-        label=plain(label),
+        label=escape(label),
     )
 
 
-def plain(text: str) -> str:
+def escape(text: str) -> str:
     """Escape a name for matplotlib, which reads ``$`` as a formula and hides leading ``_``."""
     escaped = text.replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped

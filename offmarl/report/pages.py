@@ -29,9 +29,9 @@ from offmarl.report.figures import (
     COLOURS,
     chart,
     draw_curve,
+    escape,
     figure_comparison,
     figure_curves,
-    plain,
     to_bytes,
 )
 from offmarl.report.run_scores import UNITS, Entry
@@ -202,7 +202,7 @@ def _figure(name: str, curve: Curve, small: bool = False) -> Figure:
         draw_curve(axes, curve, COLOURS[0])
 
     size = (4.4, 3.0) if small else (8.0, 4.0)
-    return chart(draw, "", "steps", plain(unit_of(name) or name), size=size)
+    return chart(draw, "", "steps", escape(unit_of(name) or name), size=size)
 
 
 # ----------------------------------------------------------------------------- comparisons

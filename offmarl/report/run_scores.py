@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from offmarl.errors import NotFiniteError, RunError
 from offmarl.paths import local
-from offmarl.records import checked, parse
+from offmarl.records import as_type, parse
 from offmarl.terminal import one_line
 from offmarl.tracking import (
     AGREEMENT,
@@ -201,7 +201,7 @@ def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Dat
             "other settings, such as a smaller learning rate."
         )
     by_acting = read_json(path, PARTNERS_FILE) if holds(path, PARTNERS_FILE) else {}
-    checked(by_acting, dict[str, list[float | None] | str], f"{path} ({PARTNERS_FILE})", RunError)
+    as_type(by_acting, dict[str, list[float | None] | str], f"{path} ({PARTNERS_FILE})", RunError)
     final, rows = final_evaluation(path), read(path / METRICS_FILE)
     episodes = read_run(path).get("args", {}).get("final_episodes")
     for entry, name in metrics_of(acted, metric).items():

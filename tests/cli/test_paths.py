@@ -329,17 +329,17 @@ def test_ls_follows_links_but_not_in_circles(offmarl, place, tmp_path):
     ],
 )
 def test_urls(url, wanted):
-    from offmarl.vault.storage.location import absolute
+    from offmarl.vault.storage.location import absolute_location
 
-    path = absolute(url)
+    path = absolute_location(url)
     assert str(path) == wanted
-    assert absolute(path) is path
+    assert absolute_location(path) is path
 
 
 def test_credentials_reach_the_server_and_no_message():
-    from offmarl.vault.storage.location import absolute, kvstore_spec
+    from offmarl.vault.storage.location import absolute_location, kvstore_spec
 
-    path = absolute("http://me:secret@host/x.vlt/main")
+    path = absolute_location("http://me:secret@host/x.vlt/main")
     assert kvstore_spec(path)["base_url"] == "http://me:secret@host/"
     assert "secret" not in f"{path} {path / 'y'} {path!r}"
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 import offmarl
 from offmarl import envs, vault
-from offmarl.envs.translator import Translator, common, reader, spec_of
+from offmarl.envs.translator import Translator, common_specs, make_reader, spec_of
 from offmarl.errors import ShapeError
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.programs.runs.policy import LoadedPolicy
@@ -102,7 +102,7 @@ def reset(env):
 )
 def test_spaces_become_arrays(space, spec, value, expected):
     assert spec_of(space) == spec
-    array = reader(space)(np.array(value), "it")
+    array = make_reader(space)(np.array(value), "it")
     assert (array.shape, array.dtype) == (spec.shape, spec.numpy_dtype)
     np.testing.assert_array_equal(array, expected)
 
@@ -114,7 +114,7 @@ def test_dicts_and_tuples_become_trees():
     expected = replace(TREE, observation={"left_eye": eye, "speed": ArraySpec((1,), "float16")})
     assert spec_of(space) == expected.observation
     image = np.full((2, 2, 3), 7, np.uint8)
-    tree = reader(space)({"left eye": (1, image), "speed": np.ones(1, np.float16)}, "it")
+    tree = make_reader(space)({"left eye": (1, image), "speed": np.ones(1, np.float16)}, "it")
     assert tree["left_eye"]["0"].tolist() == [False, True]
     np.testing.assert_array_equal(tree["left_eye"]["1"], image)
     clash = spaces.Dict({"a b": spaces.Discrete(2), "a_b": spaces.Discrete(2)})
@@ -124,9 +124,9 @@ def test_dicts_and_tuples_become_trees():
 
 def test_agents_with_images_of_different_sizes_are_padded():
     small, large = ArraySpec((2, 5, 3), "uint8"), ArraySpec((4, 3, 3), "uint8")
-    assert common([small, large]) == ArraySpec((4, 5, 3), "uint8")
-    assert common([small, ArraySpec((4, 3), "uint8")]) is None
-    assert common([small, ArraySpec((2, 5, 3), "int8")]) is None
+    assert common_specs([small, large]) == ArraySpec((4, 5, 3), "uint8")
+    assert common_specs([small, ArraySpec((4, 3), "uint8")]) is None
+    assert common_specs([small, ArraySpec((2, 5, 3), "int8")]) is None
     assert Translator(reset(Duel())).spec.is_vector  # an image and a number
 
 

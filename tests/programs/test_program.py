@@ -17,7 +17,7 @@ import pytest
 
 import offmarl
 from offmarl import envs, programs, tracking
-from offmarl._lock import writing
+from offmarl._lock import hold_lock
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import offline, registry
@@ -597,7 +597,7 @@ def test_a_run_that_another_process_writes_is_left_alone(random_data, tmp_path, 
     args = arguments(random_data(ENV), tmp_path / "toy", checkpoint_seconds=0.0)
     run = stopped(args, monkeypatch)
     before = files(run)
-    with writing(run / LOCK, run), pytest.raises(RunError, match="is being written by process"):
+    with hold_lock(run / LOCK, run), pytest.raises(RunError, match="is being written by process"):
         two_stage.main(args)
     assert files(run) == before
     two_stage.main(args)
@@ -606,7 +606,7 @@ def test_a_run_that_another_process_writes_is_left_alone(random_data, tmp_path, 
 
 def test_a_finished_run_is_complete_although_it_is_locked(trained, random_data):
     args = arguments(random_data(ENV), trained)
-    with writing(trained / LOCK, trained):
+    with hold_lock(trained / LOCK, trained):
         assert two_stage.main(args) == trained
 
 

@@ -86,7 +86,7 @@ class SwarmEnv(SwarmObservations):
         disturbance, params, obstacles = self._draw_world(world_key)
         drones = self._spawn(spawn_key)
         if self.dynamics == "quadrotor":
-            drones = quadrotor.hovering(drones)
+            drones = quadrotor.hover_at(drones)
         if obstacles is not None:
             drones = dynamics.keep_out(drones, obstacles, self.side)
         state = SwarmState(

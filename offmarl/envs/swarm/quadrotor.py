@@ -80,7 +80,7 @@ _MOST_TILT = 1.2
 """Tangent of the largest tilt that the scripted controller asks for."""
 
 
-def hovering(drones: DroneState) -> DroneState:
+def hover_at(drones: DroneState) -> DroneState:
     """Return drones with the attitude and the spin of quadrotors that hover."""
     level = jnp.zeros((len(drones.position), 4)).at[:, 0].set(1.0)
     return drones._replace(attitude=level, spin=jnp.zeros((len(drones.position), 3)))

@@ -111,7 +111,7 @@ class Networks(NamedTuple):
         """Return the policies' actions in all slots of the windows."""
         view = batch.view
         outputs = unroll_batch(self.actor, actor, view.observation, batch.first)
-        return squash(outputs, usable(view))
+        return squash(outputs, usable_entries(view))
 
     def values(
         self,
@@ -157,19 +157,19 @@ def make_networks(
     return Networks(spec, config, agent_network(config, spec), critics)
 
 
-def usable(view: View) -> Bool[Array, "*b N A"]:
+def usable_entries(view: View) -> Bool[Array, "*b N A"]:
     """Return the entries of actions that have an effect: the legal ones of live agents."""
     return view.legal_actions & view.alive[..., None]
 
 
 def data_action(batch: Sequence) -> Float[Array, "B T N A"]:
     """Return the data's actions, 0 where they have no effect."""
-    return effective(batch.view_tm1, batch.action)
+    return zero_unusable(batch.view_tm1, batch.action)
 
 
-def effective(view: View, action: Float[Array, "*b N A"]) -> Float[Array, "*b N A"]:
+def zero_unusable(view: View, action: Float[Array, "*b N A"]) -> Float[Array, "*b N A"]:
     """Return actions as critics take them: 0 where they have no effect."""
-    return jnp.where(usable(view), action, 0.0)
+    return jnp.where(usable_entries(view), action, 0.0)
 
 
 # ---------------------------------------------------------------------------------- critics
@@ -188,7 +188,7 @@ def critic_loss(
     view_t = batch.view_t
     action_t = networks.actions(target.actor, batch)[:, 1:]
     noisy = smoothed_actions(key, action_t, hyper.target_noise, hyper.target_limit)
-    q_t = networks.values(target.critics, view_t, effective(view_t, noisy)).min(0)
+    q_t = networks.values(target.critics, view_t, zero_unusable(view_t, noisy)).min(0)
     q_tm1 = networks.values(critics, batch.view_tm1, data_action(batch))
     loss, metrics = td_loss(networks.spec, batch, q_tm1, q_t, hyper.gamma)
     return loss, metrics | {"td_loss": loss}
@@ -218,7 +218,7 @@ def sample_actions(
     mean.
     """
     uniform_key, noise_key = jax.random.split(key)
-    acts = usable(batch.view_tm1)
+    acts = usable_entries(batch.view_tm1)
     uniform, of_uniform = uniform_action(uniform_key, jnp.broadcast_to(acts, (count, *acts.shape)))
     around = jnp.repeat(jnp.stack([action[:, :-1], action[:, 1:]]), count, axis=0)
     low, high = (-1.0 - around) / std, (1.0 - around) / std
@@ -304,7 +304,7 @@ def actor_critic_program(
     def values(
         critics: tuple[ArrayTree, ...], view: View, _first: Bool[Array, "B T"], action: Array
     ) -> Float[Array, "B T N"]:
-        return networks.values(critics, view, effective(view, action)).min(0)
+        return networks.values(critics, view, zero_unusable(view, action)).min(0)
 
     return Program(
         init,

@@ -12,7 +12,7 @@ from offmarl.config import NonNegative, PositiveInt, RecordingArgs, Role, option
 from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import returns_by_team
-from offmarl.paths import below
+from offmarl.paths import safe_path
 from offmarl.programs.cluster import is_first, join
 from offmarl.programs.recording.online import Recorded, describe_vault, summarise, summary_elsewhere
 from offmarl.programs.recording.record import Recording
@@ -107,7 +107,7 @@ def fixed_recording(args: FixedArgs) -> Recording:
     title = "-vs-".join(dict.fromkeys(player.name.replace("/", "-") for player in players.values()))
     # A vault whose name has an @, which begins a revision, or a comma cannot be published.
     plain = title.replace("@", "-").replace(",", "-")
-    name = args.name or f"{below(plain, option='--policy')}-{args.seed}"
+    name = args.name or f"{safe_path(plain, option='--policy')}-{args.seed}"
 
     def provenance() -> dict[str, Any]:
         about = _about(env, players, args)

@@ -94,7 +94,7 @@ from offmarl.replay.device import bytes_of, free_bytes, require_room, room_on
 from offmarl.rollout import meet_others
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import table
-from offmarl.trackers import check as check_trackers
+from offmarl.trackers import check_trackers
 from offmarl.types import ArrayTree, EnvSpec
 
 

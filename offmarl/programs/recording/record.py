@@ -23,7 +23,7 @@ from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Side, without_others
 from offmarl.errors import RunError
-from offmarl.paths import below, local
+from offmarl.paths import local, safe_path
 from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
 from offmarl.programs.experience.buffer import (
     Capture,
@@ -155,8 +155,8 @@ def record_tiers(
     --------
     >>> offmarl.record_tiers(env, policy, {"medium": halfway, "expert": last}, steps=100_000)
     """
-    place = local(out) / below(f"{env.spec.name}.vlt", option="out")
-    paths = {tier: place / below(tier, option="tiers") for tier in tiers}
+    place = local(out) / safe_path(f"{env.spec.name}.vlt", option="out")
+    paths = {tier: place / safe_path(tier, option="tiers") for tier in tiers}
     for tier, path in paths.items():
         about = {**(provenance or {}), "tier": tier}
         record_policy(env, policy, tiers[tier], path, steps, num_envs, seed, about)

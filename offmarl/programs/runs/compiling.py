@@ -73,7 +73,7 @@ def compilation_cache() -> Path | None:
 
     ``XDG_CACHE_HOME`` replaces ``~/.cache``. None for a user without a home directory.
     """
-    return paths.cache("compiled")
+    return paths.cache_directory("compiled")
 
 
 def keep_compiled_programs() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl import settings, tracking
-from offmarl._lock import writing
+from offmarl._lock import hold_lock
 from offmarl.config import Validated
 from offmarl.errors import OptionError, RunError
 from offmarl.paths import no_empty_directories
@@ -127,7 +127,7 @@ def locked(directory: Path, take_over: bool) -> Iterator[Callable[[], None]]:
         def take() -> None:
             nonlocal is_locked
             if not is_locked:
-                lock = writing(directory / LOCK, directory, take_over)
+                lock = hold_lock(directory / LOCK, directory, take_over)
                 on_first(lambda: stack.enter_context(lock))
             is_locked = True
 

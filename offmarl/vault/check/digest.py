@@ -10,7 +10,7 @@ import numpy as np
 
 from offmarl._arrays import join_bytes
 from offmarl.errors import VaultError
-from offmarl.paths import cache, is_off
+from offmarl.paths import cache_directory, is_off
 from offmarl.terminal import Advance, silent
 from offmarl.tracking import replace_file
 from offmarl.types import EnvSpec, Transition, flatten_view
@@ -22,7 +22,7 @@ from offmarl.vault.storage.location import is_forked
 from offmarl.vault.storage.store import OcdbtStore
 
 DIGESTS_DIRECTORY = "digests"
-"""The directory of `offmarl.paths.cache` in which `known_digest` keeps digests."""
+"""The directory of `offmarl.paths.cache_directory` in which `known_digest` keeps digests."""
 _CACHE_VERSION = 1
 _OFF = "OFFMARL_DIGEST_CACHE"
 _HEXADECIMAL = re.compile("[0-9a-f]{64}")
@@ -54,7 +54,7 @@ def known_digest(vault: Reader, advance: Advance = silent) -> str:
     """
     if vault.store.digest:
         return vault.store.digest
-    directory, name = cache(DIGESTS_DIRECTORY), None if is_off(_OFF) else _commit(vault)
+    directory, name = cache_directory(DIGESTS_DIRECTORY), None if is_off(_OFF) else _commit(vault)
     if directory is None or name is None:
         return digest(vault, advance)
     file = directory / name

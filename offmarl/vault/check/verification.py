@@ -48,7 +48,7 @@ from offmarl.vault.format.metadata import (
     zarrays,
 )
 from offmarl.vault.read.arrays import check_foreign_length
-from offmarl.vault.read.chunks import agrees
+from offmarl.vault.read.chunks import matches_checksum
 from offmarl.vault.read.manifest import (
     Description,
     Parts,
@@ -361,7 +361,7 @@ def _comparing(contents: Contents, schema: Schema) -> Callable[[_StoredChunk, by
         if stored.position >= len(expected):
             return f"its checksum cannot be read: {fault}"
         steps = np.frombuffer(value, np.uint8).reshape(schema.chunk_rows, schema.chunk_steps, -1)
-        same = agrees(steps, int(expected[stored.position]), stop - begin)
+        same = matches_checksum(steps, int(expected[stored.position]), stop - begin)
         return "" if same else "its checksum is wrong"
 
     return difference

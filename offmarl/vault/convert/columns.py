@@ -39,9 +39,9 @@ from offmarl.vault.convert.containers import (
     check_links_stay_inside,
     npz,
     open_arrays,
-    plain,
     plain_dtype,
     readable,
+    require_numbers,
     to_slices,
     written_whole,
 )
@@ -151,7 +151,7 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
         arrays: dict[str, Any] = dict(group.arrays())
         check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _NEEDED)
         for name, array in arrays.items():
-            plain(array, name)
+            require_numbers(array, name)
             files = (source / name).rglob("*")
             num_files = sum(path.is_file() and path.name != "zarr.json" for path in files)
             sizes = zip(array.shape, array.shards or array.chunks, strict=True)

@@ -115,7 +115,7 @@ def open_arrays(
         names, open_array = _opened(source, stack)
         selection = list(select(names))
         check_layout(source, layout, names, selection)
-        yield {name: plain(open_array(name), name) for name in selection}
+        yield {name: require_numbers(open_array(name), name) for name in selection}
 
 
 def _opened(source: Path, stack: ExitStack) -> tuple[set[str], Callable[[str], Any]]:
@@ -152,7 +152,7 @@ class ZippedArray(AbstractContextManager["ZippedArray"]):
             read_header = form.read_array_header_1_0 if old else form.read_array_header_2_0
             self.shape, fortran, self.dtype = read_header(self._file)
             self._start = self._file.tell()
-            plain(self, name)
+            require_numbers(self, name)
             self._check_size(math.prod(self.shape) * self.dtype.itemsize)
             if fortran:
                 data = np.frombuffer(self._file.read(), self.dtype)
@@ -212,7 +212,7 @@ def check_layout(
         )
 
 
-def plain(array: Any, name: str) -> Any:
+def require_numbers(array: Any, name: str) -> Any:
     """Return an array of numbers; `VaultError` if it holds Python objects or text."""
     if array.dtype.hasobject or array.dtype.kind not in "biuf":
         content = "Python objects" if array.dtype.hasobject else array.dtype

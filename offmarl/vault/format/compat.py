@@ -126,7 +126,7 @@ def illegal_steps(vault: Any) -> NumpyArray | None:
     counts: NumpyArray = np.zeros(len(begins), np.int64)
     for start, stop in vault.blocks(names):
         actions, legal, alive = vault.read(start, stop, leaves=names).values()
-        wrong = illegal(actions.reshape(alive.shape), legal, alive)
+        wrong = find_illegal(actions.reshape(alive.shape), legal, alive)
         if wrong is not None:
             row, time = np.nonzero(wrong.any(-1))
             at = row * vault.length + start + time
@@ -146,7 +146,9 @@ def _may_have(vault: Any, quirk: str) -> bool:
     return not vault.native or bool(vault.unverified) or quirk in vault.quirks
 
 
-def illegal(actions: NumpyArray, legal: NumpyArray, alive: NumpyArray | None) -> NumpyArray | None:
+def find_illegal(
+    actions: NumpyArray, legal: NumpyArray, alive: NumpyArray | None
+) -> NumpyArray | None:
     """Find actions of living agents that the mask forbids, among those of the action space."""
     if actions.dtype.kind not in "iu" or legal.all():
         return None

@@ -14,7 +14,7 @@ import numpy as np
 from offmarl import gate
 from offmarl.errors import InvalidValueError
 from offmarl.types import ArraySpec, Continuous, EnvSpec, FinalObservations, flatten_tree
-from offmarl.vault.format.compat import ILLEGAL_ACTIONS, MEANINGS, NOT_FINITE, illegal
+from offmarl.vault.format.compat import ILLEGAL_ACTIONS, MEANINGS, NOT_FINITE, find_illegal
 from offmarl.vault.format.layout import OBSERVATIONS, POLICY_IDS, STATE, NumpyArray
 
 OnInvalid = Literal["raise", "keep"]
@@ -159,7 +159,7 @@ def _rules(spec: EnvSpec, arrays: Mapping[str, NumpyArray]) -> list[tuple[str, _
     alive, legal = arrays.get("infos.alive"), arrays.get("infos.legals")
     among = partial(_not_among, spec=spec, alive=alive)
     may = "action", "legal by the recorded mask", ILLEGAL_ACTIONS
-    forbidden = legal is not None and _Rule(*may, partial(illegal, legal=legal, alive=alive))
+    forbidden = legal is not None and _Rule(*may, partial(find_illegal, legal=legal, alive=alive))
     below = "0 or below, or NaN where it is unknown"
     return [
         *rules,

@@ -368,7 +368,7 @@ class Checks:
             return True
         expected = int(self._expected[number, self._index[name] * self._blocks + block])
         steps = self._written - number * self._schema.chunk_steps
-        return checksum == expected or agrees(chunk, expected, steps)
+        return checksum == expected or matches_checksum(chunk, expected, steps)
 
     def _damaged(self, place: ChunkPlace) -> VaultFormatError:
         name, block, number = place
@@ -383,7 +383,7 @@ class Checks:
         return damage_error(self._vault.path, fault, VaultChecksumError)
 
 
-def agrees(chunk: NumpyArray, expected: int, steps: int) -> bool:
+def matches_checksum(chunk: NumpyArray, expected: int, steps: int) -> bool:
     """Whether a chunk matches its checksum, as it is or with zeros after the vault's last step.
 
     A stock program that died may have written past the end; these bytes are not part of the vault.

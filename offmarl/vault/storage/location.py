@@ -69,7 +69,7 @@ class Url(PurePosixPath):
         return "/".join(self.parts[2:])
 
 
-def absolute(path: str | os.PathLike[str]) -> PurePath:
+def absolute_location(path: str | os.PathLike[str]) -> PurePath:
     """Return an absolute `Path`, or a `Url` where one is given; see `offmarl.paths.local`.
 
     A URL with a single slash, as `pathlib` writes it, is accepted.

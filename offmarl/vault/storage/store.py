@@ -45,7 +45,7 @@ from offmarl.vault.storage.location import (
     EMPTY,
     WEB,
     Url,
-    absolute,
+    absolute_location,
     archive_context,
     caching_context,
     finish_remote,
@@ -750,7 +750,7 @@ def register_driver(scheme: str, factory: Factory) -> None:
 
 def store_of(path: str | os.PathLike[str]) -> Store:
     """Return the store of a path or URL as users write it; the place need not exist."""
-    full = absolute(path)
+    full = absolute_location(path)
     if isinstance(full, Url) and full.scheme in openers:
         return openers[full.scheme](full)
     if isinstance(full, Url) and (factory := scheme_factory(full.scheme)):

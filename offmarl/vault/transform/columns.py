@@ -161,7 +161,7 @@ def new_extras(returned: Any, steps: StepColumns) -> dict[str, ArraySpec]:
     return extras
 
 
-def check(
+def check_result(
     returned: Any, steps: StepColumns, part: StepInterval, leaves: Mapping[str, Leaf]
 ) -> FunctionResult:
     """Check the result of a function, and convert it to the vault's types."""

@@ -17,7 +17,7 @@ from offmarl.vault.transform.columns import (
     FunctionResult,
     StepColumns,
     StepInterval,
-    check,
+    check_result,
     new_extras,
 )
 from offmarl.vault.transform.execute import copy_rows, examine_all, execute
@@ -120,12 +120,12 @@ def _start(
     extras = {**schema.spec.extras, **new_extras(returned, steps)}
     schema = replace(schema, spec=replace(schema.spec, extras=extras))
     layout.check_leaves(schema.spec)
-    result = check(returned, steps, first, schema.leaves)
+    result = check_result(returned, steps, first, schema.leaves)
 
     def rest() -> Iterator[tuple[StepInterval, FunctionResult]]:
         for part in parts:
             steps = StepColumns(vault, part)
-            yield part, check(function(steps, part), steps, part, schema.leaves)
+            yield part, check_result(function(steps, part), steps, part, schema.leaves)
 
     return schema, frozenset(result.arrays), chain([(first, result)], rest())
 

@@ -67,7 +67,7 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
     store = locate(path)
     directory = store.directory  # an error elsewhere
     assert isinstance(store, Directory)
-    with exclusive(store), errors_of(directory):
+    with lock_and_tidy(store), errors_of(directory):
         before, manifest = _usage(directory), store.files.read(MANIFEST).result()
         verification = examine(store, deep=False)
         if not verification.sound:
@@ -102,7 +102,7 @@ def _rewrite(store: Directory, contents: Contents, keys: Collection[str], stamp:
     TensorStore compares and replaces the manifest under the same lock as in a commit, so this is
     safe even if a stock program is writing.
     """
-    with rebuilding(store) as directory:
+    with rebuild_directory(store) as directory:
         # With the same identity, programs that have the vault open can continue to read.
         config, last = commit.config_of(store), directory / "last"
         rebuilt = store.beside(directory, config)
@@ -136,7 +136,7 @@ def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str
 
 
 @contextmanager
-def exclusive(store: Store) -> Iterator[None]:
+def lock_and_tidy(store: Store) -> Iterator[None]:
     """Hold a vault's lock, after deleting the leftovers of a killed process."""
     lock = store.lock()
     try:
@@ -147,7 +147,7 @@ def exclusive(store: Store) -> Iterator[None]:
 
 
 @contextmanager
-def rebuilding(store: Directory) -> Iterator[Path]:
+def rebuild_directory(store: Directory) -> Iterator[Path]:
     """Make the directory to build a store in; it is removed afterwards."""
     directory = store.directory / REBUILT
     directory.mkdir()

@@ -27,7 +27,7 @@ from offmarl.vault.storage.files import (
     make_directory,
     publish,
 )
-from offmarl.vault.storage.location import absolute
+from offmarl.vault.storage.location import absolute_location
 from offmarl.vault.storage.store import Directory, Store, store_of
 from offmarl.vault.write.writer import Writer
 
@@ -206,7 +206,7 @@ def free_place(path: str | os.PathLike[str]) -> Store:
 
 def destination(path: str | os.PathLike[str], may_exist: bool = False) -> Store:
     """Return the place of a vault to be created."""
-    vault_path = absolute(path)
+    vault_path = absolute_location(path)
     for above in vault_path.parents if isinstance(vault_path, Path) else ():
         if (above / layout.MANIFEST).is_file():
             raise VaultError(f"{vault_path} is inside the vault {above}: choose another place.")

@@ -18,7 +18,7 @@ from offmarl.vault.format import encoding, tables, values
 from offmarl.vault.format.layout import Head
 from offmarl.vault.read.open import locate, place_of
 from offmarl.vault.read.reader import Reader
-from offmarl.vault.write.compaction import exclusive, reclaim
+from offmarl.vault.write.compaction import lock_and_tidy, reclaim
 from offmarl.vault.write.index import Cut, is_appended, record_of
 from offmarl.vault.write.writer import manifest_of, resume
 
@@ -137,7 +137,7 @@ class SharedWriter:
         self._closed = True
         with suppress(VaultError):  # another writer has it open, which reclaims the space later
             store = locate(self.path)
-            with exclusive(store):
+            with lock_and_tidy(store):
                 reclaim(store)
 
     def __enter__(self) -> "SharedWriter":

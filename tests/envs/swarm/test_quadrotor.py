@@ -21,7 +21,7 @@ advance = jax.jit(quadrotor.fly, static_argnames="control", compiler_options=QUI
 
 def body(position=(5.0, 5.0, 5.0), attitude=None, spin=None, kind=dynamics.STANDARD, **params):
     """Return a quadrotor at rest, and its parameters."""
-    drones = quadrotor.hovering(dynamics.at_rest(jnp.asarray([position])))
+    drones = quadrotor.hover_at(dynamics.at_rest(jnp.asarray([position])))
     if attitude is not None:
         drones = drones._replace(attitude=jnp.asarray([attitude]))
     if spin is not None:
@@ -134,7 +134,7 @@ def test_a_free_body_precesses_and_slows_down():
 def test_any_command_leaves_everything_bounded():
     """Random motor commands for 500 steps: unit quaternions, bounded spin and speed."""
     num_drones = 64
-    drones = quadrotor.hovering(dynamics.at_rest(jnp.full((num_drones, 3), 5.0)))
+    drones = quadrotor.hover_at(dynamics.at_rest(jnp.full((num_drones, 3), 5.0)))
     params = dynamics.params_of([dynamics.STANDARD] * num_drones, 5.0)
     params = params._replace(thrust=params.mass, drag=params.mass)
 
