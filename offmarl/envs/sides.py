@@ -377,7 +377,7 @@ class Side:
     """An environment whose agents are some of another's; other policies act for the others.
 
     Its episodes end when they have ended for all agents of the side. The other agents' part of each
-    step is in its extras, from which `whole` makes steps of all agents.
+    step is in its extras, from which `join_agents` makes steps of all agents.
 
     Parameters
     ----------
@@ -407,7 +407,7 @@ class Side:
 
     @property
     def recorded_spec(self) -> EnvSpec:
-        """The spec of what `whole` returns: that of all agents."""
+        """The spec of what `join_agents` returns: that of all agents."""
         return self.env.spec
 
     def reset(self, key: PRNGKeyArray) -> tuple[SideState, Timestep]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offmarl.errors import OptionError, RunError
-from offmarl.launch import Share, join_work, once, run_share
+from offmarl.launch import Share, join_work, make_once, run_share
 from tests.launch.toy import Squares, Tolerant
 
 
@@ -91,7 +91,7 @@ def test_a_file_is_made_once(tmp_path):
         return {"number": len(calls)}
 
     threads = [
-        threading.Thread(target=lambda: results.append(once(tmp_path / "a" / "b.json", make)))
+        threading.Thread(target=lambda: results.append(make_once(tmp_path / "a" / "b.json", make)))
         for _ in range(4)
     ]
     for thread in threads:

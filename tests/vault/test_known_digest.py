@@ -160,7 +160,7 @@ def test_an_archive_that_is_replaced_is_always_read(tmp_path, kept):
 
 
 def test_without_a_home_directory(tmp_path, monkeypatch, kept):
-    monkeypatch.setattr("offmarl.vault.check.digest.cache", lambda _: None)
+    monkeypatch.setattr("offmarl.vault.check.digest.cache_directory", lambda _: None)
     dataset = vault.open_vault(write(tmp_path / "a.vlt"))
     assert dataset.known_digest() == dataset.digest()
     assert not kept.exists()
