@@ -213,7 +213,7 @@ def value_loss(
 
     counts = batch.mask & batch.next_known
     steps = jnp.maximum(counts.sum(), 1)
-    absorbing = gamma / (1 - gamma) * (counts & ends).sum() / steps
+    absorbing = gamma / (1 - gamma) * masked_mean(1.0 * ends, counts, batch.weight)
     shares = jnp.append(turn.ratio * counts / steps, absorbing)
     best = soft_maximum(jnp.append(delta, 0.0), shares, turn.alpha)
     start = (1 - gamma) * masked_mean(nu_tm1, batch.mask, batch.weight)

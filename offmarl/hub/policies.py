@@ -201,12 +201,15 @@ def _card(
 
 
 def _returns(directory: Path) -> dict[str, Any]:
-    """Return the mean return of each seed's last policy, and of all seeds; empty if unknown."""
+    """Return the mean return of each seed's last policy, and of all seeds; empty if unknown.
+
+    Returns that are not finite are null in the metrics, and then the means are unknown.
+    """
     rows = tracking.read(directory / tracking.METRICS_FILE)
     evaluated = [row for row in rows if tracking.RETURN in row]
     last = max((row["step"] for row in evaluated), default=None)
     by_seed = {row["seed"]: row[tracking.RETURN] for row in evaluated if row["step"] == last}
-    if not by_seed:
+    if not by_seed or any(None in values for values in by_seed.values()):
         return {}
     means = np.array([np.mean(values) for values in by_seed.values()])
     value, low, high = estimate(mean, means[:, None])

@@ -102,16 +102,21 @@ DELTA = np.array([1 + 0.5 * 2 - 1, 4 + 0.5 * 5 - 2, 2 - 3])
 """Residuals of the three steps that count, with ν(s) the first number of the state."""
 
 
-def test_the_loss_of_values_by_hand():
+@pytest.mark.parametrize("weight", [None, jnp.array([1.0, 2.0, 1.0])])
+def test_the_loss_of_values_by_hand(weight):
     critic = OwnCritic(SPEC, 1, 1, layers=1)
-    loss = jax.jit(
-        lambda: alberdice.value_loss(ramp(critic), critic, turn(), jax.random.key(0), HYPER)
-    )
+
+    @jax.jit
+    def loss():
+        learnt = turn(weight=weight)
+        return alberdice.value_loss(ramp(critic), critic, learnt, jax.random.key(0), HYPER)
+
     result, delta = loss()
+    first, middle, last = (1, 1, 1) if weight is None else weight
     np.testing.assert_allclose(delta[jnp.array([0, 0, 1]), jnp.array([0, 1, 0])], DELTA, rtol=1e-6)
     # A third of the steps terminates, so the absorbing state weighs γ / (1 - γ) / 3.
-    total = (np.array([2, 1, 4]) * np.exp(DELTA / 2)).sum() / 3 + 1 / 3
-    start = 0.5 * (1 + 2 + 3 + 4) / 4
+    total = (np.array([2, 1, 4]) * np.exp(DELTA / 2)).sum() / 3 + middle / 3
+    start = 0.5 * (first * (1 + 2) + middle * 3 + last * 4) / 4
     slope = 3.0 * 1  # ν rises by the first number of the state
     np.testing.assert_allclose(result, 2 * np.log(total) + start + slope, rtol=1e-6)
 

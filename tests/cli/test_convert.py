@@ -11,7 +11,7 @@ from offmarl import vault
 from offmarl.cli import transform as commands
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import convert
-from offmarl.vault.convert.common import Imported, Record
+from offmarl.vault.convert.common import Imported, ImportedRow
 from offmarl.vault.format import encoding
 
 
@@ -50,7 +50,7 @@ def read_counts(source):
     lengths = [int(word) for word in Path(source).read_text().split()]
     spec = EnvSpec("", 1, 1, 1, Continuous(1), state="concatenated")
     records = (
-        Record(encoding.from_disk({name: x[None] for name, x in arrays.items()}, spec))
+        ImportedRow(encoding.from_disk({name: x[None] for name, x in arrays.items()}, spec))
         for arrays in map(episode, lengths)
     )
     yield Imported(spec, {"format": "counts"}, records, len(lengths))

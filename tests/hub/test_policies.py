@@ -309,6 +309,19 @@ def test_a_push_without_name_or_licence_is_refused(run, name, licence, message):
         library.push_policy(run, name, licence)
 
 
+@pytest.mark.slow
+def test_a_return_that_is_not_finite_leaves_out_the_mean_of_the_card(hub, run, tmp_path):
+    directory = shutil.copytree(run, tmp_path / "run")
+    file = directory / tracking.METRICS_FILE
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        if tracking.RETURN in row:
+            row[tracking.RETURN][0] = None
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert library.push_policy(directory, NAME, "MIT").card["returns"] == {}
+    assert library.push_policy(run, NAME, "MIT").card["returns"]["mean"] > 0
+
+
 def test_a_run_that_is_not_finished_is_refused(tmp_path):
     run = write_run(tmp_path / "run", "bc", None, [[1.0]])
     record = tracking.read_run(run) | {"complete": False}

@@ -570,8 +570,16 @@ def test_an_episode_that_outlasts_its_time_limit_is_refused(path, limit):
     ):
         play(recorder)
     assert vault.open_vault(path).episodes.length.tolist() == [limit]
+
+    def make():
+        env = make_lingering()
+        env.close = lambda: closed.append(env)
+        return env
+
+    closed = []
     with pytest.raises(InvalidValueError, match=f"not ended after {limit} steps, its time_limit"):
-        offmarl.record_episodes(make_lingering, path.with_name("b.vlt"), 2, time_limit=limit)
+        offmarl.record_episodes(make, path.with_name("b.vlt"), 2, time_limit=limit)
+    assert closed  # its processes and windows do not outlive the error
 
 
 def steps_in(path):

@@ -330,7 +330,7 @@ def dying(*given):
         os.kill(os.getpid(), signal.SIGKILL)
     learn(*given)
 bandit.main = dying
-tuning.tune(bandit, here.arguments(), here.SPACE, sys.argv[1], here.Search(trials=3, seeds=1))
+tuning.tune(bandit, here.arguments(), here.SPACE, sys.argv[1], here.SearchSpace(trials=3, seeds=1))
 """
 
 

@@ -47,7 +47,8 @@ def content(path: Path) -> Content:
 def damages(path: Path, count: int, seed: int = 0) -> Iterator[str]:
     """Damage a vault's files one at a time, in many ways; each damage is repaired afterwards."""
     rng = random.Random(seed)
-    files = sorted(f for f in path.rglob("*") if f.is_file() and f.name != LOCK)
+    files = [f for f in path.rglob("*") if f.is_file() and f.name != LOCK]
+    files.sort(key=lambda f: (f.stat().st_size, f.read_bytes()))  # their names are random
     backup = path.with_name(f"{path.name}.kept")
     shutil.copytree(path, backup)
     for number in range(count):

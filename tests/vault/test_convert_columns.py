@@ -112,9 +112,9 @@ def test_files_of_another_layout(tmp_path, data):
 @pytest.mark.parametrize(
     "lengths", [[80, 0], [90, -10], [], [[80]]], ids=["empty", "negative", "none", "matrix"]
 )
-def test_a_table_of_episodes_that_does_not_fit(tmp_path, found, lengths):
+def test_a_table_of_episodes_that_does_not_fit(tmp_path, data, lengths):
     """The lengths are forged; without a digest, nothing else tells."""
-    with np.load(vault.export_dataset(found, tmp_path / "a.npz", "numpy")) as file:
+    with np.load(vault.export_dataset(data, tmp_path / "a.npz", "numpy")) as file:
         arrays = dict(file)
     arrays["about"] = json.dumps(json.loads(str(arrays["about"])) | {"digest": None})
     arrays["episodes.length"] = np.array(lengths, int)

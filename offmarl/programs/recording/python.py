@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -436,20 +436,20 @@ def _play(
     number: int,
 ) -> Answers:
     """Record the missing episodes of one process, yield True after each, and False at the end."""
-    env = make_env()
-    policy, (episodes, processes, seed) = make_policy(env), sizes
+    episodes, processes, seed = sizes
     run = f"process {number} of {processes}"
     mine = range(number, episodes, processes)
-    with record(env, path, resume=True, run=run, **options) as recorder:
-        num_recorded = recorder.recorded()
-        for episode in mine[num_recorded:]:
-            try:
-                _play_episode(recorder, policy, *episode_seeds(seed, episode))
-            except BaseException:
-                recorder.discard()  # the next call plays it again
-                raise
-            yield True
-    env.close()
+    with closing(make_env()) as env:
+        policy = make_policy(env)
+        with record(env, path, resume=True, run=run, **options) as recorder:
+            num_recorded = recorder.recorded()
+            for episode in mine[num_recorded:]:
+                try:
+                    _play_episode(recorder, policy, *episode_seeds(seed, episode))
+                except BaseException:
+                    recorder.discard()  # the next call plays it again
+                    raise
+                yield True
     yield False
 
 
