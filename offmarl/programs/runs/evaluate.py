@@ -381,7 +381,7 @@ def play_against(
     key: PRNGKeyArray,
     others: ArrayTree,
 ) -> evaluation.Evaluation:
-    """Play episodes in the `without_others` of an environment, whose other agents are data."""
+    """Play episodes in an environment `without_others`, whose other agents are data."""
     with nullcontext() if mesh is None else use_abstract_mesh(mesh.abstract_mesh):
         return evaluation.evaluate(env, policy, params, key, episodes, others)
 
