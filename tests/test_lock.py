@@ -16,8 +16,8 @@ from offmarl.errors import RunError
 HOLD = """
 import sys, time
 from pathlib import Path
-from offmarl._lock import writing
-with writing(Path(sys.argv[1]), Path("result")):
+from offmarl._lock import hold_lock
+with hold_lock(Path(sys.argv[1]), Path("result")):
     print("held", flush=True)
     time.sleep(600)
 """
