@@ -143,16 +143,20 @@ def oracle_of(args: Args) -> tuple[Callable[..., Program], OnlineArgs]:
     return module.make, oracle
 
 
-def with_settings(args: Args) -> Args:
+def with_settings(args: Args, run: Path) -> Args:
     """Return arguments whose options of the oracle include those of offmarl's settings files.
 
-    A run records them, so its members are loaded as they learned, even if the files change.
+    A run records them, and keeps those that it has begun with, even if the files change.
     """
-    given = {*_SHARED, *(_option(pair)[0] for pair in args.oracle_option)}
-    packaged = settings.origins_of(_module(args).Args.for_env(args.env)).settings
-    added = {name: x.value for name, x in packaged.items() if name not in given}
-    options = [f"{name}={json.dumps(value)}" for name, value in tracking.plain(added).items()]
-    return replace(args, oracle_option=(*args.oracle_option, *options))
+    if tracking.is_run(run):
+        options = tracking.read_run(run)["args"]["oracle_option"]
+    else:
+        packaged = settings.origins_of(_module(args).Args.for_env(args.env)).settings
+        values = {name: x.value for name, x in packaged.items() if name not in _SHARED}
+        options = [f"{name}={json.dumps(value)}" for name, value in tracking.plain(values).items()]
+    given = [_option(pair)[0] for pair in args.oracle_option]
+    added = [pair for pair in options if _option(pair)[0] not in given]
+    return replace(args, oracle_option=(*args.oracle_option, *added))
 
 
 def _module(args: Args) -> ModuleType:
@@ -250,7 +254,8 @@ class Responses(Work):
     """The members of each side, the table of their payoffs, and their matches."""
 
     def __init__(self, args: Args):
-        args = with_settings(args)
+        path = local(run_directory(args, program := f"psro-{args.oracle}-{args.meta}"))
+        args = with_settings(args, path)
         self._make, self._oracle = oracle_of(args)
         env, name = envs.make(args.env), envs.short_name(args.env)
         require_time_limit(env.spec)
@@ -264,7 +269,6 @@ class Responses(Work):
         self.parts = [*blocks_of(args, len(self.sides))]
         self._members = dict[tuple[int, int, int], TeamPolicy]()
         self._learned = False
-        path = local(run_directory(args, program := f"psro-{args.oracle}-{args.meta}"))
         place, label = path.parent.with_suffix(".vlt"), label_of(program, args)
         self.vaults = {seed: place / f"{label}-{seed}" for seed in self.seeds}
         self._about = {"args": tracking.plain(recorded_args(args) | {"env": name})}

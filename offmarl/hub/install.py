@@ -268,7 +268,12 @@ def install_archive(
     """
     with open_archive(entry.arriving, remote, card.name) as archive:
         vaults = {x: files for x, files in archive.of(uid).items() if x not in entry.uids}
-        members = [member for files in vaults.values() for member in files.values()]
+        members = [
+            member
+            for vault_uid, files in vaults.items()
+            for name, member in files.items()
+            if not (entry.arriving / vault_uid / name).exists()
+        ]
         num_bytes = remote.size if uid is None else sum(member.compress_size for member in members)
         check_room(entry.path, num_bytes + sum(member.file_size for member in members))
         path, fetched, check = archive.path, archive.directory, "CRC-32 of every file"

@@ -247,21 +247,22 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     place = client.assets_directory("policies", "pulled", repository)
     try:
         remote = client.find(repository, CARD, revision or "main", "model")
-        cache.remember(place, revision or "main", remote.commit)
     except HubUnreachableError:
         policy = _newest_pulled(place, cache.commit_of(place, revision or "main"))
         policy = policy or (None if revision else _newest_pulled(place))
         if policy is None or out is not None:
             raise
         return policy
-    run = local(out) if out else place / remote.commit / "run"
+    run, policy = local(out) if out else place / remote.commit / "run", None
     if not run.exists():
         with disk_errors(run):
             place.mkdir(parents=True, exist_ok=True)
             with FileLock(place / ".lock"):
                 if not run.exists():  # no other process was faster
-                    return _install(run, repository, remote)
-    return _installed(run, repository, remote.commit)
+                    policy = _install(run, repository, remote)
+    policy = policy or _installed(run, repository, remote.commit)
+    cache.remember(place, revision or "main", remote.commit)
+    return policy
 
 
 def run_named(name: str | os.PathLike[str]) -> Path:

@@ -68,7 +68,7 @@ def test_a_recording_of_a_side_is_that_of_how_it_acts_and_of_its_opponents(offma
         (["--opponents", "scripted"], "with opponents.evaders.policy='random', not 'scripted'"),
         (["--env-states"], "was started with extras=None"),
     ):
-        refused = offmarl(*command, *changed)
+        refused = offmarl(*named, *changed)
         assert refused.code == 1 and message in refused.json["error"]["message"]
     outcome = offmarl("record", "--policy", run, *sizes, "--act", "sample", "--env-states")
     path = outcome.json["vaults"][0]["path"]

@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 
 import offmarl
-from offmarl import settings, vault
+from offmarl import settings, tracking, vault
 from offmarl.cli import tasks
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.launch import launch
 from offmarl.programs import record_from_run
 from offmarl.programs.recording import collecting
+from offmarl.programs.recording.recorder import run_directory
 from offmarl.programs.runs import evaluate
 from recorders import ippo, psro
 from recorders.psro import Args, main, work
 from tests.rollouts import differ
+from tests.runs import write_run
 
 SMALL = Args(
     env="classic/rps:rock=2",
@@ -189,3 +191,10 @@ def test_the_oracle_has_the_package_s_settings_and_the_run_records_them(tmp_path
     assert (oracle.learning_rate, oracle.schedule) == (0.002, "linear")
     assert (oracle.hidden, oracle.num_envs) == (4, 4)  # given
     assert work(args).args == args
+    # A run that has begun keeps them, even if the package's files change.
+    place = run_directory(args, f"psro-{SMALL.oracle}-{SMALL.meta}")
+    run = write_run(place, "psro", None, [[1.0]])
+    record = tracking.read_run(run)
+    record["args"]["oracle_option"] = list(args.oracle_option)
+    tracking.write_json(run / tracking.RUN_FILE, record)
+    assert work(replace(SMALL, out=tmp_path)).args.oracle_option == args.oracle_option

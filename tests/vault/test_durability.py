@@ -193,7 +193,6 @@ def test_a_failed_creation_leaves_nothing_and_frees_the_place(monkeypatch, tmp_p
     vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2).close()
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no such advice")
 def test_a_writer_discards_no_steps(monkeypatch, tmp_path):
     monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)
     writer = vault.create(tmp_path / "a.vlt", SPEC, rows=2, chunk_steps=16)
@@ -214,6 +213,7 @@ def test_an_empty_vault_is_removed_before_others_may_write_to_it(monkeypatch, tm
     assert not (tmp_path / "a.vlt").exists()
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no such advice")
 def test_the_pages_of_each_data_file_are_dropped_once(monkeypatch, tmp_path):
     dropped = []
     monkeypatch.setattr(

@@ -184,6 +184,8 @@ def test_files_that_a_compaction_takes_away_are_looked_for_again(tmp_path):
 def test_a_vault_is_not_made_inside_another(tmp_path):
     outer = record(tmp_path / "a.vlt", SPEC)
     inside = tmp_path / "a.vlt" / "main" / "b.vlt"
-    with pytest.raises(VaultError, match=r"b\.vlt is inside the vault .*main: choose another place"):
+    with pytest.raises(
+        VaultError, match=r"b\.vlt is inside the vault .*main: choose another place"
+    ):
         vault.create(inside, SPEC, rows=2)
     assert not inside.exists() and vault.open_vault(outer).num_steps

@@ -16,8 +16,6 @@ from offmarl.errors import VaultConflictError, VaultFormatError, VaultLayoutErro
 from offmarl.testing import image_spec, typed_spec
 from offmarl.types import ArraySpec, Discrete, unflatten_tree
 from offmarl.vault.format import encoding
-from offmarl.vault.read import reader
-from offmarl.vault.write import writer as writer_module
 
 from .experience import SPEC, assert_same, concatenate, episodes_of, make, steps, table_of, written
 
@@ -130,45 +128,6 @@ def test_stock_appends_and_we_adopt(tmp_path, spec, codec, length):
     )
     assert open_stock(path).vault_index == length + 37 + 21
     assert vault.verify(path, deep=True).sound
-
-
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
-def test_steps_are_adopted_in_pieces(tmp_path, codec, monkeypatch):
-    """Memory holds a few blocks, and the steps that a killed process did not adopt stay."""
-    monkeypatch.setattr(reader, "_BLOCK_BYTES", 1)
-    monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)
-    monkeypatch.setattr(writer_module, "_MOST_COMMIT_BYTES", 1)
-    ours, theirs = make(steps=20), make(steps=100, seed=1, end_every=15)
-    for name in ("at_once", "killed"):
-        written(tmp_path / f"{name}.vlt", ours, chunk_steps=16, codec=codec)
-        append_with_stock(open_stock(tmp_path / f"{name}.vlt/main"), theirs[0])
-    staged = []
-
-    def watched(self, *arguments, real=writer_module.Writer._accept, **options):
-        real(self, *arguments, **options)
-        staged.append(len(self._buffer.staged))
-        if self._tip.length == stop_at:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(writer_module.Writer, "_accept", watched)
-    stop_at = 0
-    vault.resume(tmp_path / "at_once.vlt").close()
-    assert len(staged) == 7 and not any(staged)
-    for stop_at in (64, 96):
-        before = vault.open_vault(tmp_path / "killed.vlt")
-        with pytest.raises(KeyboardInterrupt):
-            vault.resume(tmp_path / "killed.vlt")
-        found = vault.open_vault(tmp_path / "killed.vlt")
-        assert found.manifest.head.length == stop_at > before.manifest.head.length
-        assert (found.length, open_stock(found.path).vault_index) == (120, 120)
-        assert vault.verify(found.path, deep=True).sound
-    stop_at = 0
-    vault.resume(tmp_path / "killed.vlt").close()
-    at_once, found = (vault.open_vault(tmp_path / f"{n}.vlt") for n in ("at_once", "killed"))
-    assert found.unverified == at_once.unverified == ((20, 120),)
-    assert table_of(found.episodes) == table_of(at_once.episodes)
-    assert found.digest() == at_once.digest()
-    assert vault.verify(found.path, deep=True).sound
 
 
 def test_stock_under_an_open_writer_is_fenced(tmp_path):

@@ -148,8 +148,7 @@ class RunningEpisode:
             has_final = np.array([agent in final for agent in self._agents])
             has_state = self._translator.spec.state == "native"
             self._final_is_known = not has_state and bool((has_final | ~alive).all())
-        view = self._view_of(observations, infos, alive)  # an agent that is cut off needs one, too
-        return step, view if self.over else view._replace(alive=present)
+        return step, self._view_of(observations, infos, alive)
 
     def _check(self, step: Mapping[str, Any], view: View) -> None:
         """Raise `InvalidValueError` for invalid values of a step when it is taken.

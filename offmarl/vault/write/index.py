@@ -75,16 +75,13 @@ def record_of(
     return IndexRecord(head, episodes, views, running)
 
 
-def tables_of(records: Sequence[IndexRecord], before: Head, stock_length: int) -> dict[str, bytes]:
-    """Return the keys and values that add records to the tables of a vault.
-
-    The index is never set below ``stock_length``: steps that are not adopted yet are not lost.
-    """
+def tables_of(records: Sequence[IndexRecord], before: Head) -> dict[str, bytes]:
+    """Return the keys and values that add records to the tables of a vault."""
     if not records:
         return {}
     head, *_, running = records[-1]
     writes = {
-        layout.INDEX_KEY: layout.encode_index(max(head.length, stock_length)),
+        layout.INDEX_KEY: layout.encode_index(head.length),
         layout.HEAD_KEY: layout.dump_json(head._asdict()),
         layout.RUNNING_KEY: running.tobytes(),
     }

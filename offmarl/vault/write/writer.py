@@ -75,8 +75,7 @@ class Writer:
         self._buffer.restore(self.store)
         self._under_way: _Commit | None = None
         self._committed_at = time.monotonic()
-        self._stock_length = manifest.stock_length
-        self._fence = self._stamps()
+        self._fence = self._stamps(manifest.stock_length)
         self._closed = False
 
     @property
@@ -292,20 +291,17 @@ class Writer:
     def _adopt(self, vault: Reader) -> None:
         """Adopt the steps that a stock program appended, as episodes of unknown policies.
 
-        The data is already on disk, so invalid values are kept. Several commits may be needed; if
-        the process dies between them, the next writer adopts the remaining steps.
+        The data is already on disk, so invalid values are kept.
         """
         self._on_invalid, on_invalid = "keep", self._on_invalid
-        start, intervals = self._head.length, self._head.unverified
-        is_begun = bool(intervals) and intervals[-1][1] > start  # by a process that died
-        interval = (intervals[-1][0] if is_begun else start, vault.length)
-        unverified = (*intervals[: len(intervals) - is_begun], interval)
+        start = self._head.length
+        unverified = (*self._head.unverified, (start, vault.length))
         for begin, stop in vault.blocks(start=start):
             steps = vault.transitions(begin, stop)
             unknown: NumpyArray = np.full_like(steps.policy_id, -1)
             steps = steps._replace(policy_id=unknown)
             tip = self._tip._replace(run=None, unverified=unverified)
-            self._accept(steps, None, tip, fresh=begin == start and not is_begun)
+            self._accept(steps, None, tip, fresh=begin == start)
         self.flush()
         self._on_invalid = on_invalid
 
@@ -321,7 +317,7 @@ class Writer:
         writes: dict[str, Value] = dict(self._buffer.tail()) if tail else {}
         for chunk in staged.values():
             writes |= chunk.values
-        writes |= index.tables_of(ready, self._head, self._stock_length)
+        writes |= index.tables_of(ready, self._head)
         blocks = [chunk.block for chunk in staged.values() if chunk.block]
         if self._annotated:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
@@ -356,15 +352,14 @@ class Writer:
             self._pending = self._pending[len(commit.records) :]
             self._head = commit.records[-1].head
         self._buffer.recycle(commit.through)
-        self._fence = self._stamps()
+        self._fence = self._stamps(min(self._head.length, layout.MAX_STOCK_LENGTH))
 
-    def _stamps(self) -> dict[str, bytes]:
+    def _stamps(self, stock_length: int) -> dict[str, bytes]:
         """Return the generations of keys that every append changes."""
-        expected = max(self._stock_length, min(self._head.length, layout.MAX_STOCK_LENGTH))
         chunk = self._head.length // self._schema.chunk_steps
         keys = (layout.INDEX_KEY, self._schema.chunk_key("rewards", 0, chunk))
         (stored_index, *_), stamps = self.store.stamps(keys)
-        if layout.decode_index(stored_index) != expected:
+        if layout.decode_index(stored_index) != stock_length:
             raise conflict_error(self.path)
         return dict(zip(keys, stamps, strict=True))
 
