@@ -16,6 +16,8 @@ from offmarl.errors import VaultConflictError, VaultFormatError, VaultLayoutErro
 from offmarl.testing import image_spec, typed_spec
 from offmarl.types import ArraySpec, Discrete, unflatten_tree
 from offmarl.vault.format import encoding
+from offmarl.vault.read import reader
+from offmarl.vault.write import writer as writer_module
 
 from .experience import SPEC, assert_same, concatenate, episodes_of, make, steps, table_of, written
 
@@ -127,6 +129,33 @@ def test_stock_appends_and_we_adopt(tmp_path, spec, codec, length):
         state.experience["rewards"], np.asarray(dataset.transitions().reward)
     )
     assert open_stock(path).vault_index == length + 37 + 21
+    assert vault.verify(path, deep=True).sound
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_one_commit_adopts_all_steps(tmp_path, codec, monkeypatch):
+    """A first one would set the index below the steps that are left, which stock then replaces."""
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)
+    monkeypatch.setattr(writer_module, "_MOST_COMMIT_BYTES", 1)
+    path = tmp_path / "a.vlt"
+    written(path, make(steps=20), chunk_steps=16, codec=codec)
+    append_with_stock(open_stock(path / "main"), make(steps=100, seed=1, end_every=15)[0])
+    before = vault.open_vault(path)
+
+    def interrupted(self, *arguments, real=writer_module.Writer._accept, **options):
+        real(self, *arguments, **options)
+        if self._tip.length == 96:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer_module.Writer, "_accept", interrupted)
+        vault.resume(path)
+    after = vault.open_vault(path)
+    assert (after.manifest.head, after.length) == (before.manifest.head, 120)
+    assert table_of(after.episodes) == table_of(before.episodes)
+    vault.resume(path).close()
+    assert vault.open_vault(path).unverified == ((20, 120),)
     assert vault.verify(path, deep=True).sound
 
 

@@ -153,6 +153,8 @@ class Writer:
             )
         tip = self._tip._replace(run=run, runs={**self._tip.runs, run: done + 1})
         self._accept(transition, finals, tip, fresh=run != self._tip.run, cut=cut)
+        if self._is_commit_due():
+            self._commit()
 
     def annotate(self, provenance: Mapping[str, Any]) -> None:
         """Merge a JSON object into the provenance, with the next commit."""
@@ -251,7 +253,7 @@ class Writer:
         fresh: bool,
         cut: index.Cut = False,
     ) -> None:
-        """Add steps to the buffer and their episodes to the tables, and commit when it is due."""
+        """Add steps to the buffer, and their episodes to the tables."""
         arrays, problems = self._checked(transition, finals)
         record = index.record_of(
             transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
@@ -263,8 +265,6 @@ class Writer:
         self._tip, self._running = record.head, record.running
         self._pending.append(record)
         self._buffer.put(arrays)
-        if self._is_commit_due():
-            self._commit()
 
     def _checked(
         self, transition: Transition, finals: FinalObservations | None
@@ -291,7 +291,8 @@ class Writer:
     def _adopt(self, vault: Reader) -> None:
         """Adopt the steps that a stock program appended, as episodes of unknown policies.
 
-        The data is already on disk, so invalid values are kept.
+        The data is already on disk, so invalid values are kept. One commit adopts all of them: a
+        first one would set the index below the steps that are left.
         """
         self._on_invalid, on_invalid = "keep", self._on_invalid
         start = self._head.length
