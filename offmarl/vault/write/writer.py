@@ -291,8 +291,7 @@ class Writer:
     def _adopt(self, vault: Reader) -> None:
         """Adopt the steps that a stock program appended, as episodes of unknown policies.
 
-        The data is already on disk, so invalid values are kept. One commit adopts all of them: a
-        first one would set the index below the steps that are left.
+        Invalid values, on disk already, are kept. One commit adopts all: the index never falls.
         """
         self._on_invalid, on_invalid = "keep", self._on_invalid
         start = self._head.length
