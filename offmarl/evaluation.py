@@ -209,7 +209,7 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
     minus half the mean absolute difference of the entries that an agent has.
     """
 
-    def step(carry: ArrayTree, data: _Step) -> tuple[ArrayTree, Array]:
+    def step(carry: ArrayTree, data: _Input) -> tuple[ArrayTree, Array]:
         view = data.observation, data.legal_actions
         action, _, after = policy.act(params, carry, *view, jax.random.key(0))
         if policy.log_prob is not None:  # the carry follows the recorded action
@@ -246,7 +246,7 @@ def log_likelihood(
     if log_prob_of is None:
         raise OptionError("this policy has no log_prob, so the likelihood of actions is unknown.")
 
-    def step(carry: ArrayTree, data: _Step) -> tuple[ArrayTree, Array]:
+    def step(carry: ArrayTree, data: _Input) -> tuple[ArrayTree, Array]:
         log_prob, carry = log_prob_of(
             params, carry, data.observation, data.legal_actions, data.action
         )
@@ -255,7 +255,7 @@ def log_likelihood(
     return _means(policy, step, episodes, episodes.mask[..., None] & episodes.view_tm1.alive)
 
 
-class _Step(NamedTuple):
+class _Input(NamedTuple):
     """A recorded step, as input of a policy."""
 
     observation: ArrayTree
@@ -267,7 +267,7 @@ class _Step(NamedTuple):
 
 def _means(
     policy: Policy,
-    step: Callable[[ArrayTree, _Step], tuple[ArrayTree, Array]],
+    step: Callable[[ArrayTree, _Input], tuple[ArrayTree, Array]],
     episodes: Sequence,
     counted: Bool[Array, "episodes T N"],
 ) -> Float[Array, "episodes"]:
@@ -275,7 +275,7 @@ def _means(
 
     def of_episode(episode: Sequence, counted: Bool[Array, "T N"]) -> Float[Array, ""]:
         view, done = episode.view_tm1, episode.terminated | episode.truncated
-        data = _Step(view.observation, view.legal_actions, episode.action, episode.reward, done)
+        data = _Input(view.observation, view.legal_actions, episode.action, episode.reward, done)
         _, values = jax.lax.scan(step, policy.initial_carry(), data)
         return jnp.where(counted, values, 0).sum() / counted.sum()
 

@@ -72,7 +72,7 @@ _GAP = 2
 """Width of the space between two columns."""
 
 
-class _Lines:
+class _FittedLines:
     """Lines that a function makes for the width of a terminal."""
 
     def __init__(self, lines: Callable[[Console, int], Iterator[Text]]):
@@ -88,7 +88,7 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
     If the columns do not fit beside each other, the cells of a row are listed below each other.
     """
     cells = [[*row] for row in rows]
-    return _Lines(lambda console, width: _table(columns, cells, title, console, width))
+    return _FittedLines(lambda console, width: _table(columns, cells, title, console, width))
 
 
 def _table(
@@ -132,7 +132,7 @@ def grid(values: Mapping[str, str | PurePath]) -> RenderableType:
         (name, _text(x) if isinstance(x, PurePath) else printable(x))
         for name, x in values.items()
     ]
-    return _Lines(lambda console, width: _facts(facts, console, width))
+    return _FittedLines(lambda console, width: _facts(facts, console, width))
 
 
 def _facts(facts: Sequence[tuple[str, str]], console: Console, width: int) -> Iterator[Text]:

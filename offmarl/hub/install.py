@@ -268,12 +268,11 @@ def install_archive(
     """
     with open_archive(entry.arriving, remote, card.name) as archive:
         vaults = {x: files for x, files in archive.of(uid).items() if x not in entry.uids}
-        members = [
-            member
-            for vault_uid, files in vaults.items()
-            for name, member in files.items()
-            if not (entry.arriving / vault_uid / name).exists()
-        ]
+        missing = {
+            x: {name: y for name, y in files.items() if not (entry.arriving / x / name).exists()}
+            for x, files in vaults.items()
+        }
+        members = [member for files in missing.values() for member in files.values()]
         num_bytes = remote.size if uid is None else sum(member.compress_size for member in members)
         check_room(entry.path, num_bytes + sum(member.file_size for member in members))
         path, fetched, check = archive.path, archive.directory, "CRC-32 of every file"
@@ -288,7 +287,7 @@ def install_archive(
                 check = f"SHA-256 of the archive, from {origin}"
         try:
             for vault_uid, files in vaults.items():
-                fetched += _unpack(archive, vault_uid, path, entry.arriving / vault_uid)
+                fetched += _unpack(archive, missing[vault_uid], path, entry.arriving / vault_uid)
                 sums = {name: (x.file_size, x.CRC) for name, x in files.items()}
                 _publish(entry, card, vault_uid, check, sums)
         except OffmarlError:  # it is damaged: let the next pull start again
@@ -298,17 +297,18 @@ def install_archive(
         return fetched
 
 
-def _unpack(archive: RemoteArchive, uid: str, path: Path, place: Path) -> int:
-    """Unpack the files of a vault that are not there yet, from the archive at ``path``.
+def _unpack(
+    archive: RemoteArchive, files: Mapping[str, zipfile.ZipInfo], path: Path, place: Path
+) -> int:
+    """Unpack files of a vault from the archive at ``path`` to the directory of its uid.
 
     If this is the local file of ``archive``, they are downloaded to it first. Returns the bytes
     downloaded.
     """
-    files = {name: x for name, x in archive.vaults[uid].items() if not (place / name).exists()}
     total, fetched = sum(member.compress_size for member in files.values()), 0
     part = place.with_name("unpacked.part")
     with (
-        tracking.progress(uid, total, unit="bytes") as advance,
+        tracking.progress(place.name, total, unit="bytes") as advance,
         readable(path),
         path.open("rb", buffering=0) as file,  # a buffer would hold old bytes
         zipfile.ZipFile(file) as archive_file,

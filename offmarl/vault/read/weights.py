@@ -70,7 +70,7 @@ class Weights:
 WeightsLike = Weights | str | Callable[[Any], Any] | ArrayLike | None
 
 
-class _Part(NamedTuple):
+class _Values(NamedTuple):
     """The numbers of one dataset: ``(M,)`` for its episodes, or ``(rows, length)``."""
 
     dataset: Reader
@@ -159,7 +159,7 @@ def _numbers(
     return [_column(dataset, of) if isinstance(of, str) else of(dataset) for dataset in datasets]
 
 
-def _shaped(dataset: Reader, numbers: Any, weights: Weights, mask: NDArray[np.bool_]) -> _Part:
+def _shaped(dataset: Reader, numbers: Any, weights: Weights, mask: NDArray[np.bool_]) -> _Values:
     """Check the numbers of a dataset, and give the mask of its episodes their shape."""
     array = np.asarray(numbers, np.float64)
     if array.shape not in ((len(dataset),), (dataset.rows, dataset.length)):
@@ -169,7 +169,7 @@ def _shaped(dataset: Reader, numbers: Any, weights: Weights, mask: NDArray[np.bo
             f"{(dataset.rows, dataset.length)}."
         )
     mask = np.repeat(mask, dataset.episodes.length) if array.ndim == 2 else mask
-    return _Part(dataset, array, mask.reshape(array.shape))
+    return _Values(dataset, array, mask.reshape(array.shape))
 
 
 def _column(dataset: Reader, name: str) -> Any:
@@ -197,7 +197,7 @@ def _column(dataset: Reader, name: str) -> Any:
     return extra.astype(np.float64).mean(-1) if extra.ndim == 3 else extra
 
 
-def _check(parts: list[_Part], weights: Weights, may_be_negative: bool) -> None:
+def _check(parts: list[_Values], weights: Weights, may_be_negative: bool) -> None:
     for part in parts:
         wrong = part.mask & ~np.isfinite(part.numbers)
         if not may_be_negative:
@@ -215,7 +215,7 @@ def _check(parts: list[_Part], weights: Weights, may_be_negative: bool) -> None:
             )
 
 
-def _exponentials(parts: list[_Part], temperature: float) -> list[_Part]:
+def _exponentials(parts: list[_Values], temperature: float) -> list[_Values]:
     low = min(part.numbers.min(initial=np.inf, where=part.mask) for part in parts)
     high = max(part.numbers.max(initial=-np.inf, where=part.mask) for part in parts)
     span = high - low if high > low else 1.0
