@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -40,6 +40,7 @@ _ORDER: tuple[State, ...] = ("failed", "crashed", "running", "stopped", "done", 
 """The order in which the table shows tasks."""
 
 
+@runtime_checkable
 class Job(Protocol):
     """A task that a launcher runs; a `concurrent.futures.Future` is one."""
 
@@ -52,6 +53,7 @@ class Job(Protocol):
         ...
 
 
+@runtime_checkable
 class Launcher(Protocol):
     """Runs tasks: each calls `offmarl.launch.task.run_task` in a process of its own.
 

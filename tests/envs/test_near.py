@@ -249,15 +249,21 @@ WRONG = {
         r"ShapeError: extras are 3",
     ),
     "a spec with a list": (
-        {"spec": EnvSpec("", 2, 3, 1, Discrete(4), agents=["a", "b"])},
+        {"spec": property(lambda self: EnvSpec("", 2, 3, 1, Discrete(4), agents=["a", "b"]))},
         r"unhashable type: 'list'.*frozen dataclass",
     ),
-    "a spec of a text": ({"spec": EnvSpec("", "2", 3, 1, Discrete(4))}, r"num_agents '2'"),
+    "a spec of a text": (
+        {"spec": property(lambda self: EnvSpec("", "2", 3, 1, Discrete(4)))},
+        r"num_agents '2'",
+    ),
     "a spec without a kind of action": (
-        {"spec": EnvSpec("", 2, 3, 1, 4)},
+        {"spec": property(lambda self: EnvSpec("", 2, 3, 1, 4))},
         r"action_size None.*Discrete",
     ),
-    "a spec of half a step": ({"spec": EnvSpec("", 2, 3, 1, Discrete(4), 2.5)}, r"time_limit 2.5"),
+    "a spec of half a step": (
+        {"spec": property(lambda self: EnvSpec("", 2, 3, 1, Discrete(4), 2.5))},
+        r"time_limit 2.5",
+    ),
     "a spec with one name": (
         {"spec": EnvSpec("", 2, 3, 1, Discrete(4), agents=("a",))},
         r"agents \('a',\)",

@@ -233,7 +233,7 @@ def of_returns(returns, complete=True, teams=None):
         (of_returns(np.zeros((0, 2))), 1.0),
         (of_returns([[1, 1], [np.inf, 0]]), 1.0),
         (of_returns([[1, 1], [9, 9]], complete=False), 9.0),  # better than none
-        (of_returns([[3, -3], [1, 2]], teams=("a", "b")), 3.0),  # the teams' do not cancel out
+        (of_returns([[3, -3], [1, 2]], teams=(0, 1)), 3.0),  # the teams' do not cancel out
     ],
 )
 def test_the_scale_of_returns(data, scale):

@@ -374,7 +374,7 @@ def _decompress(codec: str | None, value: Any, size: int) -> Any:
     return get_codec({"id": codec}).decode(value)
 
 
-def _zstd_size(value: bytes) -> int | None:
+def _zstd_size(value: bytes | memoryview) -> int | None:
     """Return the size that the header of a Zstandard frame gives (RFC 8878, 3.1.1.1), if any."""
     if value[:4] != bytes.fromhex("28b52ffd") or len(value) < 6:
         raise ValueError("it is not a Zstandard frame")
