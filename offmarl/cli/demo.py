@@ -11,6 +11,7 @@ from rich.console import Group
 
 from offmarl._ahead import in_thread
 from offmarl.cli.output import Report, grid, table
+from offmarl.config import SeedCount
 from offmarl.programs import registry
 from offmarl.statistics import MIN_RUNS
 from offmarl.terminal import interval, number
@@ -31,7 +32,7 @@ _BASELINES: dict[str, dict[str, Any]] = {
 }
 
 
-def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
+def demo(out: Path = Path("demo"), seeds: SeedCount = 3, seed: int = 0) -> Report:
     """Record, train offline and compare on a small swarm, in minutes.
 
     A swarm is trained online and recorded at four tiers. Policies are trained offline on two of

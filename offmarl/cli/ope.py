@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report, records
 from offmarl.cli.parse import refuse_unused
+from offmarl.config import PositiveInt
 from offmarl.errors import OptionError
 from offmarl.ope.options import Options
 from offmarl.paths import distinct_paths
@@ -30,7 +31,7 @@ def ope(
     checkpoints: Literal["last", "all"] = "last",
     options: Options = Options(),  # noqa: B008 - frozen
     env: str | None = None,
-    eval_episodes: int | None = None,
+    eval_episodes: PositiveInt | None = None,
     time_limit: int | None = None,
     program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = (),
 ) -> Report:
@@ -75,8 +76,6 @@ def ope(
         raise OptionError("no runs to evaluate: give the directory of at least one run.")
     if env is None:
         refuse_unused("without --env no policy is played", eval_episodes=eval_episodes is not None)
-    if eval_episodes is not None and eval_episodes < 1:
-        raise OptionError(f"--eval-episodes must be at least 1: got {eval_episodes}.")
     from offmarl.hub.policies import run_named  # takes a while to import, as the others do
     from offmarl.ope import estimate
     from offmarl.ope.ranking import candidates_of, compare_candidates

@@ -32,6 +32,7 @@ from offmarl.config import (
     Rule,
     Validated,
     Vaults,
+    check_rules,
     check_seed,
     read_values,
     with_role,
@@ -87,14 +88,16 @@ def parse(
     options that ``--help-all`` lists, too. A parameter that is a dataclass is built from options of
     its fields. Exits after help; `OptionError` for wrong arguments.
     """
-    hints = get_type_hints(target).items()
-    groups: dict[str, Any] = {name: hint for name, hint in hints if is_dataclass(hint)}
+    hints = get_type_hints(target, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     targets = [target, *groups.values()]
     values = read_args(
         targets, f"offmarl {command}", description, arguments, *more, left_out=groups
     )
     for name, kind in groups.items():
         values[name] = take_fields(kind, values)
+    for name, value in values.items():
+        check_rules(f"--{name.replace('_', '-')}", hints[name], value)
     bound = inspect.signature(target).bind(**values)
     bound.apply_defaults()
     return target(*bound.args, **bound.kwargs)

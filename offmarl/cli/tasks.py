@@ -3,6 +3,7 @@
 In the process of a task, `work_of` makes the work from the rest of the arguments.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -67,11 +68,6 @@ class TaskOptions(Validated):
             refuse_unused(f"{other} launches no tasks", **{x: getattr(self, x) for x in names})
 
     @property
-    def share(self) -> Share | None:
-        """The task to run here."""
-        return None if self.task is None else Share.read(self.task)
-
-    @property
     def of_launcher(self) -> dict[str, Any]:
         """The launcher's own options."""
         return dict(map(_pair, self.launcher_option))
@@ -89,12 +85,10 @@ def _pair(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise OptionError(f"--launcher-option must be KEY=VALUE: got {text!r}.")
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+    try:
+        return name, json.loads(value)  # a number, true or false
+    except ValueError:
+        return name, value
 
 
 class Divided(NamedTuple):
@@ -161,7 +155,7 @@ def run(
     """Plan, launch, run or join the work of a verb, as the options say."""
     if not arguments:
         raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
-    share, of_launcher = options.share, options.of_launcher
+    share, of_launcher = options.task and Share.read(options.task), options.of_launcher
     for option in options_among(arguments, **_JOINING) if VERBS[verb].is_raw else ():
         raise OptionError(
             f"--{option} joins the processes of one program, and each task is a program of its "

@@ -123,10 +123,10 @@ def entry(name: str, commit: str, scenario: str) -> CachedDataset:
     return CachedDataset(root() / name / commit / f"{scenario}{SUFFIX}")
 
 
-def entries(commit: Path | None = None) -> list[CachedDataset]:
-    """Return the datasets on this machine, complete or not: all, or those of a commit."""
-    depths = ("*",) if commit else ("*/*/*/*", "*/*/*/*/*")
-    paths = (path for depth in depths for path in (commit or root()).glob(f"{depth}{SUFFIX}"))
+def entries() -> list[CachedDataset]:
+    """Return the datasets on this machine, complete or not."""
+    depths = "*/*/*/*", "*/*/*/*/*"
+    paths = (path for depth in depths for path in root().glob(f"{depth}{SUFFIX}"))
     return sorted(CachedDataset(path) for path in paths if (path / RECORD).is_file())
 
 
@@ -254,7 +254,8 @@ def _is_source(name: str) -> bool:
 
 def local_vaults(target: DatasetName) -> dict[str, Path]:
     """Return the local vaults of a target, by uid."""
-    vaults = {uid: path for x in _entries_at(target, target.commit) for uid, path in x.uids.items()}
+    dataset = _entry_at(target, target.commit)
+    vaults = dataset.uids if dataset else {}
     return {uid: path for uid, path in vaults.items() if target.uid in (None, uid)}
 
 
@@ -297,20 +298,16 @@ def _not_pulled(name: str, target: DatasetName) -> str:
         return str(unknown_name("uid", target.uid, card.uids))
     if card and (card.hub is None or card.hub.path is None):
         return explain_unpublished(card)
-    vaults = [vault for vault in vault_names() if vault.startswith(f"{target.name}/")]
-    hint = f" Pulled before: {', '.join(vaults)}." if vaults else ""
-    return f"{name} is not on this machine: run `offmarl pull {name}` first.{hint}"
+    return (
+        f"{name} is not on this machine: run `offmarl pull {name}` first. `offmarl cache ls` lists "
+        "other datasets and commits."
+    )
 
 
 def explain_unpublished(card: Card) -> str:
     """Say that a dataset of the catalogue is not published, and how it is recorded."""
     how = f": record it with `{card.recipe.command}`" if card.recipe else ""
     return f"{card.name} is in the catalogue, but not published{how}."
-
-
-def vault_names() -> list[str]:
-    """Return the names of all pulled vaults, with their commits."""
-    return [dataset.name.replace("@", f"/{uid}@") for dataset in entries() for uid in dataset.uids]
 
 
 def find_complete(
@@ -320,31 +317,29 @@ def find_complete(
 
     ``out`` is as for `offmarl.hub.pull`.
     """
-    for entry in _entries_at(target, target.commit, out):
-        card, vaults = target.card or entry.card, entry.uids
-        is_whole = entry.record.get("whole") or (
-            card and card.uids and card.uids.keys() <= vaults.keys()
-        )
-        if card and (target.uid in vaults if target.uid else is_whole):
-            return entry, card
-    return None
+    if (dataset := _entry_at(target, target.commit, out)) is None:
+        return None
+    card, vaults = target.card or dataset.card, dataset.uids
+    is_whole = dataset.record.get("whole") or (
+        card and card.uids and card.uids.keys() <= vaults.keys()
+    )
+    return (dataset, card) if card and (target.uid in vaults if target.uid else is_whole) else None
 
 
 def recorded_card(
     target: DatasetName, commit: str, out: str | os.PathLike[str] | None = None
 ) -> Card | None:
     """Return the card in the record of a dataset on this machine; None if there is none."""
-    all_cards = (entry.card for entry in _entries_at(target, commit, out))
-    return next((card for card in all_cards if card), None)
+    dataset = _entry_at(target, commit, out)
+    return dataset.card if dataset else None
 
 
-def _entries_at(
+def _entry_at(
     target: DatasetName, commit: str, out: str | os.PathLike[str] | None = None
-) -> list[CachedDataset]:
-    """Return the entries of a dataset at a commit, in the cache or in another directory."""
-    if out is None:
-        places = entries(root() / target.name / commit)
-    else:
-        places = [CachedDataset(path) for path in sorted(local(out).glob(f"*{SUFFIX}"))]
+) -> CachedDataset | None:
+    """Return a dataset at a commit, in the cache or another directory; None if it is not there."""
+    directory = root() / target.name / commit if out is None else local(out)
+    places = map(CachedDataset, sorted(directory.glob(f"*{SUFFIX}")))
     identity = target.name, commit
-    return [x for x in places if (x.record.get("name"), x.record.get("commit")) == identity]
+    at_commit = (x for x in places if (x.record.get("name"), x.record.get("commit")) == identity)
+    return next(at_commit, None)

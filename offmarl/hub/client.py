@@ -65,10 +65,12 @@ def assets_directory(*parts: str) -> Path:
 
 def reach() -> None:
     """Raise `HubUnreachableError` unless the hub accepts connections."""
-    if constants.HF_HUB_OFFLINE:
-        raise HubUnreachableError("offline mode is on (HF_HUB_OFFLINE).")
-    if reason := problem():
-        raise HubUnreachableError(f"{constants.ENDPOINT} cannot be reached ({reason}).")
+    reason = "offline mode is on (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else problem()
+    if reason:
+        raise HubUnreachableError(
+            f"{constants.ENDPOINT} cannot be reached ({reason}). `offmarl cache ls` lists the "
+            "datasets on this machine."
+        )
 
 
 def problem() -> str:

@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from offmarl._ahead import in_thread
 from offmarl._memory import return_blocks_from
-from offmarl.errors import HubError, OptionError
+from offmarl.errors import OptionError
 from offmarl.hub import client
 from offmarl.hub.client import Remote, assets_directory
 from offmarl.paths import STREAM_CACHE
@@ -210,7 +210,7 @@ class Pages:
                 if page not in self._coming and not self._cache.has(self._name(page))
             ]
             for run in _runs(missing):
-                future = in_thread(partial(self._fetch_in_turn, run), "offmarl-fetch")
+                future = in_thread(partial(self._fetch, run), "offmarl-fetch")
                 self._coming |= dict.fromkeys(run, future)
             return {self._coming[page] for page in pages if page in self._coming}
 
@@ -223,27 +223,20 @@ class Pages:
         content = self._cache.get(self._name(page))
         return self._fetch(range(page, page + 1))[page] if content is None else content
 
-    def _fetch_in_turn(self, run: range) -> dict[int, bytes]:
+    def _fetch(self, run: range) -> dict[int, bytes]:
+        """Fetch pages by one request, and keep them."""
+        end = min(run.stop * PAGE, self.remote.size)
+        contents: dict[int, bytes] = {}
         try:
             with _requests:
-                return self._fetch(run)
+                blocks = client.stream(self.remote, run.start * PAGE, end)
+                for page, content in zip(run, _paged(blocks), strict=True):
+                    self._cache.put(self._name(page), content)
+                    contents[page] = content
         finally:
             with self._lock:
                 for page in run:
                     self._coming.pop(page, None)
-
-    def _fetch(self, run: range) -> dict[int, bytes]:
-        """Fetch pages by one request, and keep them."""
-        end = min(run.stop * PAGE, self.remote.size)
-        blocks = client.stream(self.remote, run.start * PAGE, end)
-        contents: dict[int, bytes] = {}
-        try:
-            for page, content in zip(run, _paged(blocks), strict=True):
-                self._cache.put(self._name(page), content)
-                contents[page] = content
-        except HubError as error:
-            note = f"Pages fetched before stay in {self._cache.root}."
-            raise type(error)(f"{error} {note}") from None
         return contents
 
 

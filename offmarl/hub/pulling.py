@@ -2,8 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,8 +100,7 @@ def pull(
     target = parse(name)
     _check_limit(time_limit)
     try:
-        with _listing_local_datasets():
-            source = _find(target, out)
+        source = _find(target, out)
     except HubUnreachableError:
         if dataset := cache.find_complete(target, out):
             entry, card = dataset
@@ -111,7 +108,9 @@ def pull(
                 entry.note({TIME_LIMIT: time_limit})
             return _result(entry, card, target, 0, asked=False)
         raise
-    with _locked_place(source, out, time_limit) as entry:
+    entry = _place_of(source, out)
+    with install.disk_errors(entry.path), entry.locked():
+        _claim(entry, source, time_limit)
         fetched = _install_missing(entry, source, target.uid)
         cache.remember(cache.root() / target.name, target.revision, source.commit)
         return _result(entry, source.card, target, fetched)
@@ -129,8 +128,7 @@ def _result(
 def plan(name: str, out: str | os.PathLike[str] | None = None) -> PullPlan:
     """Return what `pull` would download; only the directory of an archive is read for it."""
     target = parse(name)
-    with _listing_local_datasets():
-        source = _find(target, out)
+    source = _find(target, out)
     place = _place_of(source, out).path
     directory = next(path for path in (place, *place.parents) if path.is_dir())
     sizes = _sizes(source, target.uid)
@@ -170,8 +168,7 @@ def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     paths = cache.local_vaults(target) if is_complete else pull(name, time_limit=time_limit).paths
     cache.refuse_several(target)  # a card that has just arrived may list several
     (path,) = paths.values()
-    recorded = CachedDataset(path.parent).record.get(TIME_LIMIT)
-    return install.open_limited(path, recorded if time_limit is None else time_limit)
+    return install.open_limited(path, time_limit)
 
 
 # ---------------------------------------------------------------------------------- finding
@@ -242,17 +239,6 @@ def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> CachedData
     return CachedDataset(local(out) / f"{source.card.scenario}{SUFFIX}")
 
 
-@contextmanager
-def _locked_place(
-    source: _Source, out: str | os.PathLike[str] | None, time_limit: int | None
-) -> Iterator[CachedDataset]:
-    """Lock the place of a dataset; `HubError` if it holds another one or cannot be written."""
-    entry = _place_of(source, out)
-    with install.disk_errors(entry.path), entry.locked():
-        _claim(entry, source, time_limit)
-        yield entry
-
-
 def _claim(entry: CachedDataset, source: _Source, time_limit: int | None) -> None:
     """Record which dataset the directory is for, and the facts of its card that vaults lack.
 
@@ -319,14 +305,3 @@ def _sizes(source: _Source, uid: str | None) -> dict[str, Size]:
         name: Size(sum(x.compress_size for x in members), sum(x.file_size for x in members))
         for name, members in by_uid.items()
     }
-
-
-@contextmanager
-def _listing_local_datasets() -> Iterator[None]:
-    """Add the datasets on this machine to the error of an unreachable hub."""
-    try:
-        yield
-    except HubUnreachableError as error:
-        names = ", ".join(cache.vault_names())
-        hint = f"Pulled before: {names}." if names else "Nothing was pulled before."
-        raise HubUnreachableError(f"{error} {hint}") from error

@@ -269,11 +269,11 @@ def hostile(name: str) -> bytes:
 @pytest.mark.parametrize(
     ("archive", "message"),
     [
-        (b"<html>" * 10_000, "is not a zip archive"),
-        (make_archive()[:-100], "is not a zip archive"),
+        (b"<html>" * 10_000, "not a zip archive"),
+        (make_archive()[:-100], "not a zip archive"),
         (hostile("../outside"), "leads out of it"),
         (hostile("/etc/passwd"), "leads out of it"),
-        (make_archive(uids=()) + b"", "is not a zip archive|no vault"),
+        (make_archive(uids=()) + b"", "not a zip archive|no vault"),
     ],
 )
 def test_what_is_no_archive_of_vaults(hub, archive, message):
@@ -330,7 +330,7 @@ def test_without_a_network_it_is_quick_and_says_what_is_here(hub, monkeypatch):
     monkeypatch.setattr("socket.create_connection", nobody_answers)
     monkeypatch.setattr(client, "_PATIENCE", 0.1)
     start = time.monotonic()
-    with pytest.raises(HubUnreachableError, match=f"Pulled before: {NAME}/Good@"):
+    with pytest.raises(HubUnreachableError, match="`offmarl cache ls`"):
         library.pull(NAME)
     assert time.monotonic() - start < 2.5
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -400,6 +400,6 @@ def test_a_card_is_kept_once_beside_its_dataset(hub, pushed, tmp_path, monkeypat
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert library.pull("org/made-up", out) == pulled._replace(fetched=0, asked=False)
     record.write_text(json.dumps(json.loads(record.read_text()) | {"card": "forged"}))
-    with pytest.raises(HubUnreachableError, match="Pulled before" if in_cache else "Nothing"):
+    with pytest.raises(HubUnreachableError):
         library.pull("org/made-up", out)
     assert cache.recorded_card(cache.parse("org/made-up"), pulled.commit, out) is None
