@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.filesize import decimal
 from tyro.conf import Positional, arg
 
+from offmarl import programs
 from offmarl.cli.output import Report, check_file, grid, records, table
 from offmarl.cli.parse import HELP, config_among, options_among, parse, parse_program
 from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
@@ -39,7 +40,6 @@ from offmarl.tracking import (
 )
 
 if TYPE_CHECKING:
-    from offmarl.programs import LoadedPolicy
     from offmarl.programs.recording.fixed import PolicyArgs
     from offmarl.programs.recording.record import Recording
 
@@ -67,7 +67,6 @@ def record(arguments: list[str]) -> Report:
     """Train agents online and record them at tiers, or record a policy."""
     if not arguments or arguments[0] in HELP:
         return overview("recorder", _USAGE)
-    from offmarl.programs import record_from_run
     from offmarl.programs.recording.fixed import record_fixed, recorded_summary
 
     result: Any
@@ -78,7 +77,7 @@ def record(arguments: list[str]) -> Report:
         result = record_fixed(policies)
     elif "from_run" in options_among(arguments, from_run=_SEVERAL):
         about = "Record further tiers of a finished run."
-        result = parse(record_from_run, "record", about, arguments)
+        result = parse(programs.record_from_run, "record", about, arguments)
     else:
         recording = _trained_recording(arguments)
         result = recorded_summary(recording.path, recording.record())
@@ -162,11 +161,11 @@ class PolicyOptions:
     """Python file of the program that trained the run, if the program is not one of offmarl's. The
     file's code is run."""
 
-    def load(self, run: Path, seed: int | None, env: Any = None) -> "LoadedPolicy":
+    def load(self, run: Path, seed: int | None, env: Any = None) -> "programs.LoadedPolicy":
         """Return the policy of a training seed, by default the first, for ``env``, if given."""
-        from offmarl.programs import load_policy  # imports JAX, which --help does without
-
-        return load_policy(run, seed, self.act == "greedy", self.program, env, self.checkpoint)
+        return programs.load_policy(
+            run, seed, self.act == "greedy", self.program, env, self.checkpoint
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,8 @@ from offmarl.vault.read.manifest import RECORD
 from offmarl.vault.read.open import SUFFIX
 from offmarl.vault.storage.store import store_of
 
+PULLED = "pulled"
+"""Directory of all pulled datasets, or of all pulled policies."""
 ARRIVING = ".arriving"
 """Directory of incomplete data, in the directory of a dataset."""
 _LOCK = ".lock"
@@ -51,7 +53,9 @@ class CachedDataset(NamedTuple):
     @property
     def name(self) -> str:
         """Its name and the beginning of its commit, such as "org/name@0123456789ab"."""
-        return f"{self.record['name']}@{self.record['commit'][:12]}"
+        commit, place = self.path.parents[:2]
+        top = next(directory for directory in place.parents if directory.name == PULLED)
+        return f"{place.relative_to(top).as_posix()}@{commit.name[:12]}"
 
     @property
     def uids(self) -> dict[str, Path]:
@@ -115,7 +119,7 @@ def root() -> Path:
     """Return the directory of all pulled datasets."""
     from offmarl.hub.client import assets_directory  # imports huggingface_hub
 
-    return assets_directory("datasets", "pulled")
+    return assets_directory("datasets", PULLED)
 
 
 def entry(name: str, commit: str, scenario: str) -> CachedDataset:
@@ -157,7 +161,7 @@ def remove(dataset: CachedDataset) -> int:
         if ref.read_text().strip() == commit.name:
             ref.unlink()
     for directory in (refs, name, *name.parents):
-        if directory == root():
+        if directory.name == PULLED:
             break
         with suppress(OSError):  # it is not empty
             directory.rmdir()

@@ -10,6 +10,7 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from offmarl.errors import CardError, OptionError, unknown_name
 from offmarl.terminal import interval
 from offmarl.vault.read.manifest import PUBLISHED
+from offmarl.vault.transform.lineage import sources_of
 
 if TYPE_CHECKING:
     from offmarl.vault import Dataset
@@ -144,7 +145,7 @@ def _statements(provenance: Mapping[str, Any], native: bool) -> Iterator[Stateme
         commit = f" at commit {text[:12]}" if (text := _text(published, "commit")) else ""
         origin = f"{_text(published, 'dataset')} of {_text(published, 'repository')}"
         yield Statement(False, f"Published as {origin}{commit}", *_terms(published))
-    elif sources := _sources(provenance):
+    elif sources := sources_of(provenance):
         for entry in sources:
             below = entry.get("provenance")
             inside = below if isinstance(below, Mapping) else {}
@@ -220,16 +221,10 @@ def _text(facts: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _sources(provenance: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    from offmarl.vault.transform.lineage import sources_of  # it imports TensorStore
-
-    return sources_of(provenance)
-
-
 def in_words(vault: "Dataset") -> str:
     """Return the origin of a vault's data in sentences."""
     parts = list(dict.fromkeys(statement.words for statement in statements(vault)))
-    if _sources(vault.provenance):
+    if sources_of(vault.provenance):
         operation = vault.provenance["lineage"].get("operation", "transformed")
         return f"Made with `offmarl {operation}`. Its sources: {'; '.join(parts)}."
     return f"{'; '.join(parts)}."

@@ -244,7 +244,7 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     """
     repository, _, revision = name.partition("@")
     client.check_name(repository)
-    place = client.assets_directory("policies", "pulled", repository)
+    place = _root() / repository
     try:
         remote = client.find(repository, CARD, revision or "main", "model")
     except HubUnreachableError:
@@ -265,6 +265,27 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     return policy
 
 
+class CachedPolicy(cache.CachedDataset):
+    """A policy that `pull_policy` put into the cache: the directory of its run."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The files and their checksums, as `offmarl.hub.cache.verify` reads them."""
+        _, files = _parse((self.path / CARD).read_text(), str(self.path))
+        checksums = {name: (file.size, file.sha256) for name, file in files.items()}
+        return {"uids": {"": {"files": checksums}}}
+
+
+def _root() -> Path:
+    """Return the directory of all pulled policies."""
+    return client.assets_directory("policies", cache.PULLED)
+
+
+def cached_policies() -> list[CachedPolicy]:
+    """Return the policies in the cache."""
+    return [CachedPolicy(path) for path in sorted(_root().glob("*/*/*/run"))]
+
+
 def run_named(name: str | os.PathLike[str]) -> Path:
     """Return the run of a pulled policy, by its name; anything else is returned as a path.
 
@@ -273,7 +294,7 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     path, text = Path(name), os.fspath(name)
     if path.exists() or not client.NAME.fullmatch(text):
         return path
-    if (policy := _newest_pulled(client.assets_directory("policies", "pulled", text))) is None:
+    if (policy := _newest_pulled(_root() / text)) is None:
         raise RunError(
             f"there is no run at {text}, and no policy of this name was downloaded: give the "
             f"directory of a run, or download the policy with `offmarl pull {text} --policy`."

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import sys
+import tomllib
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -192,6 +193,19 @@ def test_without_the_hub_the_policy_on_this_machine_is_used(hub, run, monkeypatc
 
 
 @pytest.mark.slow
+def test_the_cache_lists_verifies_and_removes_policies(hub, run, offmarl):
+    library.push_policy(run, "org/agent", "MIT")
+    path = library.pull_policy("org/agent").path
+    ((name, entry),) = offmarl("cache", "ls", "--json").json["policies"].items()
+    assert name.startswith("org/agent@") and entry["path"] == str(path)
+    count = offmarl("cache", "verify", "org/agent", "--json").json["verified"][name]
+    assert count == len(tomllib.loads((path / "offmarl-policy.toml").read_text())["files"])
+    (path / "metrics.jsonl").write_text("")
+    assert "differ from what was published (metrics.jsonl)" in offmarl("cache", "verify", name).err
+    assert list(offmarl("cache", "rm", name, "--yes", "--json").json["removed"]) == [name]
+    assert not path.exists() and offmarl("cache", "ls", "--json").json["policies"] == {}
+
+
 def test_damaged_data_is_not_installed_and_the_next_pull_is_whole(hub, run):
     library.push_policy(run, NAME, "MIT")
     record = hub.files(NAME, "main")[1]["run.json"]
