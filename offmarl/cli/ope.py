@@ -10,9 +10,8 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report, records
-from offmarl.cli.parse import refuse_unused
+from offmarl.cli.parse import AT_LEAST_ONE, refuse_unused
 from offmarl.config import PositiveInt
-from offmarl.errors import OptionError
 from offmarl.ope.options import Options
 from offmarl.paths import distinct_paths
 from offmarl.terminal import interval
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def ope(
-    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN...")] = (),
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN..."), AT_LEAST_ONE] = (),
     *,
     vault: str,
     methods: tuple[Literal["tabular", "local", "fqe", "wis"], ...] = (),
@@ -72,8 +71,6 @@ def ope(
         Python files of the programs that trained the runs, for programs that are not offmarl's. The
         files' code is run.
     """
-    if not runs:
-        raise OptionError("no runs to evaluate: give the directory of at least one run.")
     if env is None:
         refuse_unused("without --env no policy is played", eval_episodes=eval_episodes is not None)
     from offmarl.hub.policies import run_named  # takes a while to import, as the others do
@@ -86,13 +83,7 @@ def ope(
     candidates = [candidate for run in directories for candidate in candidates_of(run, checkpoints)]
     policies = _load(candidates, act, program)
     returns = _returns(env, policies, dataset, eval_episodes)
-    try:
-        estimates = estimate(policies, dataset, options, methods or None, progress)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "stopped: nothing is kept of an evaluation that was stopped. The same command starts "
-            "anew; --methods fqe and fewer --updates or --episodes take less time."
-        ) from None
+    estimates = estimate(policies, dataset, options, methods or None, progress)
     draws = {label: bool(x.policy.draws(x.params)) for label, x in policies.items()}
     about = {
         "vault": dataset.path,

@@ -73,6 +73,8 @@ class JsonFlag:
 
 
 HELP = ("-h", "--help", "--help-all")
+AT_LEAST_ONE = Rule("at least one", bool)
+"""For arguments of which a command takes several; its help shows them without a default."""
 
 
 def parse(
@@ -96,10 +98,10 @@ def parse(
     )
     for name, kind in groups.items():
         values[name] = take_fields(kind, values)
-    for name, value in values.items():
-        check_rules(f"--{name.replace('_', '-')}", hints[name], value)
     bound = inspect.signature(target).bind(**values)
     bound.apply_defaults()
+    for name, value in bound.arguments.items():
+        check_rules(name, hints[name], value)
     return target(*bound.args, **bound.kwargs)
 
 

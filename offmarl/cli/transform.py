@@ -307,11 +307,9 @@ def _terms(licence: str | None, citation: str | None) -> dict[str, str]:
     terms = {"citation": citation} if citation else {}
     if licence is None:
         return terms
-    from offmarl.hub.licences import OTHER, licence_named
+    from offmarl.hub.licences import licence_named
 
-    if (name := licence_named(licence)) == OTHER:
-        raise OptionError("'other' names no licence: give it, and its link, to `offmarl push`.")
-    return terms | {"licence": name}
+    return terms | {"licence": licence_named(licence)}
 
 
 def _check_source(source: str) -> None:

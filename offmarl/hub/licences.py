@@ -102,13 +102,10 @@ def hub_metadata(licence: str, link: str | None) -> dict[str, str]:
 
 def check_link(licence: str, link: str | None) -> None:
     """Raise `OptionError` unless "other", and only "other", comes with a web address."""
-    if licence != OTHER and link:
+    has_link = (link or "").startswith(("https://", "http://"))
+    if (licence == OTHER) != has_link:
         raise OptionError(
-            f"{licence} takes no link: leave --licence-link out, or give --licence other."
-        )
-    if licence == OTHER and not (link or "").startswith(("https://", "http://")):
-        raise OptionError(
-            "'other' needs the address of the licence's text: give --licence-link URL."
+            "--licence-link is the address of the text of --licence other: give both, or neither."
         )
 
 

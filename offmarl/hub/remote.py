@@ -17,7 +17,6 @@ from huggingface_hub import constants
 from offmarl.errors import (
     HubChecksumError,
     HubError,
-    VaultConflictError,
     VaultError,
     VaultNotFoundError,
     unknown_name,
@@ -63,7 +62,7 @@ def parse(url: Url) -> Address:
 
 
 class PublishedValues:
-    """The values of a published vault, read from its files; a read-only `KeyValues`.
+    """The values of a published vault, read from its files: a `KeyValues` that is never written.
 
     ``files`` are those of the vault, by their paths in its directory.
     """
@@ -153,17 +152,6 @@ class PublishedValues:
     def generations(self, keys: Sequence[str]) -> list[bytes]:
         """Return a stamp for each key; a commit on the hub never changes."""
         return [b"1"] * len(keys)
-
-    def commit(self, writes: Mapping[str, bytes], fence: Mapping[str, bytes]) -> None:
-        """Raise `VaultConflictError`: published data is not written to."""
-        del writes, fence
-        raise VaultConflictError(
-            f"{self._name} is published, and cannot be changed: pull it first."
-        )
-
-    def clear(self) -> None:
-        """Raise `VaultConflictError`: published data is not removed."""
-        self.commit({}, {})
 
 
 class HubDriver(Registered):

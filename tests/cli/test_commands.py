@@ -410,7 +410,7 @@ def test_a_value_of_the_wrong_type_is_named_without_the_rules_of_its_option(offm
 
 def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
     none = offmarl("evaluate", "run", "--eval-episodes", 0)
-    assert (none.code, none.err) == (2, "error: --eval-episodes must be at least 1: got 0.\n")
+    assert (none.code, none.err) == (2, "error: eval_episodes must be at least 1, not 0.\n")
 
 
 @pytest.mark.parametrize(

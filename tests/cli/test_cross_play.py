@@ -356,8 +356,8 @@ def test_a_table_is_divided_into_tasks(here, offmarl):
     assert None not in np.ravel(alone["returns"]["agent_0"])
     for wrong, message in (
         (["nosuch/run"], "there is no run at nosuch/run"),
-        ([], "no policies to play"),
-        (["two", "--partners"], "--partners names no policy"),
+        ([], "runs must be at least one"),
+        (["two", "--partners"], "partners must be at least one"),
         (["two", "--block-steps", 4], "divided by its rows"),
     ):
         refused = offmarl("cross-play", *wrong)
