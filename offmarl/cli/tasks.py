@@ -60,12 +60,12 @@ class TaskOptions(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        alone = {"--task": self.task is not None, "--join": self.join}
-        if sum((*alone.values(), self.tasks is not None)) > 1:
+        if sum((self.tasks is not None, self.task is not None, self.join)) > 1:
             raise OptionError("give only one of --tasks, --task and --join.")
-        for other in (option for option, is_given in alone.items() if is_given):
+        if self.task is not None or self.join:
             names = ("launcher", "jobs", "launcher_option")
-            refuse_unused(f"{other} launches no tasks", **{x: getattr(self, x) for x in names})
+            values = {name: getattr(self, name) for name in names}
+            refuse_unused("--task and --join launch no tasks", **values)
 
     @property
     def of_launcher(self) -> dict[str, Any]:
@@ -141,18 +141,13 @@ def _divided(verb: str, arguments: list[str], block_steps: int | None) -> Divide
     return divided
 
 
-def run_whole(verb: str, arguments: list[str], divided: Divided) -> Report:
-    """Run all of a work here, unless it is always launched."""
-    if divided.before is not None:
-        return run(verb, arguments, TaskOptions(), divided)
-    run_task(divided.work, Share(0, 1))
-    return divided.report(Launched(join_work(divided.work)))
-
-
 def run(
     verb: str, arguments: list[str], options: TaskOptions, divided: Divided | None = None
 ) -> Report:
-    """Plan, launch, run or join the work of a verb, as the options say."""
+    """Plan, launch, run or join the work of a verb, as the options say.
+
+    Without options all of it runs here, unless it is always launched.
+    """
     if not arguments:
         raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
     share, of_launcher = options.task and Share.read(options.task), options.of_launcher
@@ -164,6 +159,9 @@ def run(
     work, report, before, take_over = divided or _divided(verb, arguments, options.block_steps)
     if before and share is None and not options.join and (early := before(options.dry_run)):
         return early
+    if before is None and options == TaskOptions():
+        run_task(work, Share(0, 1))
+        return report(Launched(join_work(work)))
     if options.dry_run:
         return _plan(work, share.of if share else options.tasks)
     if share is not None:

@@ -200,12 +200,10 @@ def _find(target: DatasetName, out: str | os.PathLike[str] | None) -> _Source:
                 f"that `offmarl push` published (a policy is pulled with --policy): {error}"
             ) from error
         _check_uid(target.uid, card)
-        source = _Source(target.name, card, target.name, commit, None, None)
-    else:
-        if card.uids:  # otherwise only the archive lists them
-            _check_uid(target.uid, card)
-        source = _find_archive(card, target.revision)
-    return source
+        return _Source(target.name, card, target.name, commit, None, None)
+    if card.uids:  # otherwise only the archive lists them
+        _check_uid(target.uid, card)
+    return _find_archive(card, target.revision)
 
 
 def _check_uid(uid: str | None, card: Card) -> None:

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import PurePath
-from typing import NamedTuple
 
 import google_crc32c
 from huggingface_hub import constants
@@ -22,6 +21,7 @@ from offmarl.errors import (
     unknown_name,
 )
 from offmarl.hub import client
+from offmarl.hub.cache import DatasetName
 from offmarl.hub.card import Card, File
 from offmarl.hub.index import Index, ValueRange
 from offmarl.hub.pages import Pages
@@ -39,15 +39,7 @@ _MOST = 2**28
 """Maximum bytes of a file that is read whole."""
 
 
-class Address(NamedTuple):
-    """The parts of an address."""
-
-    repository: str
-    revision: str
-    uid: str | None
-
-
-def parse(url: Url) -> Address:
+def parse(url: Url) -> DatasetName:
     """Parse the address of a dataset."""
     text = "/".join(url.parts[1:])
     path, at, revision = text.removeprefix(f"{_DATASETS}/").partition("@")
@@ -58,7 +50,8 @@ def parse(url: Url) -> Address:
             f"{url} is not the address of a dataset: give hf://org/name, hf://org/name/uid or "
             "hf://org/name@revision/uid."
         )
-    return Address("/".join(parts[:2]), revision or "main", parts[2] if len(parts) > 2 else None)
+    uid = parts[2] if len(parts) > 2 else None
+    return DatasetName("/".join(parts[:2]), uid, revision or None)
 
 
 class PublishedValues:
@@ -166,7 +159,7 @@ class HubDriver(Registered):
     @cached_property
     def _found(self) -> tuple[str, Card]:
         """The commit and the card of the dataset, as they were when it was first used."""
-        return client.find_card(self.address.repository, self.address.revision)
+        return client.find_card(self.address.name, self.address.revision)
 
     @property
     def _uid(self) -> str:
@@ -176,7 +169,7 @@ class HubDriver(Registered):
     @cached_property
     def values(self) -> PublishedValues:  # type: ignore[override]
         """The values of the vault."""
-        (commit, card), repository = self._found, self.address.repository
+        (commit, card), repository = self._found, self.address.name
         owner = f"{constants.ENDPOINT}/{repository}"
 
         def open_pages(file: File) -> Pages:
