@@ -105,12 +105,9 @@ _cache: Any = cache  # type checkers take the class of a dataclass for unhashabl
 @_cache
 def with_role(kind: Any, role: Role) -> frozenset[str]:
     """Return the names of a dataclass's fields that have a role, or one of several."""
-    names = set()
-    for base in getattr(kind, "__mro__", ()):
-        for entry in fields(base) if is_dataclass(base) else ():
-            if entry.metadata.get("roles", Role(0)) & role:
-                names.add(entry.name)
-    return frozenset(names)
+    bases = filter(is_dataclass, getattr(kind, "__mro__", ()))
+    entries = (entry for base in bases for entry in fields(base))
+    return frozenset(x.name for x in entries if x.metadata.get("roles", Role(0)) & role)
 
 
 Vaults = str | Path | Mapping[str, float] | tuple[str, ...]

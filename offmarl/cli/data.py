@@ -135,8 +135,7 @@ def _statistics_table(computed: Statistics) -> RenderableType:
         medians = leaf.quantiles[middle][leaf.count > 0]
         ends = sorted({f"{x:.4g}" for x in (medians.min(), medians.max())}) if len(medians) else []
         values = [float(x) for x in (mean, std, low)]
-        row = [name, leaf.count.size, int(count), *values, " to ".join(ends)]
-        rows.append([*row, float(high)])
+        rows.append([name, leaf.count.size, int(count), *values, " to ".join(ends), float(high)])
     return table(columns, rows)
 
 

@@ -104,7 +104,7 @@ def test_every_name_is_where_its_card_stands():
             r"hub: .* required field repository",
         ),
         (MINIMAL + "colour = 'red'", "card has unknown colour"),
-        (MINIMAL + "time_limit = 0", "time_limit must be positive, not 0"),
+        (MINIMAL + "time_limit = 0", "time_limit: Expected int >= 1"),
         (MINIMAL.replace("2", '"2"'), "num_agents: Expected int, got str"),
         (MINIMAL.replace("2", "true"), "num_agents: Expected int, got bool"),
         (MINIMAL + "[uids.A]\nsteps = 'many'", r"uids.*steps: Expected int"),

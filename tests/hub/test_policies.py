@@ -6,7 +6,6 @@ import shutil
 import sys
 import tomllib
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -19,7 +18,7 @@ import yaml
 
 import offmarl as offmarl_library
 from baselines import iql_cql
-from offmarl import envs, tracking
+from offmarl import envs, records, tracking
 from offmarl import hub as library
 from offmarl.benchmark.plan import read_plan
 from offmarl.cli import policies as cli_policies
@@ -35,7 +34,7 @@ from offmarl.errors import (
     UnknownNameError,
 )
 from offmarl.hub import install, policies
-from offmarl.hub.card import File, check_files
+from offmarl.hub.card import File
 from offmarl.hub.readme import model_readme
 from offmarl.programs import registry
 from offmarl.programs.recording import online
@@ -244,10 +243,11 @@ def test_files_that_are_not_those_of_a_policy_are_refused(hub, tmp_path, name):
 
 @pytest.mark.parametrize("path", ["a/" * 16 + "a", "a" * 1025])
 def test_long_paths_are_refused(path):
-    file = File(path, 1, "0" * 64)
-    with pytest.raises(CardError, match="the card: a file has an invalid path"):
-        check_files([file], "the card")
-    check_files([replace(file, path=path.removeprefix("a").removeprefix("/"))], "the card")
+    file = {"path": path, "size": 1, "sha256": "0" * 64}
+    with pytest.raises(CardError, match="the card is not valid: path: "):
+        records.as_type(file, File, "the card", CardError)
+    short = file | {"path": path.removeprefix("a").removeprefix("/")}
+    assert records.as_type(short, File, "the card", CardError).path == short["path"]
 
 
 def test_a_policy_of_too_many_bytes_is_refused(hub):
