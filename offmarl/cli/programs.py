@@ -14,7 +14,14 @@ from tyro.conf import Positional, arg
 
 from offmarl import programs
 from offmarl.cli.output import Report, check_file, grid, records, table
-from offmarl.cli.parse import HELP, config_among, options_among, parse, parse_program
+from offmarl.cli.parse import (
+    HELP,
+    config_among,
+    options_among,
+    parse,
+    parse_program,
+    use_cores_for,
+)
 from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
 from offmarl.config import PositiveInt, RecordingArgs, Role, option
 from offmarl.errors import OptionError
@@ -187,7 +194,6 @@ def _trained_recording(arguments: list[str]) -> "Recording":
     """Return the recording of a trained policy, which the same command resumes after a stop."""
     args = parse(_TrainedArgs, "record", "Record a trained policy.", arguments, TaskOptions)
     from offmarl import envs
-    from offmarl.cli.parse import use_cores_for
     from offmarl.cli.policies import load
     from offmarl.programs.cluster import join
     from offmarl.programs.recording.record import Recording
