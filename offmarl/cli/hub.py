@@ -163,7 +163,7 @@ def push(
     return Report({**pushed._asdict(), "card": asdict(pushed.card)}, text)
 
 
-def _pushed_policy(pushed: "hub.PushedPolicy") -> Report:
+def _pushed_policy(pushed: "hub.Pushed[dict[str, Any]]") -> Report:
     card = pushed.card
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
     facts |= {"summary": card["summary"], "licence": card["licence"]}

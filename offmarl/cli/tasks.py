@@ -132,8 +132,8 @@ def work_of(arguments: tuple[str, ...]) -> Work:
 
 def _divided(verb: str, arguments: list[str], block_steps: int | None) -> Divided:
     about = VERBS[verb]
-    if block_steps is not None and about.blocks:
-        raise OptionError(f"--block-steps divides data: {about.blocks}.")
+    if block_steps is not None and about.work not in ("record_work", "transform_work"):
+        raise OptionError(f"--block-steps divides data, and `offmarl {verb}` makes none.")
     make, name = function_of(about.work, about), about.work.replace("_", "-")
     divided: Divided = (
         parse(make, verb, "", arguments) if name == verb else make(verb, arguments, block_steps)

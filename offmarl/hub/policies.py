@@ -28,7 +28,7 @@ from offmarl.hub import cache, client
 from offmarl.hub.card import File, check_files
 from offmarl.hub.install import disk_errors, download_files
 from offmarl.hub.licences import check_link, licence_named
-from offmarl.hub.pushing import commit_files, files_of, open_repository
+from offmarl.hub.pushing import Pushed, commit_files, files_of, open_repository
 from offmarl.hub.readme import README, model_readme
 from offmarl.paths import local
 from offmarl.statistics import estimate, mean
@@ -56,17 +56,6 @@ class _Card(records.PolicyCard, frozen=True):
     files: tuple[File, ...]
 
 
-class PushedPolicy(NamedTuple):
-    """The result of `push_policy`."""
-
-    url: str
-    commit: str
-    sent: int
-    """Bytes."""
-    card: dict[str, Any]
-    """Content of `CARD`."""
-
-
 class PulledPolicy(NamedTuple):
     """The result of `pull_policy`."""
 
@@ -88,7 +77,7 @@ def push_policy(
     summary: str = "",
     private: bool = False,
     message: str = "Upload with offmarl",
-) -> PushedPolicy:
+) -> Pushed[dict[str, Any]]:
     """Publish the last policies of a finished run as a model that `pull_policy` downloads.
 
     Parameters
@@ -146,7 +135,7 @@ def push_policy(
         obsolete = {path for path in place.files - contents.keys() if _PATH.fullmatch(path)}
         commit = commit_files(place, operations, message, obsolete)
     sent = sum(operation.upload_info.size for operation in operations)
-    return PushedPolicy(place.url, commit, sent, card)
+    return Pushed(card, place.url, commit, sent)
 
 
 def _members(directory: Path) -> dict[str, str | bytes]:
