@@ -186,11 +186,10 @@ def _end_by_signal(signum: int) -> None:
 
 def _run(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in HELP:
-        groups = GROUPS.items()
         return output.overview(
             {
                 title: {name: summary_of(name, verb) for name, verb in group.items()}
-                for title, group in groups
+                for title, group in GROUPS.items()
             }
         )
     if arguments == ["--version"]:

@@ -85,13 +85,13 @@ def ope(
     returns = _returns(env, policies, dataset, eval_episodes)
     estimates = estimate(policies, dataset, options, methods or None, progress)
     draws = {label: bool(x.policy.draws(x.params)) for label, x in policies.items()}
-    about = {
+    data = {
         "vault": dataset.path,
         "digest": dataset.known_digest(),
         "gamma": options.gamma,
         "env": env,
+        **compare_candidates(estimates, candidates, draws, act, returns),
     }
-    data = about | compare_candidates(estimates, candidates, draws, act, returns)
     return Report(data, Group(*view(data)))
 
 

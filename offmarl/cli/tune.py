@@ -137,16 +137,16 @@ def _report(work: "TrialsWork", tuned: "Tuned") -> Report:
     unscored = f" ({unscored})" if unscored else ""
     title = f"{path_text(tuned.file)}: the best of {trials}{unscored}, score {tuned.score:.6g}"
     ranges = {name: span.words() for name, span in work.space.items()}
-    rows = [{**row} for row in best[:_SHOWN]]
-    for row in rows:
-        row["state"] += ", default" if row["trial"] == tuned.default else ""
+    rows = [
+        row | ({"state": f"{row['state']}, default"} if row["trial"] == tuned.default else {})
+        for row in best[:_SHOWN]
+    ]
     page = tuned.file.with_suffix(".html")
     table = {"columns": [*rows[0]], "rows": [[*row.values()] for row in rows]}
     replace_file(page, render("search.html", title=title, **table, figures=work.figures()))
     view = Group(records(rows, title), _about_default(tuned), as_is(f"wrote {path_text(page)}"))
-    data = {"file": tuned.file, "score": tuned.score, "best": tuned.best, "default": tuned.default}
-    data["page"] = page
-    return Report({**data, "ranges": ranges, "trials": tuned.trials}, view)
+    facts = tuned._asdict() | {"page": page, "ranges": ranges}
+    return Report(facts, view)
 
 
 def _about_default(tuned: "Tuned") -> str:

@@ -171,14 +171,14 @@ def remove(dataset: CachedDataset) -> int:
 def verify(dataset: CachedDataset, uid: str | None = None) -> int:
     """Compare every file with what `pull` recorded, and return the number of files."""
     files = [
-        (dataset.path / name / file, *checksum)
+        (dataset.path / name / file, checksum)
         for name, facts in dataset.record.get("uids", {}).items()
         if uid in (None, name)
-        for file, checksum in facts["files"].items()
+        for file, (_, checksum) in facts["files"].items()
     ]
     if not files:
         raise HubError(f"{dataset.path} was not pulled completely: pull it again.")
-    damaged = [path for path, size, checksum in files if not _is_intact(path, size, checksum)]
+    damaged = [path for path, checksum in files if not _is_intact(path, checksum)]
     if damaged:
         names = ", ".join(str(path.relative_to(dataset.path)) for path in damaged[:3])
         raise HubChecksumError(
@@ -188,20 +188,16 @@ def verify(dataset: CachedDataset, uid: str | None = None) -> int:
     return len(files)
 
 
-def _is_intact(path: Path, size: int, checksum: int | str) -> bool:
-    """Whether a file has this size, and this SHA-256, or CRC-32 if it is from an archive."""
-    try:
-        with path.open("rb") as file:
-            if path.stat().st_size != size:
-                return False
-            if isinstance(checksum, str):
-                return hashlib.file_digest(file, "sha256").hexdigest() == checksum
-            crc = 0
-            while block := file.read(2**20):
-                crc = zlib.crc32(block, crc)
-            return crc == checksum
-    except OSError:
-        return False
+def _is_intact(path: Path, checksum: int | str) -> bool:
+    """Whether a file has this SHA-256, or CRC-32 if it is from an archive."""
+    with suppress(OSError), path.open("rb") as file:
+        if isinstance(checksum, str):
+            return hashlib.file_digest(file, "sha256").hexdigest() == checksum
+        crc = 0
+        while block := file.read(2**20):
+            crc = zlib.crc32(block, crc)
+        return crc == checksum
+    return False
 
 
 # ------------------------------------------------------------------------------------ names

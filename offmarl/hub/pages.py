@@ -69,17 +69,14 @@ class PageCache:
 
     def get(self, name: str) -> bytes | None:
         """Return the content of a page; None if it is not in the cache."""
-        with self._lock:
-            if name in self._recent:
-                self._recent.move_to_end(name)
-                return self._recent[name]
-        path = self._path(name)
-        try:
-            content = path.read_bytes()
-        except OSError:
-            return None
-        with suppress(OSError):  # it was removed meanwhile, or belongs to another user
-            os.utime(path)
+        content, path = self._recent.get(name), self._path(name)
+        if content is None:
+            try:
+                content = path.read_bytes()
+            except OSError:
+                return None
+            with suppress(OSError):  # it was removed meanwhile, or belongs to another user
+                os.utime(path)
         self._keep(name, content)
         return content
 
