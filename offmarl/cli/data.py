@@ -23,6 +23,7 @@ from offmarl.tracking import as_dicts, progress
 from offmarl.types import Discrete
 from offmarl.vault.check.leaf_statistics import QUANTILES, Statistics
 from offmarl.vault.format.compat import MEANINGS
+from offmarl.vault.storage.location import hide_credentials
 
 _BINS = 40
 _MOST_LINES = 50
@@ -61,7 +62,7 @@ def ls(
     summaries = vault.list_vaults(directory, env, agents)
     vaults = [{"path": path, **summary._asdict()} for path, summary in summaries]
     unread = [f"{path_text(entry['path'])}: {entry['error']}" for entry in vaults if entry["error"]]
-    place = "this directory" if directory == "." else directory
+    place = "this directory" if directory == "." else hide_credentials(directory)
     hint = "`offmarl record` makes some, and `offmarl ls --remote` lists published ones"
     text = _listed(vaults) if vaults else f"no vaults in {place}: {hint}."
     return Report({"vaults": vaults}, Group(text, *unread))
@@ -69,16 +70,13 @@ def ls(
 
 def _listed(vaults: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Return a table of vaults, without environments if all paths contain them."""
-    in_paths = all(f"{entry['env']}.vlt" in str(entry["path"]) for entry in vaults if entry["env"])
-    columns = {
-        "path": "path",
-        **({} if in_paths else {"env": "env"}),
-        "num_agents": "agents",
-        "steps": "steps",
-        "episodes": "episodes",
-        **({"incomplete": "incomplete"} if any(entry["incomplete"] for entry in vaults) else {}),
-        "mean_return": "mean return",
-    }
+    columns = {"path": "path", "env": "env", "num_agents": "agents", "steps": "steps"}
+    columns |= {"episodes": "episodes"}
+    if any(entry["incomplete"] for entry in vaults):
+        columns |= {"incomplete": "incomplete"}
+    columns |= {"mean_return": "mean return"}
+    if all(f"{entry['env']}.vlt" in str(entry["path"]) for entry in vaults if entry["env"]):
+        del columns["env"]
     rows = [[entry[field] for field in columns] for entry in vaults]
     return table(list(columns.values()), rows)
 
@@ -398,15 +396,16 @@ def _outcome(result: vault.Verification) -> list[RenderableType]:
         lines.append(f"{path_text(result.path)} {extent}: {scope}.")
     else:
         lines += [f"{path_text(result.path)} is damaged ({scope}):", *_lines(result.faults)]
-    sections = {
-        "What it holds that is no damage:": result.notes,
-        "Not checked, so damage there is not detected; --deep checks it:": result.skipped,
-        "Without a checksum, so damage there may not be detected:": result.unchecked,
-    }
-    for title, items in sections.items():
-        lines += [title, *_lines(items)] if items else []
+    if result.notes:
+        lines += ["What it holds that is no damage:", *_lines(result.notes)]
+    if result.skipped:
+        lines.append("Not checked, so damage there is not detected; --deep checks it:")
+        lines += _lines(result.skipped)
     if result.other_layout:
         lines.append(f"It has neither offmarl's nor OG-MARL's layout: {result.other_layout}")
+    if result.unchecked:
+        lines += ["Without a checksum, so damage there may not be detected:"]
+        lines += _lines(result.unchecked)
     return lines
 
 

@@ -157,25 +157,16 @@ def push(
         )
     pushed = hub.push(vaults, to, licence, name, summary, citation, private, message, licence_link)
     rows = [[uid, entry.digest, len(entry.files)] for uid, entry in pushed.card.uids.items()]
-    facts = {
-        "repository": pushed.url,
-        "commit": pushed.commit,
-        "size": decimal(pushed.sent),
-        "summary": pushed.card.summary,
-        "licence": _licence(pushed.card),
-    }
+    facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
+    facts |= {"summary": pushed.card.summary, "licence": _licence(pushed.card)}
     text = Group(table(["uid", "digest", "files"], rows), grid(facts))
     return Report({**pushed._asdict(), "card": asdict(pushed.card)}, text)
 
 
 def _pushed_policy(pushed: "hub.Pushed[dict[str, Any]]") -> Report:
-    facts = {
-        "repository": pushed.url,
-        "commit": pushed.commit,
-        "size": decimal(pushed.sent),
-        "summary": pushed.card["summary"],
-        "licence": pushed.card["licence"],
-    }
+    card = pushed.card
+    facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
+    facts |= {"summary": card["summary"], "licence": card["licence"]}
     return Report(pushed._asdict(), grid(facts))
 
 

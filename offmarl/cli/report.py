@@ -76,13 +76,8 @@ def _run_report(runs: Sequence[Path], paths: Sequence[str], html: Path | None) -
     if html:
         replace_file(html, pages.run_page(described))
     parts = [*described.sections(), *map(as_is, described.notes())]
-    data = {
-        "run": runs[0],
-        "record": described.record,
-        "page": html,
-        "notes": described.notes(),
-        "curves": {name: curve.data() for name, curve in described.curves.items()},
-    }
+    data = {"run": runs[0], "record": described.record, "page": html, "notes": described.notes()}
+    data |= {"curves": {name: curve.data() for name, curve in described.curves.items()}}
     return Report(data, Group(*parts, *([f"wrote {html}"] if html else [])))
 
 

@@ -269,13 +269,8 @@ def convert(
     """
     terms = _terms(licence, citation)
     if to is not None:
-        unused = {
-            "from": layout,
-            "env": env,
-            "on_invalid": on_invalid != "cut",
-            "licence": licence,
-            "citation": citation,
-        }
+        unused: dict[str, Any] = {"from": layout, "env": env, "on_invalid": on_invalid != "cut"}
+        unused |= {"licence": licence, "citation": citation}
         refuse_unused("--to writes a vault in another layout", **unused)
         return _export(source, out, to, time_limit)
     _check_source(source)
