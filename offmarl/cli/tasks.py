@@ -150,7 +150,8 @@ def run(
     """
     if not arguments:
         raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
-    share, of_launcher = options.task and Share.read(options.task), options.of_launcher
+    share = None if options.task is None else Share.read(options.task)
+    of_launcher = options.of_launcher
     for option in options_among(arguments, **_JOINING) if VERBS[verb].is_raw else ():
         raise OptionError(
             f"--{option} joins the processes of one program, and each task is a program of its "
