@@ -122,11 +122,6 @@ def root() -> Path:
     return assets_directory("datasets", PULLED)
 
 
-def entry(name: str, commit: str, scenario: str) -> CachedDataset:
-    """Return the place of a dataset at a commit, which need not exist."""
-    return CachedDataset(root() / name / commit / f"{scenario}{SUFFIX}")
-
-
 def entries() -> list[CachedDataset]:
     """Return the datasets on this machine, complete or not."""
     depths = "*/*/*/*", "*/*/*/*/*"

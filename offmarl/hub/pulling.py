@@ -232,9 +232,9 @@ def _find_archive(card: Card, revision: str) -> _Source:
 
 
 def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> CachedDataset:
-    if out is None:
-        return cache.entry(source.name, source.commit, source.card.scenario)
-    return CachedDataset(local(out) / f"{source.card.scenario}{SUFFIX}")
+    """Return the place of a dataset, which need not exist."""
+    directory = cache.root() / source.name / source.commit if out is None else local(out)
+    return CachedDataset(directory / f"{source.card.scenario}{SUFFIX}")
 
 
 def _claim(entry: CachedDataset, source: _Source, time_limit: int | None) -> None:
