@@ -249,7 +249,7 @@ def _is_source(name: str) -> bool:
 
 def local_vaults(target: DatasetName) -> dict[str, Path]:
     """Return the local vaults of a target, by uid."""
-    dataset = _entry_at(target, target.commit)
+    dataset = _entry_of(target)
     vaults = dataset.uids if dataset else {}
     return {uid: path for uid, path in vaults.items() if target.uid in (None, uid)}
 
@@ -279,8 +279,8 @@ def find(name: str, one: bool = False) -> Path | None:
 
 def refuse_several(target: DatasetName) -> None:
     """Raise `VaultError` if a name has no uid and its dataset has several, pulled or not."""
-    card = target.card or recorded_card(target, target.commit)
-    vaults = local_vaults(target)
+    dataset, vaults = _entry_of(target), local_vaults(target)
+    card = target.card or (dataset and dataset.card)
     uids = card.uids if card and len(vaults) < 2 else vaults
     if target.uid is None and len(uids) > 1:
         choices = ", ".join(uids)
@@ -312,7 +312,7 @@ def find_complete(
 
     ``out`` is as for `offmarl.hub.pull`.
     """
-    if (dataset := _entry_at(target, target.commit, out)) is None:
+    if (dataset := _entry_of(target, out)) is None:
         return None
     card, vaults = target.card or dataset.card, dataset.uids
     is_whole = dataset.record.get("whole") or (
@@ -321,18 +321,11 @@ def find_complete(
     return (dataset, card) if card and (target.uid in vaults if target.uid else is_whole) else None
 
 
-def recorded_card(
-    target: DatasetName, commit: str, out: str | os.PathLike[str] | None = None
-) -> Card | None:
-    """Return the card in the record of a dataset on this machine; None if there is none."""
-    dataset = _entry_at(target, commit, out)
-    return dataset.card if dataset else None
-
-
-def _entry_at(
-    target: DatasetName, commit: str, out: str | os.PathLike[str] | None = None
+def _entry_of(
+    target: DatasetName, out: str | os.PathLike[str] | None = None
 ) -> CachedDataset | None:
-    """Return a dataset at a commit, in the cache or another directory; None if it is not there."""
+    """Return a dataset at its commit, in the cache or in ``out``; None if it is not there."""
+    commit = target.commit
     directory = root() / target.name / commit if out is None else local(out)
     places = map(CachedDataset, sorted(directory.glob(f"*{SUFFIX}")))
     identity = target.name, commit

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -100,7 +99,7 @@ def pull(
     target = parse(name)
     _check_limit(time_limit)
     try:
-        source = _find(target, out)
+        source = _find(target)
     except HubUnreachableError:
         if dataset := cache.find_complete(target, out):
             entry, card = dataset
@@ -128,7 +127,7 @@ def _result(
 def plan(name: str, out: str | os.PathLike[str] | None = None) -> PullPlan:
     """Return what `pull` would download; only the directory of an archive is read for it."""
     target = parse(name)
-    source = _find(target, out)
+    source = _find(target)
     place = _place_of(source, out).path
     directory = next(path for path in (place, *place.parents) if path.is_dir())
     sizes = _sizes(source, target.uid)
@@ -186,12 +185,11 @@ class _Source(NamedTuple):
     """The archive's SHA-256 in the card, if it is of this revision."""
 
 
-def _find(target: DatasetName, out: str | os.PathLike[str] | None) -> _Source:
+def _find(target: DatasetName) -> _Source:
     """Find a dataset on the hub; `UnknownNameError` or `HubError` if that fails."""
     if (card := target.card) is None:
         try:
-            local_card = partial(cache.recorded_card, target, out=out)
-            commit, card = client.find_card(target.name, target.revision, local_card)
+            commit, card = client.find_card(target.name, target.revision)
         except HubUnreachableError:
             raise
         except HubError as error:
