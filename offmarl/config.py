@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Flag, auto
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -99,10 +98,6 @@ def option(default: Any, roles: Role) -> Any:
     return field(default=default, metadata={"roles": roles})
 
 
-_cache: Any = cache  # type checkers take the class of a dataclass for unhashable
-
-
-@_cache
 def with_role(kind: Any, role: Role) -> frozenset[str]:
     """Return the names of a dataclass's fields that have a role, or one of several."""
     bases = filter(is_dataclass, getattr(kind, "__mro__", ()))

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,11 +98,6 @@ def summary_of(name: str, verb: Verb) -> str:
     first_line = re.compile(rf'(?ms)^def {name.replace("-", "_")}\(.*?"""(.*?)\.?("""|$)')
     package = Path(__file__).parents[1]
     for file in (package / "cli" / f"{verb.module}.py", package / "vault" / "verbs.py"):
-        if match := first_line.search(_source(file)):
+        if match := first_line.search(file.read_text("utf-8")):
             return match[1]
     raise LookupError(name)
-
-
-@cache
-def _source(file: Path) -> str:
-    return file.read_text("utf-8")

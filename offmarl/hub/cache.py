@@ -267,12 +267,12 @@ def find(name: str, one: bool = False) -> Path | None:
             return None
         raise VaultNotFoundError(f"the path {name} does not exist, and {error}") from error
     if paths := local_vaults(target):
-        if one and target.uid is None:
+        if one:
             refuse_several(target)
-            if find_complete(target) is None:  # its card does not say whether there are others
-                raise VaultNotFoundError(_not_pulled(name, target))
-        return paths[target.uid] if target.uid else next(iter(paths.values())).parent
-    if target.card is None:
+        # Without a uid, an incomplete dataset whose card lists none may have others.
+        if target.uid or not one or find_complete(target):
+            return paths[target.uid] if target.uid else next(iter(paths.values())).parent
+    elif target.card is None:
         return None
     raise VaultNotFoundError(_not_pulled(name, target))
 
