@@ -160,14 +160,14 @@ def push(
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
     facts |= {"summary": pushed.card.summary, "licence": _licence(pushed.card)}
     text = Group(table(["uid", "digest", "files"], rows), grid(facts))
-    return Report({**pushed._asdict(), "card": asdict(pushed.card)}, text)
+    return Report({**vars(pushed), "card": asdict(pushed.card)}, text)
 
 
 def _pushed_policy(pushed: "hub.Pushed[dict[str, Any]]") -> Report:
     card = pushed.card
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
     facts |= {"summary": card["summary"], "licence": card["licence"]}
-    return Report(pushed._asdict(), grid(facts))
+    return Report(vars(pushed), grid(facts))
 
 
 def cache(

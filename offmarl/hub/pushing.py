@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,7 +66,8 @@ _SMALL_FILE = 2**22
 CardT = TypeVar("CardT")
 
 
-class Pushed(NamedTuple, Generic[CardT]):
+@dataclass(frozen=True)
+class Pushed(Generic[CardT]):
     """The result of a push of a dataset, or of a policy, whose card is a dictionary."""
 
     card: CardT
