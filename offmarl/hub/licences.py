@@ -102,8 +102,8 @@ def hub_metadata(licence: str, link: str | None) -> dict[str, str]:
 
 def check_link(licence: str, link: str | None) -> None:
     """Raise `OptionError` unless "other", and only "other", comes with a web address."""
-    has_link = (link or "").startswith(("https://", "http://"))
-    if (licence == OTHER) != has_link:
+    is_address = (link or "").startswith(("https://", "http://"))
+    if not (licence == OTHER) == bool(link) == is_address:
         raise OptionError(
             "--licence-link is the address of the text of --licence other: give both, or neither."
         )

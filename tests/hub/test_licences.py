@@ -83,6 +83,7 @@ def test_a_transform_tells_of_all_its_sources(recorded, tmp_path):
         ("other", None, "give both, or neither"),
         ("other", "terms.txt", "give both, or neither"),
         ("MIT", "https://here/terms", "give both, or neither"),
+        ("MIT", "terms.txt", "give both, or neither"),
         ("mine", None, "no licence named 'mine'"),
         ("0bsd", None, Licence("0BSD")),
         ("cc-by-nd-3.0", None, Licence("CC-BY-ND-3.0")),
