@@ -40,7 +40,7 @@ def test_pull_look_verify_remove(offmarl):
         (["pull"], 2, "Missing"),
         (["pull", "lab/suite/smalll"], 2, "did you mean lab/suite/small"),
         (["pull", f"{NAME}@v9"], 1, "no revision 'v9'"),
-        (["cache", "rm", "lab"], 2, "no pulled dataset named 'lab'"),
+        (["cache", "rm", "lab"], 2, "no pulled dataset or policy named 'lab'"),
         (["cache", "rm"], 2, "give names of datasets or --all"),
         (["cache", "rm", "lab", "--all"], 2, "give names (lab) or --all, not both"),
         (["cache", "verify", "lab", "--all"], 2, "give names (lab) or --all, not both"),
