@@ -21,7 +21,7 @@ from offmarl.cli.output import Report, table
 from offmarl.cli.parse import finite_number, parse, refuse_unused, rule_of
 from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError, VaultError
-from offmarl.hub.licences import licence_named
+from offmarl.hub.licences import OTHER, licence_named
 from offmarl.launch import Share, Work, join_work, run_share
 from offmarl.paths import path_text
 from offmarl.statistics import spread
@@ -305,6 +305,8 @@ def _export(source: str, out: Path, layout: str, time_limit: int | None) -> Repo
 def _terms(licence: str | None, citation: str | None) -> dict[str, str]:
     """Return the licence and citation; `UnknownNameError` if there is no such licence."""
     terms = {"citation": citation, "licence": licence and licence_named(licence)}
+    if terms["licence"] == OTHER:
+        raise OptionError("'other' names no licence: give it, and its link, to `offmarl push`.")
     return {name: text for name, text in terms.items() if text}
 
 

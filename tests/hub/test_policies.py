@@ -205,6 +205,7 @@ def test_the_cache_lists_verifies_and_removes_policies(hub, run, offmarl):
     assert not path.exists() and offmarl("cache", "ls", "--json").json["policies"] == {}
 
 
+@pytest.mark.slow
 def test_damaged_data_is_not_installed_and_the_next_pull_is_whole(hub, run):
     library.push_policy(run, NAME, "MIT")
     record = hub.files(NAME, "main")[1]["run.json"]
