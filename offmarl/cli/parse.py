@@ -73,7 +73,7 @@ class JsonFlag:
 
 
 HELP = ("-h", "--help", "--help-all")
-AT_LEAST_ONE = Rule("at least one", bool)
+AT_LEAST_ONE = Rule("at least one (give the path of each)", bool)
 """For arguments of which a command takes several; its help shows them without a default."""
 
 
