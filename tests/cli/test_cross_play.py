@@ -358,7 +358,7 @@ def test_a_table_is_divided_into_tasks(here, offmarl):
         (["nosuch/run"], "there is no run at nosuch/run"),
         ([], "runs must be at least one"),
         (["two", "--partners"], "partners must be at least one"),
-        (["two", "--block-steps", 4], "divided by its rows"),
+        (["two", "--block-steps", 4], "block-steps divides data"),
     ):
         refused = offmarl("cross-play", *wrong)
         assert refused.code and message in refused.err and refused.err.count("\n") == 1
