@@ -238,7 +238,7 @@ def test_a_dataset_is_prepared_again_if_its_vault_is_gone(read):
 def test_a_benchmark_has_no_steps(read, offmarl):
     read()
     outcome = offmarl("benchmark", "plan.toml", "--block-steps", 100)
-    assert outcome.code == 2 and "divided by its cells" in outcome.err
+    assert outcome.code == 2 and "block-steps divides data" in outcome.err
 
 
 def test_a_program_leaves_no_variables_and_no_memory_for_the_next_one(read, monkeypatch, released):
