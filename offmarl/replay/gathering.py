@@ -4,8 +4,8 @@ Large leaves are copied once, from the source straight to where they stay.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._arrays import as_items
-from offmarl.replay.fields import COMPUTED, Fields, SlotPlace, end_fields, shapes_in
+from offmarl.replay.fields import (
+    COMPUTED,
+    Fields,
+    SlotPlace,
+    end_fields,
+    fields_of,
+    shapes_in,
+)
 from offmarl.replay.rings import SlotRing
 from offmarl.replay.sampling import Windows, returns_to_go
 from offmarl.types import ArraySpec
@@ -22,6 +29,10 @@ _ALIGNMENT = 64
 """Bytes. JAX uses memory of this alignment as it is, where the device is a CPU."""
 _LARGE_BYTES = 512
 """From this size on a field has memory of its own, which JAX need not copy."""
+_READ_BYTES = 2**23
+"""Approximate size of the slots that `read_slots` reads at once."""
+_SLOTS_ON_END = 64
+"""Slots that it reads as one window; longer ones would often cross the ends of chunks."""
 
 
 class _Field(NamedTuple):
@@ -97,9 +108,16 @@ class RingReader:
 
     def __init__(self, ring: SlotRing, windows: Windows):
         self._source, self._table, self._windows = ring.source, ring.table, windows
-        self._first_episode = ring.first_episode
-        discount = windows.return_to_go
-        self._to_go = None if discount is None else returns_to_go(ring.source, discount)
+        self._episodes, self._first_episode = ring.table.recorded, ring.first_episode
+
+    @cached_property
+    def _to_go(self) -> NDArray[np.float32] | None:
+        discount = self._windows.return_to_go
+        return None if discount is None else returns_to_go(self._source, self._episodes, discount)
+
+    def prepare_fork(self) -> None:
+        """Compute what forked processes share."""
+        _ = self._to_go
 
     def read(self, starts: NDArray[np.int64], batch: Batch, at: NDArray[np.int64] | None) -> None:
         """Write the windows from ``n`` slots on to windows ``at`` of a batch; None for all."""
@@ -152,7 +170,9 @@ class RingReader:
         fields["episode"][target] = place.episode + self._first_episode
         fields["mask"][target] = fields["next_known"][target] = True
         if self._to_go is not None:
-            fields["return_to_go"][target] = self._follows(place)
+            episodes, (time, episode) = self._episodes, place.at((slice(None), slice(-1)))
+            step = episodes.start[episode] + np.minimum(time, episodes.length[episode] - 1)
+            fields["return_to_go"][target] = self._to_go[episodes.row[episode], step]
         to = across if at is None else at[across]
         self._write_ends(place.at(across), fields, to)
 
@@ -164,7 +184,7 @@ class RingReader:
         The index counts the steps of all pieces. Each window has one piece, and a window whose
         steps are not contiguous on disk has more, after those of all windows.
         """
-        source, episodes = self._source, self._source.episodes
+        source, episodes = self._source, self._episodes
         count, slots = place.time.shape
         size = min(slots, source.length)
         in_own = place.time[:, 0] < episodes.length[place.episode[:, 0]]
@@ -192,7 +212,7 @@ class RingReader:
 
         The slots that end episodes have any step.
         """
-        source, episodes = self._source, self._source.episodes
+        source, episodes = self._source, self._episodes
         flat = SlotPlace(place.time.ravel(), place.episode.ravel())
         steps = np.flatnonzero(flat.time < episodes.length[flat.episode])
         time, episode = flat.at(steps)
@@ -206,19 +226,11 @@ class RingReader:
         index[steps] = np.repeat(base, np.diff(begins, append=len(time))) + time
         return row[begins], first, index.reshape(place.time.shape)
 
-    def _follows(self, place: SlotPlace) -> NDArray[np.float32]:
-        """Return the returns-to-go of the steps of windows, ``(n, T, N)``."""
-        assert self._to_go is not None
-        episodes, (time, episode) = self._source.episodes, place.at((slice(None), slice(-1)))
-        time = episodes.start[episode] + np.minimum(time, episodes.length[episode] - 1)
-        returns: NDArray[np.float32] = self._to_go[episodes.row[episode], time]
-        return returns
-
     def _write_ends(self, place: SlotPlace, fields: Fields, to: NDArray[np.int64]) -> None:
         """Write the slots that end episodes, in windows ``to`` of a batch, and ``next_known``."""
-        episodes = self._source.episodes
+        episodes = self._episodes
         window, slot = np.nonzero(place.time == episodes.length[place.episode])
-        ends = end_fields(place.at((window, slot)), self._source, self._first_episode)
+        ends = end_fields(place.at((window, slot)), self._source, episodes, self._first_episode)
         slots, steps = self._windows.slots, self._windows.steps
         of_slots = to[window] * slots + slot
         of_steps = (to[window] * steps + slot)[slot < steps]
@@ -235,3 +247,28 @@ class RingReader:
             window, slot = np.nonzero(unknown[:, :steps])
             terminated = fields["terminated"][to[window], slot].all(-1)
             fields["next_known"][to[window], slot] = terminated
+
+
+def read_slots(
+    ring: SlotRing, windows: Windows, count: int
+) -> Iterator[tuple[NDArray[np.int64], Fields]]:
+    """Yield numbers of a ring's slots and their fields, until each has come up to ``count``.
+
+    The slots from the ring's end on are those at its beginning; a few above ``count`` come, too.
+    Slots that were recorded at the same time are read together, since they may share chunks.
+    """
+    table, recorded = ring.table, ring.table.recorded
+    on_end = replace(windows, length=min(_SLOTS_ON_END, count), burn_in=0)
+    reader = RingReader(ring, on_end)
+    layout = BatchLayout.of(fields_of(ring.source.spec, on_end), on_end)
+    starts = np.arange(0, count, on_end.length)
+    index, before = table.locate(starts)
+    starts = starts[np.argsort(recorded.start[table.episodes[index]] + before, kind="stable")]
+    size = max(1, _READ_BYTES // layout.window_bytes)
+    for first in range(0, len(starts), size):
+        part = starts[first : first + size]
+        batch = Batch(layout, len(part))
+        reader.read(part, batch, None)
+        slots = (part[:, None] + np.arange(on_end.length)).ravel()
+        fields = ((name, x[:, : on_end.length]) for name, x in batch.fields.items())
+        yield slots, {name: x.reshape(len(slots), *x.shape[2:]) for name, x in fields}
