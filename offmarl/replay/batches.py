@@ -63,7 +63,7 @@ class WindowSource(WindowReader):
         """Return the windows that start at given slots, on the device."""
         return Batches(*_on_device(self._gather(starts.ravel()), self._layout, (starts.shape,)))
 
-    def each_at(self, starts: list[Int[np.ndarray, "B"]]) -> list[Sequence]:
+    def each_at(self, starts: list[Int[np.ndarray, "_"]]) -> list[Sequence]:
         """Return batches of windows on the device, each from its slots; see `each_array`."""
         batch = self._gather(np.concatenate(starts))
         return _on_device(batch, self._layout, tuple(x.shape for x in starts))

@@ -88,7 +88,7 @@ class WindowReader:
         fields = finish_fields(self._gather(starts.ravel()).fields, self._windows)
         return to_sequence({k: x.reshape(*starts.shape, *x.shape[1:]) for k, x in fields.items()})
 
-    def each_array(self, starts: list[Int[np.ndarray, "B"]]) -> list[Sequence]:
+    def each_array(self, starts: list[Int[np.ndarray, "_"]]) -> list[Sequence]:
         """Return batches of windows, ``(B, T, ...)``, each from its slots.
 
         All are gathered at once, which takes less time than one call for each.

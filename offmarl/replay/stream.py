@@ -53,7 +53,7 @@ class Stream(AbstractContextManager["Stream"]):
 
     def __init__(
         self,
-        read: Callable[[list[Int[np.ndarray, "B"]]], list[Sequence]],
+        read: Callable[[list[Int[np.ndarray, "_"]]], list[Sequence]],
         order: Order,
         reader: Any,
         windows: Windows,

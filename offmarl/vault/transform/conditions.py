@@ -128,16 +128,12 @@ def columns_of(
     """
     table = source.vault.episodes
     number = lineage.origin_of(table.policy_id, source.origins)
-
-    def of_origin(field: str) -> NumpyArray:
-        return np.array([getattr(origin, field) for origin in source.origins])[number]
-
     columns: dict[str, Any] = {
         **table.returns_by_name,
         "length": table.length,
         **_policies(source, table.policy_ids, named or source.named, names),
-        "tier": of_origin("tier"),
-        "source": of_origin("vault"),
+        "tier": np.array([origin.tier for origin in source.origins])[number],
+        "source": np.array([origin.vault for origin in source.origins])[number],
         "cause": table.cause,
         "terminated": table.terminated,
         "truncated": table.truncated,
