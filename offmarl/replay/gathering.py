@@ -121,14 +121,15 @@ class RingReader:
 
     def read(self, starts: NDArray[np.int64], batch: Batch, at: NDArray[np.int64] | None) -> None:
         """Write the windows from ``n`` slots on to windows ``at`` of a batch; None for all."""
-        index, before = self._table.locate(starts)
-        last = before + self._windows.slots - 1
-        across = np.flatnonzero(last >= self._table.lengths[index])
-        time = before[:, None] + np.arange(self._windows.slots)
-        episode = np.repeat(self._table.episodes[index, None], self._windows.slots, 1)
-        place = SlotPlace(time, episode)
-        if len(across):
-            time[across], episode[across] = self._across(index[across], time[across])
+        table, slots = self._table, np.arange(self._windows.slots)
+        index, before = table.locate(starts)
+        place = SlotPlace(
+            before[:, None] + slots, np.repeat(table.episodes[index, None], len(slots), 1)
+        )
+        across = np.flatnonzero(place.time[:, -1] >= table.lengths[index])
+        if len(across):  # into the ring's next episodes
+            index, place.time[across] = table.locate(starts[across, None] + slots)
+            place.episode[across] = table.episodes[index]
         self._write(place, across, batch, at)
 
     def read_beginnings(self, batch: Batch, at: NDArray[np.int64]) -> None:
@@ -137,19 +138,6 @@ class RingReader:
         time = np.minimum(np.arange(self._windows.slots), table.lengths[:, None])
         episode = np.repeat(table.episodes[:, None], self._windows.slots, 1)
         self._write(SlotPlace(time, episode), np.arange(len(time)), batch, at)
-
-    def _across(self, index: NDArray[np.int64], time: NDArray[np.int64]) -> SlotPlace:
-        """Return the places of the slots of windows that cross into the ring's next episodes."""
-        table, indices = self._table, np.repeat(index[:, None], time.shape[1], 1)
-        longer = np.arange(len(time))
-        while len(longer):
-            times, number = time[longer], indices[longer]
-            past = times > table.lengths[number]
-            times -= np.where(past, table.lengths[number] + 1, 0)
-            number = (number + past) % len(table.lengths)
-            time[longer], indices[longer] = times, number
-            longer = longer[times[:, -1] > table.lengths[number[:, -1]]]
-        return SlotPlace(time, table.episodes[indices])
 
     def _write(
         self,
@@ -163,7 +151,7 @@ class RingReader:
         The windows that are not ``across`` hold steps of one episode only.
         """
         fields, target = batch.fields, slice(None) if at is None else at
-        size, rows, starts, index = self._pieces(place, across)
+        size, rows, starts, index = self._pieces(place)
         out = {name: array for name, array in fields.items() if name not in COMPUTED}
         self._source.window_fields(rows, starts, size, index, out, at)
         fields["time"][target] = place.time
@@ -177,42 +165,15 @@ class RingReader:
         self._write_ends(place.at(across), fields, to)
 
     def _pieces(
-        self, place: SlotPlace, across: NDArray[np.int64]
+        self, place: SlotPlace
     ) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the size, rows and starts of the pieces to read, and the index of the slots.
 
-        The index counts the steps of all pieces. Each window has one piece, and a window whose
-        steps are not contiguous on disk has more, after those of all windows.
+        The index counts the steps of all pieces. A window has a piece for each part of it that is
+        contiguous on disk. The slots that end episodes have any index.
         """
         source, episodes = self._source, self._episodes
-        count, slots = place.time.shape
-        size = min(slots, source.length)
-        in_own = place.time[:, 0] < episodes.length[place.episode[:, 0]]
-        first = place.at((np.arange(count), np.where(in_own, 0, 1)))  # each window's first step
-        rows, begins = episodes.row[first.episode], episodes.start[first.episode] + first.time
-        starts = np.minimum(begins, source.length - size)
-        index = np.arange(count)[:, None] * size + np.arange(slots)
-        if len(across):
-            time, episode = place.at(across)
-            last = episodes.length[episode] - 1
-            step = episodes.start[episode] + np.minimum(time, last) - starts[across, None]
-            is_read = (episodes.row[episode] == rows[across, None]) & (step >= 0) & (step < size)
-            index[across] = across[:, None] * size + np.clip(step, 0, size - 1)
-            broken = across[~(is_read | (time > last)).all(-1)]
-            if len(broken):
-                more_rows, more_starts, steps = self._broken_pieces(place.at(broken), size)
-                rows, starts = np.append(rows, more_rows), np.append(starts, more_starts)
-                index[broken] = count * size + steps
-        return size, rows, starts, index
-
-    def _broken_pieces(
-        self, place: SlotPlace, size: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows and starts of pieces, and the index of the slots in their steps.
-
-        The slots that end episodes have any step.
-        """
-        source, episodes = self._source, self._episodes
+        size = min(place.time.shape[1], source.length)
         flat = SlotPlace(place.time.ravel(), place.episode.ravel())
         steps = np.flatnonzero(flat.time < episodes.length[flat.episode])
         time, episode = flat.at(steps)
@@ -224,7 +185,7 @@ class RingReader:
         base = np.arange(len(begins)) * size - first
         index = np.zeros(place.time.size, np.int64)
         index[steps] = np.repeat(base, np.diff(begins, append=len(time))) + time
-        return row[begins], first, index.reshape(place.time.shape)
+        return size, row[begins], first, index.reshape(place.time.shape)
 
     def _write_ends(self, place: SlotPlace, fields: Fields, to: NDArray[np.int64]) -> None:
         """Write the slots that end episodes, in windows ``to`` of a batch, and ``next_known``."""
