@@ -214,7 +214,7 @@ def open_batches(
 
     def gather(numbers: range) -> Batches:
         pairs = threefry.split(threefry.fold_in(words, np.array(numbers)))  # as `split_key`
-        return reader.at(draw_on_host(reader.starts, pairs[..., 0, :], windows.batch_size))
+        return reader.at(draw_on_host(reader.rings.starts, pairs[..., 0, :], windows.batch_size))
 
     with _gathered(gather, len(keys) * reader.batch_bytes, steps, memory) as batches:
         yield batches

@@ -130,11 +130,6 @@ class BlockGatherer:
         self._lock, self._reading = Lock(), Lock()
         self._is_closed = False
 
-    @property
-    def batch_bytes(self) -> int:
-        """Bytes of a batch."""
-        return self._windows.batch_size * self._layout.window_bytes
-
     def close(self) -> None:
         """Abandon the buffers that are being read, which may wait for a network. Idempotent."""
         with self._lock:

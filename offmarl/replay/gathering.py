@@ -111,13 +111,10 @@ class RingReader:
         self._episodes, self._first_episode = ring.table.recorded, ring.first_episode
 
     @cached_property
-    def _to_go(self) -> NDArray[np.float32] | None:
+    def to_go(self) -> NDArray[np.float32] | None:
+        """The returns-to-go of all steps of the source, if windows carry them."""
         discount = self._windows.return_to_go
         return None if discount is None else returns_to_go(self._source, self._episodes, discount)
-
-    def prepare_fork(self) -> None:
-        """Compute what forked processes share."""
-        _ = self._to_go
 
     def read(self, starts: NDArray[np.int64], batch: Batch, at: NDArray[np.int64] | None) -> None:
         """Write the windows from ``n`` slots on to windows ``at`` of a batch; None for all."""
@@ -157,10 +154,10 @@ class RingReader:
         fields["time"][target] = place.time
         fields["episode"][target] = place.episode + self._first_episode
         fields["mask"][target] = fields["next_known"][target] = True
-        if self._to_go is not None:
+        if self.to_go is not None:
             episodes, (time, episode) = self._episodes, place.at((slice(None), slice(-1)))
             step = episodes.start[episode] + np.minimum(time, episodes.length[episode] - 1)
-            fields["return_to_go"][target] = self._to_go[episodes.row[episode], step]
+            fields["return_to_go"][target] = self.to_go[episodes.row[episode], step]
         to = across if at is None else at[across]
         self._write_ends(place.at(across), fields, to)
 

@@ -19,7 +19,7 @@ from offmarl.replay.fields import fields_of, finish_fields, to_sequence
 from offmarl.replay.gathering import Batch, BatchLayout, RingReader
 from offmarl.replay.rings import Mixed, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.starts import Starts, Uniform
+from offmarl.replay.starts import Uniform
 from offmarl.types import ArraySpec, Sequence, map_tree
 
 _THREADS = 1
@@ -74,11 +74,6 @@ class WindowReader:
         self._readers = [RingReader(ring, windows) for ring in self.rings.members]
 
     @property
-    def starts(self) -> Starts:
-        """How likely a window is to start at each slot."""
-        return self.rings.starts
-
-    @property
     def batch_bytes(self) -> int:
         """Bytes of a batch."""
         return self._windows.batch_size * self._layout.window_bytes
@@ -104,7 +99,7 @@ class WindowReader:
         """Let processes that are forked from this one read the windows."""
         for ring, reader in zip(self.rings.members, self._readers, strict=True):
             ring.source.prepare_fork()
-            reader.prepare_fork()
+            _ = reader.to_go  # forked processes share it
 
     def _gather(self, starts: NDArray[np.int64]) -> Batch:
         """Return the windows that start at ``n`` slots."""
@@ -151,7 +146,7 @@ class WindowItems:
     def __init__(self, source: Source | Mixed, windows: Windows, episodes: Chosen = None):
         self._arguments = source, windows, episodes
         self._source = WindowReader(source, windows, episodes)
-        if not isinstance(self._source.starts, Uniform):
+        if not isinstance(self._source.rings.starts, Uniform):
             raise OptionError(
                 f"{source.path} is a mixture, whose windows cannot be counted through: stream its "
                 "batches, or read one of its vaults."
@@ -163,7 +158,7 @@ class WindowItems:
 
     def __len__(self) -> int:
         """Return the number of windows: as many as there are slots."""
-        return int(self._source.starts.num_slots)
+        return self._source.rings.num_slots
 
     def __getitem__(self, number: SupportsIndex) -> Sequence:
         """Return one window; fields are ``(T, ...)``."""

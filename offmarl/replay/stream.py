@@ -160,7 +160,7 @@ def open_reader(
     seed, epochs, drop_last = passes
     if shuffle_buffer is None and not getattr(source, "is_remote", False):
         reader = kinds[0](source, windows, episodes, weights)
-        return reader, make_order(reader.starts, windows.batch_size, seed, epochs, drop_last)
+        return reader, make_order(reader.rings.starts, windows.batch_size, seed, epochs, drop_last)
     check_blocked(source, weights is not None)
     table = BlockTable(source, windows, episodes, shuffle_buffer)
     order = BlockOrder(

@@ -260,7 +260,7 @@ def test_a_uniform_mixture_of_one_vault_is_that_vault(vaults) -> None:
     rings = SlotRings(offmarl.mix({vaults["short"]: 2.0}), Windows(4, 5))
     assert rings.starts == Uniform(12 * 9)
     assert SlotRings(vaults["short"], Windows(4, 5)).starts == Uniform(12 * 9)
-    assert WindowSource(vaults["short"], Windows(4, 5)).starts == Uniform(12 * 9)
+    assert WindowSource(vaults["short"], Windows(4, 5)).rings.starts == Uniform(12 * 9)
 
 
 # ---------------------------------------------------------------------------------- errors

@@ -172,8 +172,13 @@ def check_result(
             like = steps[name]
             cast = _cast(name, value, like.shape, like.dtype, steps, steps.ends)
             finals[name.removeprefix(FINAL)] = cast
-        elif name in _ENDS and name in steps:
-            _check_same(name, value, steps)
+        elif name in _ENDS and name in steps and np.array_equal(np.asarray(value), steps[name]):
+            continue  # the ends of episodes may be returned, but not moved
+        elif name in _ENDS:
+            raise OptionError(
+                f"the function changes {name} of {place_of(steps)}, but map does not move the ends "
+                "of episodes: cut episodes with `offmarl.vault.slice` or `offmarl.vault.filter`."
+            )
         elif (disk_name := disk_name_of(name)) in leaves and column_of(disk_name) == name:
             arrays[disk_name] = _fit_leaf(name, value, leaves[disk_name], steps, part)
         elif name not in steps:
@@ -243,15 +248,6 @@ def place_of(steps: StepColumns) -> str:
     """Return the numbers of the episodes that steps are of, for messages."""
     first, last = int(steps.episode[0]), int(steps.episode[-1])
     return f"episode {first}" if first == last else f"episodes {first} to {last}"
-
-
-def _check_same(name: str, value: Any, steps: StepColumns) -> None:
-    if not np.array_equal(np.asarray(value), steps[name]):
-        raise OptionError(
-            f"the function changes {name} of {place_of(steps)}, but map "
-            "does not move the ends of episodes: cut episodes with `offmarl.vault.slice` or "
-            "`offmarl.vault.filter`."
-        )
 
 
 def _check_views(
