@@ -354,12 +354,12 @@ def in_place(steps):
         (
             invalid,
             InvalidValueError,
-            r"for episode 4: reward of agent 1 in row \d, step \d+ of the vault is nan",
+            r"for episode 4: the reward of agent 1 in row \d, step \d+ of the vault is nan",
         ),
         (
             returning(action=lambda s: s["action"] + 4),
             InvalidValueError,
-            "for episode 0: action of agent 0 .* from 0 to 3",
+            "for episode 0: the action of agent 0 .* from 0 to 3",
         ),
         (
             returning(observation=lambda s: s["observation"] + 1),
