@@ -50,12 +50,6 @@ class Function(NamedTuple):
                 f"{self.name} failed for {place_of(steps)}: {summarize(error)}{hint}"
             ) from error
 
-    @property
-    def described(self) -> dict[str, Any]:
-        """The facts for the lineage."""
-        facts = {"function": self.name, "sha256": self.sha256}
-        return facts | ({"seed": self.seed} if self.is_random else {})
-
 
 def load(function: MapFunction, seed: int) -> Function:
     """Import a function if it is given by name, and inspect it."""
