@@ -51,10 +51,6 @@ class Batches:
         """Return the batches at an index of the first axis."""
         return jax.tree.map(lambda leaf: leaf[index], self)
 
-    def sequence(self) -> Sequence:
-        """Return them as a sequence; fields are ``(*b, B, T, ...)``."""
-        return self.data
-
 
 class WindowSource(WindowReader):
     """Draws windows as `Replay.sample` does, gathers them from disk and puts them on the device."""

@@ -177,8 +177,7 @@ def _check_room(rings: SlotRings, layout: packing.SlotLayout) -> None:
 def fits_device(rings: SlotRings) -> bool:
     """Whether `load_rings` takes at most half of what is free on the device."""
     layout = packing.layout_of(rings.source.spec, rings.windows)
-    size = rings.num_rows * layout.slot_bytes
-    return rings.num_rows <= _MOST_ROWS and 2 * size <= free_bytes()
+    return rings.num_rows <= _MOST_ROWS and 2 * rings.num_rows * layout.slot_bytes <= free_bytes()
 
 
 def free_bytes() -> int:

@@ -32,7 +32,7 @@ _LARGE_BYTES = 512
 _READ_BYTES = 2**23
 """Approximate size of the slots that `read_slots` reads at once."""
 _SLOTS_ON_END = 64
-"""Slots that it reads as one window; longer ones would often cross the ends of chunks."""
+"""Slots that it reads as one window, if chunks are as long: longer windows take more pieces."""
 
 
 class _Field(NamedTuple):
@@ -213,20 +213,24 @@ def read_slots(
     """Yield numbers of a ring's slots and their fields, until each has come up to ``count``.
 
     The slots from the ring's end on are those at its beginning; a few above ``count`` come, too.
-    Slots that were recorded at the same time are read together, since they may share chunks.
+    Slots that share chunks are read together.
     """
     table, recorded = ring.table, ring.table.recorded
-    on_end = replace(windows, length=min(_SLOTS_ON_END, count), burn_in=0)
+    chunk_rows, chunk_steps = ring.source.chunk_shape
+    length = max(1, min(_SLOTS_ON_END, chunk_steps - 1, count))
+    on_end = replace(windows, length=length, burn_in=0)
     reader = RingReader(ring, on_end)
     layout = BatchLayout.of(fields_of(ring.source.spec, on_end), on_end)
-    starts = np.arange(0, count, on_end.length)
+    starts = np.arange(0, count, length)
     index, before = table.locate(starts)
-    starts = starts[np.argsort(recorded.start[table.episodes[index]] + before, kind="stable")]
+    number = table.episodes[index]
+    order = np.lexsort((recorded.start[number] + before, recorded.row[number] // chunk_rows))
+    starts = starts[order]
     size = max(1, _READ_BYTES // layout.window_bytes)
     for first in range(0, len(starts), size):
         part = starts[first : first + size]
         batch = Batch(layout, len(part))
         reader.read(part, batch, None)
-        slots = (part[:, None] + np.arange(on_end.length)).ravel()
-        fields = ((name, x[:, : on_end.length]) for name, x in batch.fields.items())
+        slots = (part[:, None] + np.arange(length)).ravel()
+        fields = ((name, x[:, :length]) for name, x in batch.fields.items())
         yield slots, {name: x.reshape(len(slots), *x.shape[2:]) for name, x in fields}
