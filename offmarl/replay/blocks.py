@@ -41,6 +41,8 @@ BUFFER_BYTES = 2**26
 """Default size of the shuffle buffer."""
 BLOCK_SEED = 0
 """Seed of the order of blocks in training, the same for all of its seeds."""
+_READ_BYTES = 2**23
+"""Approximate size of what is read into a buffer at once."""
 
 
 class BlockTable:
@@ -100,7 +102,8 @@ class ShuffleBuffer:
             for name, leaf in fields_of(source.spec, windows).items()
         }
         ring = SlotRing(source, 1.0, table, 0, 0, None, np.ones(1))
-        for slots, fields in read_slots(ring, replace(windows, return_to_go=None), self._count):
+        recorded = replace(windows, return_to_go=None)
+        for slots, fields in read_slots(ring, recorded, self._count, _READ_BYTES):
             for name, values in fields.items():
                 self._fields[name][slots % self._count] = values
         if discount is not None:

@@ -24,6 +24,8 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 _MOST_ROWS = 2**31 - 1
 """Rows that an int32 can count; without ``jax_enable_x64`` JAX has no wider index."""
+_READ_BYTES = 2**25
+"""Approximate size of the slots that are put on the device at once."""
 
 
 @partial(
@@ -152,7 +154,7 @@ def load_rings(rings: SlotRings) -> Replay:
     rows = _blank(source.spec, windows, rings.num_rows)
     for ring in rings.members:
         count = ring.table.num_slots + windows.steps
-        for slots, fields in read_slots(ring, windows, count):
+        for slots, fields in read_slots(ring, windows, count, _READ_BYTES):
             index = np.where(slots < count, ring.first_slot + slots, rings.num_rows)
             rows = _put(rows, index, packing.pack(fields, layout, len(slots)))
     starts, factors = jax.device_put((rings.starts, rings.factors))

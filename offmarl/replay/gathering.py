@@ -29,10 +29,8 @@ _ALIGNMENT = 64
 """Bytes. JAX uses memory of this alignment as it is, where the device is a CPU."""
 _LARGE_BYTES = 512
 """From this size on a field has memory of its own, which JAX need not copy."""
-_READ_BYTES = 2**23
-"""Approximate size of the slots that `read_slots` reads at once."""
 _SLOTS_ON_END = 64
-"""Slots that it reads as one window, if chunks are as long: longer windows take more pieces."""
+"""Slots that are read as one window, if chunks are as long: longer windows take more pieces."""
 
 
 class _Field(NamedTuple):
@@ -148,7 +146,7 @@ class RingReader:
         The windows that are not ``across`` hold steps of one episode only.
         """
         fields, target = batch.fields, slice(None) if at is None else at
-        size, rows, starts, index = self._pieces(place)
+        size, rows, starts, index = self._pieces(place, across)
         out = {name: array for name, array in fields.items() if name not in COMPUTED}
         self._source.window_fields(rows, starts, size, index, out, at)
         fields["time"][target] = place.time
@@ -162,27 +160,34 @@ class RingReader:
         self._write_ends(place.at(across), fields, to)
 
     def _pieces(
-        self, place: SlotPlace
+        self, place: SlotPlace, across: NDArray[np.int64]
     ) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the size, rows and starts of the pieces to read, and the index of the slots.
 
-        The index counts the steps of all pieces. A window has a piece for each part of it that is
-        contiguous on disk. The slots that end episodes have any index.
+        The index counts the steps of all pieces. A window inside of an episode is a piece, and one
+        that goes ``across`` has a piece for each part that is contiguous on disk. The slots that
+        end episodes have any index.
         """
         source, episodes = self._source, self._episodes
-        size = min(place.time.shape[1], source.length)
-        flat = SlotPlace(place.time.ravel(), place.episode.ravel())
+        count, slots = place.time.shape
+        size = min(slots, source.length)
+        inside = np.delete(np.arange(count), across)
+        first, crossing = place.at((inside, 0)), place.at(across)
+        flat = SlotPlace(crossing.time.ravel(), crossing.episode.ravel())
         steps = np.flatnonzero(flat.time < episodes.length[flat.episode])
-        time, episode = flat.at(steps)
+        (time, episode), window = flat.at(steps), steps // slots
         row, time = episodes.row[episode], episodes.start[episode] + time
-        window = steps // place.time.shape[1]
         breaks = (np.diff(window) != 0) | (np.diff(row) != 0) | (np.diff(time) != 1)
-        begins = np.append(0, np.flatnonzero(breaks) + 1)
-        first = np.minimum(time[begins], source.length - size)
-        base = np.arange(len(begins)) * size - first
-        index = np.zeros(place.time.size, np.int64)
-        index[steps] = np.repeat(base, np.diff(begins, append=len(time))) + time
-        return size, row[begins], first, index.reshape(place.time.shape)
+        begins = np.flatnonzero(np.append(len(time) > 0, breaks))
+        starts = np.minimum(time[begins], source.length - size)
+        base = (len(inside) + np.arange(len(begins))) * size - starts
+        of_crossing = np.zeros(flat.time.size, np.int64)
+        of_crossing[steps] = np.repeat(base, np.diff(begins, append=len(time))) + time
+        index = np.empty((count, slots), np.int64)
+        index[inside] = np.arange(len(inside))[:, None] * size + np.arange(slots)
+        index[across] = of_crossing.reshape(-1, slots)
+        rows = np.append(episodes.row[first.episode], row[begins])
+        return size, rows, np.append(episodes.start[first.episode] + first.time, starts), index
 
     def _write_ends(self, place: SlotPlace, fields: Fields, to: NDArray[np.int64]) -> None:
         """Write the slots that end episodes, in windows ``to`` of a batch, and ``next_known``."""
@@ -208,12 +213,12 @@ class RingReader:
 
 
 def read_slots(
-    ring: SlotRing, windows: Windows, count: int
+    ring: SlotRing, windows: Windows, count: int, num_bytes: int
 ) -> Iterator[tuple[NDArray[np.int64], Fields]]:
     """Yield numbers of a ring's slots and their fields, until each has come up to ``count``.
 
     The slots from the ring's end on are those at its beginning; a few above ``count`` come, too.
-    Slots that share chunks are read together.
+    Slots that share chunks are read together, about ``num_bytes`` at once.
     """
     table, recorded = ring.table, ring.table.recorded
     chunk_rows, chunk_steps = ring.source.chunk_shape
@@ -226,7 +231,7 @@ def read_slots(
     number = table.episodes[index]
     order = np.lexsort((recorded.start[number] + before, recorded.row[number] // chunk_rows))
     starts = starts[order]
-    size = max(1, _READ_BYTES // layout.window_bytes)
+    size = max(1, num_bytes // layout.window_bytes)
     for first in range(0, len(starts), size):
         part = starts[first : first + size]
         batch = Batch(layout, len(part))
