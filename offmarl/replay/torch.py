@@ -69,7 +69,7 @@ class _Sent(Sequence):
             return tensor.dtype, tensor.shape, start, start + tensor.nbytes
 
         layout = map_tree(place, Sequence(*self))
-        block = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
+        block = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage(size).share_memory_())
         map_tree(lambda target, tensor: target.copy_(tensor), _received(block, layout), self)
         return _received, (block, layout)
 
