@@ -64,11 +64,10 @@ class Stream(AbstractContextManager["Stream"]):
     ):
         self._read, self._order, self._reader = read, order, reader
         room = memory // (reader.batch_bytes * (2 + IN_HAND))
-        together = max(1, min(GATHERED_WINDOWS // windows.batch_size, room))
-        most = max(1, _MOST_AHEAD // together)
-        most = parts_ahead(memory, together * reader.batch_bytes, "a batch", most)
+        self._together = max(1, min(GATHERED_WINDOWS // windows.batch_size, room))
+        most, part = max(1, _MOST_AHEAD // self._together), self._together * reader.batch_bytes
+        self._most = parts_ahead(memory, part, "a batch", most)
         self.seed, self.step = check_seed(seed), check_start(start)
-        self._together, self._most = together, most
         self._begin()
 
     def _begin(self) -> None:
