@@ -56,6 +56,17 @@ def test_batches_are_those_of_a_stream(dataset: Dataset, workers: int) -> None:
     assert len(data) == len(loader(data, workers, batch_size=None))
 
 
+def test_remote_batches_are_those_of_a_stream_too(dataset: Dataset, monkeypatch) -> None:
+    monkeypatch.setattr(Dataset, "is_remote", True)
+    with dataset.stream(8, 5, to="torch", seed=3, epochs=1) as stream:
+        for ours, theirs in zip(
+            loader(dataset.torch_batches(8, 5, seed=3, epochs=1), 0, batch_size=None),
+            stream,
+            strict=True,
+        ):
+            same(ours, theirs)
+
+
 def test_batches_are_numbered_from_0(dataset: Dataset) -> None:
     with pytest.raises(OptionError, match="cannot start at -1"):
         dataset.torch_batches(8, 5, start=-1)

@@ -14,7 +14,7 @@ from offmarl.paths import local
 from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.evaluate import Evaluator
 from offmarl.replay import SlotRings, Windows
-from offmarl.replay.blocks import BLOCK_SEED, BUFFER_BYTES, check_unweighted
+from offmarl.replay.blocks import BLOCK_SEED, BUFFER_BYTES, check_blocked
 from offmarl.replay.device import fits_device, require_room
 from offmarl.replay.packing import layout_of
 from offmarl.replay.priorities import IMPORTANCE, Prioritised
@@ -99,7 +99,7 @@ def drawing_of(
     windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
     episodes, kind = evaluator.learned_from, args.replay
     if kind == "blocks" or (kind == "auto" and isinstance(dataset, Dataset) and dataset.is_remote):
-        check_unweighted(bool(args.weight or args.prioritise), dataset)
+        check_blocked(dataset, bool(args.weight or args.prioritise))
         _require_room_for(args, dataset, windows)
         shuffling = {"shuffle_buffer": BUFFER_BYTES, "block_seed": BLOCK_SEED}
         return Drawing("blocks", windows, None, None, shuffling)

@@ -387,7 +387,7 @@ def _batch(
 ) -> tuple[Sequence, Any]:
     """Return the batch of an update, and the slots of its windows if priorities draw them."""
     if isinstance(data, Batches):
-        return data.sequence(), None
+        return data.data, None
     sample_key, _ = split_key(key, number)
     if draws is None or priorities is None:
         return data.sample(sample_key), None
