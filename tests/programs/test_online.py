@@ -318,13 +318,6 @@ def test_the_same_command_again_changes_nothing(recorded):
 
 
 @pytest.mark.slow
-def test_other_arguments_in_the_same_place_are_refused(recorded):
-    out, _ = recorded
-    with pytest.raises(RunError, match="learning_rate"):
-        mappo.main(small(out, learning_rate=1e-3))
-
-
-@pytest.mark.slow
 def test_seeds_side_by_side_have_the_bits_of_single_runs(recorded, tmp_path):
     out, _ = recorded
     args = small(tmp_path, tiers="random,expert,replay", seeds=2, evaluations=10)
