@@ -66,6 +66,15 @@ def make_archive(size: int = 60_000, uids: tuple[str, ...] = UIDS) -> bytes:
     return buffer.getvalue()
 
 
+def zipped(directory: Path) -> bytes:
+    """Return a zip of the files below a directory."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+            archive.write(file, file.relative_to(directory))
+    return buffer.getvalue()
+
+
 def write_card(
     directory: Path,
     sha256: str | None = None,
