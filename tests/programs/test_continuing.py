@@ -180,21 +180,16 @@ def test_actor_critics_continue_from_a_clone_with_its_actor(recorder, others):
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "program", "message"),
+    ("source", "options", "message"),
     [
-        (
-            qmix_cql,
-            {"hidden": 16},
-            qmix,
-            r"policy/network/params/\S+ is \(16,\) there, and \(8,\)",
-        ),
-        (bc, {}, qmix, r"policy/\S+ is absent there"),
+        (qmix_cql, {"hidden": 16}, r"policy/network/params/\S+ is \(16,\) there, and \(8,\)"),
+        (bc, {}, r"policy/\S+ is absent there"),
     ],
 )
 @pytest.mark.slow
-def test_networks_that_differ_are_named(source, options, program, message):
+def test_networks_that_differ_are_named(source, options, message):
     with pytest.raises(ShapeError, match=message):
-        carry_over(*trained(source, **options), *built(program), "run")
+        carry_over(*trained(source, **options), *built(qmix), "run")
 
 
 def test_a_number_is_not_absent():
