@@ -76,17 +76,13 @@ def zipped(directory: Path) -> bytes:
 
 
 def write_card(
-    directory: Path,
-    sha256: str | None = None,
-    name: str = NAME,
-    path: str = PATH,
-    uids: tuple[str, ...] = UIDS,
+    directory: Path, sha256: str | None = None, name: str = NAME, uids: tuple[str, ...] = UIDS
 ):
     sections = "\n".join(f"[uids.{uid}]" for uid in uids)
     line = f'sha256 = "{sha256}"' if sha256 else ""
     file = directory / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = CARD.format(name=name, repository=REPOSITORY, path=path, sha256=line, uids=sections)
+    text = CARD.format(name=name, repository=REPOSITORY, path=PATH, sha256=line, uids=sections)
     file.write_text(text)
     catalogue.names.cache_clear()
 

@@ -368,11 +368,11 @@ PAIRED = np.array([[1.0, 2.0], [3.0, 5.0], [2.0, 5.0], [4.0, 8.0]])
 """Returns of two programs by seed: the differences are 1, 2, 3 and 4."""
 
 
-def paired_runs(tmp_path, bc=(), maicq=()):
+def paired_runs(tmp_path):
     returns = PAIRED.T[:, :, None].tolist()
     return [
-        write_run(tmp_path / name, name, "a/b", values, **dict(record))
-        for name, values, record in zip(("bc", "maicq"), returns, (bc, maicq), strict=True)
+        write_run(tmp_path / name, name, "a/b", values)
+        for name, values in zip(("bc", "maicq"), returns, strict=True)
     ]
 
 
