@@ -228,18 +228,6 @@ def test_code_that_cannot_be_used_is_explained(folder, name, message):
         envs.make(name)
 
 
-def test_an_environment_must_be_hashable(clean):
-    def build():
-        env = Match()
-        return type(
-            "Env", (), {**{k: getattr(env, k) for k in ("spec", "reset", "step")}, "__hash__": None}
-        )()
-
-    envs.register("mine/unhashable", build)
-    with pytest.raises(OptionError, match="frozen dataclass"):
-        envs.make("mine/unhashable")
-
-
 @pytest.mark.parametrize("code", ["{folder}/outside_game.py:Game", "outside_game:Game"])
 def test_no_code_runs_that_data_names(folder, monkeypatch, code):
     """A name from a file reaches `make` through the spec, here as a vault or a run holds it."""

@@ -6,12 +6,6 @@ from offmarl import envs
 from offmarl.envs import registry
 from offmarl.errors import OptionError, UnknownNameError
 from offmarl.records import RecordedName
-from tests.children import python
-
-
-def test_listing_needs_no_jax():
-    code = "import sys, offmarl.envs as e; e.names(); e.describe(); sys.exit('jax' in sys.modules)"
-    python("-c", code)
 
 
 def test_every_name_has_a_line():
@@ -107,13 +101,6 @@ def test_code_that_data_names_is_not_imported(tmp_path):
         envs.make(name)
     assert registry.code_of(name) is None
     assert (tmp_path / "mine.py").exists()
-
-
-def test_the_facade_has_nothing_else():
-    with pytest.raises(AttributeError, match="nonsense"):
-        _ = envs.nonsense
-    assert callable(envs.restart)
-    assert callable(envs.transition)
 
 
 def test_an_environment_is_a_static_argument_that_does_not_recompile():

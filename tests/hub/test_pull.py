@@ -134,23 +134,29 @@ def count_down(calls):
     return tick
 
 
-@pytest.mark.parametrize("uid", ["", "/Good"])
-@pytest.mark.parametrize(("blocks", "files"), [(3, 99), (5, 99), (99, 1), (99, 2)])
-def test_what_a_killed_process_left_is_used(hub, monkeypatch, uid, blocks, files):
-    received, unpacked = count_down(blocks), count_down(files)
-    stream, extract = client.stream, install.extract
+def die_in_stream(patch, blocks):
+    """Kill the process after some blocks that arrive."""
+    stream, received = client.stream, count_down(blocks)
 
     def dying_stream(*args):
         for block in stream(*args):
             yield block
             received()
 
+    patch.setattr(client, "stream", dying_stream)
+
+
+@pytest.mark.parametrize("uid", ["", "/Good"])
+@pytest.mark.parametrize(("blocks", "files"), [(3, 99), (5, 99), (99, 1), (99, 2)])
+def test_what_a_killed_process_left_is_used(hub, monkeypatch, uid, blocks, files):
+    extract, unpacked = install.extract, count_down(files)
+
     def dying_extract(*args):
         extract(*args)
         unpacked()
 
     with monkeypatch.context() as patch:
-        patch.setattr(client, "stream", dying_stream)
+        die_in_stream(patch, blocks)
         patch.setattr(install, "extract", dying_extract)
         with pytest.raises(Killed):
             library.pull(NAME + uid)
@@ -166,17 +172,9 @@ def test_what_a_killed_process_left_is_used(hub, monkeypatch, uid, blocks, files
 
 
 def test_a_pull_that_goes_on_needs_room_for_the_rest_alone(hub, monkeypatch):
-    stream, received = client.stream, count_down(5)
-
-    def dying_stream(*args):
-        for block in stream(*args):
-            yield block
-            received()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(client, "stream", dying_stream)
-        with pytest.raises(Killed):
-            library.pull(NAME)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        die_in_stream(patch, 5)
+        library.pull(NAME)
     (part,) = cache.entries()[0].arriving.glob("*.part")
     with zipfile.ZipFile(io.BytesIO(hub.archive)) as archive:
         size = len(hub.archive) + sum(member.file_size for member in archive.infolist())

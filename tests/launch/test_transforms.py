@@ -2,6 +2,7 @@
 
 import shutil
 
+import chex
 import numpy as np
 import pytest
 
@@ -55,8 +56,7 @@ def test_tasks_make_what_one_process_makes(name, options, tasks, sources, tmp_pa
     alone = getattr(vault, name)(sources, *arguments, path=tmp_path / "one.vlt", **kwargs, **stream)
     result = by_tasks(lambda: SHARED[name](sources, **options), tmp_path / "c.vlt", tasks)
     assert result.digest() == alone.digest()
-    for leaf, array in result.read().items():
-        np.testing.assert_array_equal(array, alone.read()[leaf], err_msg=leaf)
+    chex.assert_trees_all_equal(result.read(), alone.read())
     about = dict(result.provenance)
     assert about.pop("tasks")["operation"] == name
     assert about == alone.provenance

@@ -123,6 +123,24 @@ def test_two_processes_train_and_record_online(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("seeds", "batching", "at_once", "devices", "wanted"),
+    [
+        (10, "auto", None, 1, SeedLayout(1, 1)),
+        (10, "vmap", None, 1, SeedLayout(10, 1)),
+        (10, "auto", 5, 1, SeedLayout(5, 1)),
+        (10, "vmap", None, 4, SeedLayout(5, 2)),
+        (7, "vmap", None, 4, SeedLayout(7, 1)),
+        (10, "map", None, 4, SeedLayout(1, 4)),  # 3, 3, 3 and 1
+        (5, "map", None, 4, SeedLayout(1, 3)),  # 2, 2 and 1: a fourth device would save no time
+        (1, "map", None, 4, SeedLayout(1, 1)),
+    ],
+)
+def test_layouts_of_seeds(seeds, batching, at_once, devices, wanted, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: ["device"] * devices)
+    assert layout_of(seeds, batching, at_once) == wanted
+
+
+@pytest.mark.parametrize(
     ("seeds", "devices", "wanted"),
     [
         (1, 1, SeedLayout(1, 1, 1)),

@@ -373,22 +373,12 @@ main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("replay", "program", "signum"),
     [
-        pytest.param(
-            "device",
-            ["-c", COMMAND, "train", "bc"],
-            signal.SIGINT,
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            "stream",
-            [str(ROOT / "baselines" / "bc.py")],
-            signal.SIGTERM,
-            marks=pytest.mark.nightly,
-        ),
+        ("device", ["-c", COMMAND, "train", "bc"], signal.SIGINT),
+        ("stream", [str(ROOT / "baselines" / "bc.py")], signal.SIGTERM),
     ],
 )
 def test_kill_9_or_a_signal_and_the_same_command_again(

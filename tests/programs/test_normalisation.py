@@ -201,8 +201,7 @@ def test_a_run_stores_nothing_in_its_dataset(tmp_path):
     assert before == {p: p.read_bytes() for p in data.path.rglob("*") if p.is_file()}
     data.statistics()  # stores them
     used = DatasetStatistics(vault.open_vault(data.path)).observation_moments()
-    for a, b in zip(computed, used, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    chex.assert_trees_all_close(computed, used, rtol=1e-6)
 
 
 def test_only_programs_that_learn_values_scale_rewards():

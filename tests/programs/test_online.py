@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from offmarl import envs, load_policy, tracking, vault
-from offmarl.cli import output
 from offmarl.envs.classic import Xor
 from offmarl.errors import (
     CheckpointError,
@@ -318,13 +317,6 @@ def test_the_same_command_again_changes_nothing(recorded):
 
 
 @pytest.mark.slow
-def test_other_arguments_in_the_same_place_are_refused(recorded):
-    out, _ = recorded
-    with pytest.raises(RunError, match="learning_rate"):
-        mappo.main(small(out, learning_rate=1e-3))
-
-
-@pytest.mark.slow
 def test_seeds_side_by_side_have_the_bits_of_single_runs(recorded, tmp_path):
     out, _ = recorded
     args = small(tmp_path, tiers="random,expert,replay", seeds=2, evaluations=10)
@@ -456,13 +448,6 @@ def test_evaluations_log_how_often_the_agents_win(tmp_path, monkeypatch):
             returns = np.array(row[f"{way}episode_return"])
             np.testing.assert_array_equal(row[f"{way}episode_won"], returns == 1)
     assert 0 < np.mean([row["episode_won"] for row in rows]) < 1
-
-
-def test_a_run_without_tiers_is_summarised_without_a_table(tmp_path, capsys):
-    report = online.summarise(tmp_path, [], "trained")
-    assert report.data["vaults"] == []
-    output.show(output.Report(*report), as_json=False)
-    assert capsys.readouterr().out == f"{tmp_path}: trained\n"
 
 
 def test_an_unknown_tier_or_environment_is_named(tmp_path):

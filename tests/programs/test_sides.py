@@ -218,7 +218,7 @@ def learned(tmp_path):
     write_policy(run, PolicyConfig("feedforward"), spec, [0, 1, 2], later={16: 2.0, 32: -1.0})
     members = f"{run}@*+random:2+{run}@1/*"
     options = {"env": XOR, "side": "agent_0", "opponents": (members,), "tiers": "replay"}
-    return run, options | {"total_steps": 320, "checkpoint_seconds": 0.0}
+    return run, options | {"total_steps": 160, "checkpoint_seconds": 0.0}
 
 
 @pytest.mark.slow

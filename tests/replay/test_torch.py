@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import ml_dtypes
 import numpy as np
@@ -218,9 +219,7 @@ def test_spawned_workers(dataset: Dataset, tmp_path: Path) -> None:
     items = dataset.window_items(5)
     numbers = np.arange(len(items))
     expected += [items.gather(part).episode for part in np.split(numbers, numbers[16::16])]
-    assert len(results) == len(expected)
-    for ours, theirs in zip(results, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    chex.assert_trees_all_equal(results, expected)
 
 
 INTERRUPTED = """

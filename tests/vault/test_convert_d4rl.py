@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import InvalidValueError, ShapeError, VaultError
+from offmarl.errors import InvalidValueError, VaultError
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault.convert import common
 
@@ -109,11 +109,6 @@ def test_other_columns_are_refused(tmp_path, changes, message):
     with pytest.raises(VaultError, match=message):
         read(tmp_path / "a.npz", columns(**changes))
     assert not (tmp_path / "a.vlt").exists()
-
-
-def test_data_of_another_environment_is_refused(tmp_path):
-    with pytest.raises(ShapeError, match="differ in observation_size"):
-        read(tmp_path / "a.npz", columns(), env_spec=EnvSpec("x", 1, 4, 4, Continuous(2)))
 
 
 @pytest.mark.parametrize("block", [1, 10**6])

@@ -193,8 +193,7 @@ def test_a_failed_creation_leaves_nothing_and_frees_the_place(monkeypatch, tmp_p
     vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2).close()
 
 
-def test_a_writer_discards_no_steps(monkeypatch, tmp_path):
-    monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)
+def test_a_writer_discards_no_steps(eager, tmp_path):
     writer = vault.create(tmp_path / "a.vlt", SPEC, rows=2, chunk_steps=16)
     writer.append(*make(steps=16))  # starts a commit
     writer.discard()

@@ -7,7 +7,7 @@ import pytest
 
 import offmarl
 from offmarl import vault
-from offmarl.errors import InvalidValueError, OptionError, ShapeError, VaultExistsError
+from offmarl.errors import InvalidValueError, OptionError, ShapeError
 from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec
 
 from .experience import nan_at
@@ -211,10 +211,3 @@ def test_errors_name_the_leaf_and_the_step(tmp_path, base, changed, error, messa
     with pytest.raises(error, match=message):
         vault.from_arrays(tmp_path / "a.vlt", **(base | changed))
     assert not list(tmp_path.rglob("*.json"))
-
-
-def test_an_existing_vault_is_kept(tmp_path):
-    first = vault.from_arrays(tmp_path / "a.vlt", **ONE)
-    with pytest.raises(VaultExistsError):
-        vault.from_arrays(tmp_path / "a.vlt", **ONE)
-    assert vault.open_vault(tmp_path / "a.vlt").digest() == first.digest()
