@@ -9,6 +9,7 @@ import threading
 import time
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import MagicMock
 from urllib.request import urlopen
 
 import pytest
@@ -183,6 +184,17 @@ def test_mlflow_has_every_argument_of_any_length(place):
     assert args.keys() <= run.data.params.keys() and len(run.data.params["long"]) == 6000
     file = Path(client.download_artifacts(run.info.run_id, "arguments.json", str(place)))
     assert json.loads(file.read_text())["long"] == args["long"]
+
+
+def test_a_trial_whose_search_was_deleted_has_no_parent(place, monkeypatch):
+    """MLflow finds no run with the id of the search."""
+    mlflow = MagicMock()
+    client = mlflow.MlflowClient.return_value
+    client.search_runs.return_value = []
+    monkeypatch.setattr(trackers, "import_optional", lambda *_: mlflow)
+    with trackers.as_part(3, "a" * 32):
+        KINDS["mlflow"](trackers.facts_of_run(place, RECORD), "sqlite:///m.db")
+    assert client.create_run.call_args.kwargs["tags"].keys() == {"offmarl_id", "directory"}
 
 
 def test_names_of_a_single_seed_have_no_prefix(place):

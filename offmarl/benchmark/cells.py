@@ -22,7 +22,6 @@ from offmarl.paths import local
 from offmarl.programs import registry
 from offmarl.vault import open_vault
 from offmarl.vault.check import digest as vaults
-from offmarl.vault.format.layout import MANIFEST
 
 _EVALUATED = (*tracking.EVALUATED, *tracking.OTHER_RETURN.values())
 
@@ -102,12 +101,6 @@ def fingerprint(cell: Cell) -> str | None:
 def _fingerprint_at(vault: str) -> str | None:
     if not (place := local(vault)).exists():
         return None
-    manifests = (*place.glob(MANIFEST), *place.glob(f"*/{MANIFEST}"))
-    return _fingerprint(place, max(path.stat().st_mtime_ns for path in (place, *manifests)))
-
-
-@lru_cache(maxsize=256)
-def _fingerprint(place: Path, _changed: int) -> str | None:
     try:
         return vaults.fingerprint(open_vault(place))
     except VaultError:  # its training says why
@@ -116,21 +109,14 @@ def _fingerprint(place: Path, _changed: int) -> str | None:
 
 @lru_cache(maxsize=1)
 def _code() -> str:
-    """Return a checksum of the source of offmarl and its baselines.
+    """Return a checksum of the source of offmarl and its programs.
 
     Results of two commits of one version differ in it.
     """
-    package, programs = Path(offmarl.__file__).parent, registry.find("baseline")
-    files = {
-        path
-        for path in package.rglob("*.py")
-        # In a wheel, the programs are inside the package.
-        if path.relative_to(package).parts[0] not in ("baselines", "recorders")
-    }
-    digest = hashlib.sha256()
-    for path in (*sorted(files), *(programs[name] for name in sorted(programs))):
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    programs = (*registry.find("baseline").values(), *registry.find("recorder").values())
+    files = {*Path(offmarl.__file__).parent.rglob("*.py"), *programs}
+    digests = sorted(hashlib.sha256(path.read_bytes()).digest() for path in files)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> None:
@@ -185,15 +171,11 @@ def is_current(cell: Cell, path: Path) -> bool:
         return False
     if not result.items() >= identity(cell).items():
         return False
-    if (now := fingerprint(cell)) in (None, result.get("fingerprint")):
+    if fingerprint(cell) in (None, result.get("fingerprint")):
         return True
-    assert now is not None and cell.data.vault is not None
-    return result.get("digest") == _digest(local(cell.data.vault), now)  # the same in other chunks
-
-
-@lru_cache(maxsize=256)
-def _digest(place: Path, _fingerprint: str) -> str:
-    return open_vault(place).known_digest()
+    assert cell.data.vault is not None
+    # The same in other chunks.
+    return bool(result.get("digest") == open_vault(local(cell.data.vault)).known_digest())
 
 
 def _halved(tree: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whether the baselines of a plan can learn from its data, before anything is recorded."""
+"""Whether a plan can be run: its environments, and what its baselines learn from."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from offmarl import envs, tracking
 from offmarl._imports import summarize
 from offmarl.benchmark.cells import is_current
 from offmarl.benchmark.plan import Cell, Plan, PlanData, is_users
-from offmarl.benchmark.tasks import cell_file
+from offmarl.benchmark.tasks import cell_file, require_vault
 from offmarl.config import read_values
 from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.paths import local
@@ -21,19 +21,6 @@ from offmarl.programs.runs.loop import offline_schedule
 from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 from offmarl.vault import open_vault
-
-
-def require_environments(plan: Plan) -> None:
-    """Raise the error of `offmarl.envs.make` if an environment of the plan cannot be made.
-
-    Its name may be unknown, or its package not installed.
-    """
-    options = [recipe.options for recipe in plan.recipes.values()]
-    options += [cell.options for cell in plan.cells]
-    for name in dict.fromkeys(values.get("env") for values in options):
-        if name not in (None, "none"):
-            with _warned(name, name):
-                envs.make(name)
 
 
 @contextmanager
@@ -48,11 +35,20 @@ def _warned(name: str, code: str, *error_types: type[Exception]) -> Iterator[Non
 
 
 def require_fit(plan: Plan) -> None:
-    """Raise `OptionError` if an unfinished cell's baseline cannot learn from data of its kind.
+    """Raise an error if a plan cannot be run, before anything is recorded.
 
-    An example is a baseline for discrete actions on data with continuous ones. Data that has yet to
-    be downloaded is not checked, and neither is a baseline that reads its data when it is built.
+    `OptionError` if an unfinished cell's baseline cannot learn from data of its kind, such as a
+    baseline for discrete actions from continuous ones; that of `offmarl.envs.make` if an
+    environment cannot be made. A vault that is not there fails its own cells: it is named. Data
+    that has yet to be downloaded is not checked, and neither is a baseline that reads its data when
+    it is built.
     """
+    options = [recipe.options for recipe in plan.recipes.values()]
+    options += [cell.options for cell in plan.cells]
+    for name in dict.fromkeys(values.get("env") for values in options):
+        if name not in (None, "none"):
+            with _warned(name, name):
+                envs.make(name)
     specs: dict[str, EnvSpec | None] = {}
     for cell in plan.cells:
         label = cell.data.label
@@ -74,6 +70,7 @@ def _spec_of(data: PlanData) -> EnvSpec | None:
     if data.recipe is not None:
         env = data.recipe.options.get("env")
         return None if env is None else envs.make(env).spec
+    require_vault(data.vault)
     assert data.vault is not None
     return open_vault(local(data.vault)).spec if local(data.vault).exists() else None
 

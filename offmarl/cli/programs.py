@@ -292,9 +292,11 @@ def evaluate(
         if value is not None and value < 1:
             raise OptionError(f"{option_name} must be at least 1: got {value}.")
     from offmarl.cli import policies  # imports JAX, which --help does without
-    from offmarl.report.render import KINDS, play_run, save
 
-    check_file(render, "--render", "episode.gif", KINDS)
+    if render:
+        from offmarl.report.render import KINDS, play_run, save  # imports Matplotlib
+
+        check_file(render, "--render", "episode.gif", KINDS)
     run = _run_directory(run)
     record = read_run(run)
     arguments = run, policy, record["seeds"], opponents

@@ -26,8 +26,8 @@ from offmarl.ope.history import (
     with_last_slot,
 )
 from offmarl.ope.importance import (
-    Ratios,
     bootstrap,
+    cumulative_ratios,
     effective_sample_size,
     weighted_importance_sampling,
     with_interval,
@@ -181,7 +181,8 @@ def estimate(
         check = float(of_data[0, data.complete].mean()) if data.complete.any() else None
     effective: dict[str, float] = {}
     if {*_BY_RATIOS} & {*results}:
-        gains = data.advantages() if "local" in results else None
+        arrays = data.reward, data.mask, data.folds, data.weighted
+        gains = advantages(data.histories, *arrays, options.gamma) if "local" in results else None
         for name in (name for name in policies if name not in unlikely):
             effective[name], weighted = _by_ratios("wis" in results, gains, followed[name], data)
             for method, value in weighted.items():
@@ -385,11 +386,6 @@ class _Data(NamedTuple):
             counts.any() and clipped_ratio(log_prob[counts], behaviour[counts]).mean() < _CLOSE
         )
 
-    def advantages(self) -> Float[np.ndarray, "M T"]:
-        """Return the advantages of the recorded actions."""
-        arrays = self.reward, self.mask, self.folds, self.weighted
-        return advantages(self.histories, *arrays, self.options.gamma)
-
     @property
     def discounted(self) -> Float[np.ndarray, "M"]:
         """The discounted sum of each episode's rewards."""
@@ -558,7 +554,7 @@ def _by_ratios(
     kept, options = data.weighted, data.options
     log_prob, behaviour = np.asarray(followed.log_prob)[kept], data.behaviour_log_prob[kept]
     joint = jnp.asarray(log_prob.sum(-1)), jnp.asarray(behaviour.sum(-1))
-    ratios = Ratios.of(*joint, jnp.asarray(data.mask[kept]))
+    ratios = cumulative_ratios(*joint, jnp.asarray(data.mask[kept]))
     size, ones = float(effective_sample_size(ratios)), jnp.ones(int(kept.sum()))
     estimators: dict[Method, Any] = {}
     if gains is not None:

@@ -21,7 +21,6 @@ from offmarl.report.run_scores import (
     Scores,
     add_foreign_scores,
     is_foreign,
-    last_metrics,
     metric_of,
     read_runs,
     scores_in,
@@ -656,13 +655,6 @@ def compare_runs(
     comparison = compare(scores.results, scales, metric, baseline or BASELINE)
     curves = read_curves(scores.results)
     sections = [*comparison_tables(comparison), *([learning_curves(curves)] if curves else [])]
-    if metric != RETURN:
-        lines = [
-            [str(path), ", ".join(f"{name} {number(x)}" for name, x in last_metrics(path).items())]
-            for path in runs  # which were not evaluated in an environment
-        ]
-        title = "Final training metrics, mean over seeds"
-        sections.append(Section(title, ["run", "metrics"], lines))
     left_out = [f"{run} is not finished, and left out: repeat its command." for run in unfinished]
     all_notes = [*notes(comparison, scores, metric, pool_settings), *left_out]
     return ComparedRuns(runs, scores, comparison, curves, sections, all_notes, unfinished)

@@ -50,7 +50,6 @@ from offmarl.tracking import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from offmarl.envs import Environment
@@ -96,8 +95,6 @@ class RunReport(NamedTuple):
     """Content of ``run.json``."""
     curves: Mapping[str, Curve]
     """By metric."""
-    broken: Mapping[str, list[int]]
-    """The seeds whose last number of a metric is not finite, by metric."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.title}: {self.directory}>"
@@ -124,7 +121,7 @@ class RunReport(NamedTuple):
         return [
             f"{name} has no finite value at the end of seed {', '.join(map(str, seeds))}: its "
             "curve lacks these steps."
-            for name, seeds in self.broken.items()
+            for name, seeds in broken_of(self.directory).items()
         ]
 
     def sections(self) -> Iterator[Section]:
@@ -182,7 +179,7 @@ class RunReport(NamedTuple):
 
 def describe_run(directory: Path) -> RunReport:
     """Read a run; `RunError` if the directory is none."""
-    return RunReport(directory, read_run(directory), curves_of(directory), broken_of(directory))
+    return RunReport(directory, read_run(directory), curves_of(directory))
 
 
 def unit_of(metric: str) -> str | None:
@@ -198,11 +195,8 @@ def run_page(run: RunReport) -> str:
 
 
 def _figure(name: str, curve: Curve, small: bool = False) -> Figure:
-    def draw(axes: Axes) -> None:
-        draw_curve(axes, curve, COLOURS[0])
-
-    size = (4.4, 3.0) if small else (8.0, 4.0)
-    return chart(draw, "", "steps", escape(unit_of(name) or name), size=size)
+    size, unit = (4.4, 3.0) if small else (8.0, 4.0), escape(unit_of(name) or name)
+    return chart(lambda axes: draw_curve(axes, curve, COLOURS[0]), "", "steps", unit, size=size)
 
 
 # ----------------------------------------------------------------------------- comparisons
