@@ -8,7 +8,6 @@ score of the best checkpoint needs both (`offmarl.report.best_scores`).
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,6 @@ def _fingerprint_at(vault: str) -> str | None:
         return None
 
 
-@lru_cache(maxsize=1)
 def _code() -> str:
     """Return a checksum of the source of offmarl and its programs.
 

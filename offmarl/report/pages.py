@@ -10,7 +10,7 @@ import base64
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,19 +62,14 @@ Films = tuple[Sequence[tuple[bytes, str]], Sequence[tuple[str, str]]]
 
 def render(template: str, **context: Any) -> str:
     """Return the page of a template in ``report/templates``; it escapes all texts."""
-    return str(_templates().get_template(template).render(version=__version__, **context))
-
-
-@cache
-def _templates() -> Any:
     environment = templates("offmarl.report", autoescape=True)
-    environment.globals["numeric_columns"] = _numeric_columns
+    environment.globals |= {"numeric_columns": _numeric_columns, "version": __version__}
     environment.filters |= {
         "number": number,
         "svg": partial(to_bytes, kind="svg"),
         "base64": lambda content: base64.b64encode(content).decode(),
     }
-    return environment
+    return str(environment.get_template(template).render(context))
 
 
 def _numeric_columns(rows: Sequence[Sequence[Any]]) -> set[int]:
