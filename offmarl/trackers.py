@@ -30,12 +30,11 @@ from operator import itemgetter
 from os import environ
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
-from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 
 from offmarl import tracking
-from offmarl._ahead import call_briefly, unreachable
+from offmarl._ahead import call_briefly
 from offmarl._imports import import_optional
 from offmarl.errors import MissingExtraError, OffmarlError, RunError, unknown_name
 from offmarl.paths import expand_user
@@ -43,11 +42,9 @@ from offmarl.paths import expand_user
 FILE = "tracking.json"
 """Holds the id of the tracked run."""
 
-_SECONDS, _SECONDS_HERE = 5.0, 60.0
-"""How long a training waits for a server, and for files and databases."""
+_SECONDS = 60.0
+"""How long a training waits for a tracker that stands still."""
 _THREAD = "offmarl-tracker"
-_SCHEMES = ("http", "https")
-"""Schemes of the URLs of servers."""
 _LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",
@@ -120,7 +117,7 @@ class Trackers:
 
     ``names`` are such as "tensorboard" or "mlflow=sqlite:///runs.db", ``record`` is the content of
     ``run.json``. The JSON lines in the directory end at the checkpoint that the run continues from.
-    Raises what `check_trackers` raises.
+    Raises what `check_trackers` raises, and `RunError` for one that cannot be opened.
     """
 
     def __init__(self, names: Iterable[str], directory: Path, record: Mapping[str, Any]):
@@ -133,7 +130,7 @@ class Trackers:
             with _opening(text), _quiet():
                 import_module(KINDS[text.partition("=")[0]].module)  # takes a while
                 make = partial(_tracker_of, text, facts_of_run(directory, record))
-                self._open[text] = call_briefly(make, _THREAD, 3 * _seconds(text))
+                self._open[text] = call_briefly(make, _THREAD, _SECONDS)
         self.sync()
 
     def sync(self) -> None:
@@ -145,7 +142,7 @@ class Trackers:
         for text, tracker in list(self._open.items()):
             try:
                 with _quiet():
-                    call_briefly(partial(_fill, tracker, steps), _THREAD, _seconds(text))
+                    call_briefly(partial(_fill, tracker, steps), _THREAD, _SECONDS)
             except Exception as error:  # of any kind: trackers are foreign packages
                 del self._open[text]
                 warnings.warn(
@@ -161,9 +158,9 @@ class Trackers:
         """Close the trackers; a part of a search may have been ended early, and goes on no more."""
         if _part.get():
             self.sync()
-        for text, tracker in self._open.items():
+        for tracker in self._open.values():
             with suppress(Exception), _quiet():  # the metrics are in the JSON lines
-                call_briefly(tracker.close, _THREAD, _seconds(text))
+                call_briefly(tracker.close, _THREAD, _SECONDS)
         self._open.clear()
 
     def _new_steps(self) -> list[tuple[int, dict[str, float]]]:
@@ -179,7 +176,7 @@ def check_trackers(names: Iterable[str]) -> None:
     """Raise an error if a tracker cannot be used.
 
     `UnknownNameError` if there is none of that name, `MissingExtraError` if its package is not
-    installed, and `RunError` if its server does not answer.
+    installed.
     """
     for name, value in _LIMITS.items():
         environ.setdefault(name, value)
@@ -192,10 +189,6 @@ def check_trackers(names: Iterable[str]) -> None:
                 f"{KINDS[name].module} is not installed: run `pip install 'offmarl[{name}]'`, or "
                 f"leave out --track {text}."
             )
-        with _opening(text):
-            server = _server(text)
-            if server.scheme in _SCHEMES and (reason := unreachable(server.geturl(), _SECONDS)):
-                raise OSError(reason)
 
 
 @contextmanager
@@ -238,7 +231,7 @@ def give_run(
             continue
         try:
             with _opening(text), _quiet():
-                call_briefly(partial(fill, text), _THREAD, _SECONDS_HERE)
+                call_briefly(partial(fill, text), _THREAD, _SECONDS)
         except RunError as error:
             if is_required:
                 raise
@@ -262,22 +255,6 @@ def _fill(tracker: Tracker, steps: Iterable[tuple[int, Mapping[str, float]]]) ->
         if step > tracker.last:
             tracker.log(step, scalars)
     tracker.flush()
-
-
-def _server(text: str) -> SplitResult:
-    """Return the address that a tracker sends to; one without a host for files."""
-    name, _, target = text.partition("=")
-    if name == "mlflow":
-        target = target or environ.get("MLFLOW_TRACKING_URI", "")
-    elif name == "wandb":
-        is_online = environ.get("WANDB_MODE") == "online"
-        target = environ.get("WANDB_BASE_URL", "https://api.wandb.ai") if is_online else ""
-    return urlsplit(target)
-
-
-def _seconds(text: str) -> float:
-    """Return how long a training waits for a tracker."""
-    return _SECONDS if _server(text).scheme in _SCHEMES else _SECONDS_HERE
 
 
 def facts_of_run(directory: Path, record: Mapping[str, Any]) -> Tracked:

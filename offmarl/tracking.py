@@ -362,7 +362,7 @@ def as_dicts(record: Any) -> Any:
 # ---------------------------------------------------------------------------------- progress
 
 
-Advance = Callable[..., object]
+Advance = Callable[..., None]
 """Advances a progress display by a number of steps, with a note such as "return 3.21".
 
 The note replaces the last one.

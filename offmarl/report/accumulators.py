@@ -19,7 +19,7 @@ from offmarl.vault.format.column_statistics import Ranges
 _CAPACITY = 2**20
 """Maximum number of keys held; the error of estimates is then about a thousandth."""
 _WORDS = 2**17
-"""Words mixed at once: few enough to stay in the processor's cache, which is three times as fast."""
+"""Words mixed at once: as they stay in the processor's cache, it takes a third of the time."""
 
 
 class Distinct:

@@ -24,7 +24,7 @@ from offmarl.report import dataset_figures, tables
 from offmarl.report.accumulators import DiscreteActions
 from offmarl.report.comparison import ComparedRuns
 from offmarl.report.contents import Survey, Surveys, warnings_by_dataset
-from offmarl.report.curves import Curve, broken_of, curves_of, learning_curves
+from offmarl.report.curves import Curve, curves_of, learning_curves
 from offmarl.report.figures import (
     COLOURS,
     chart,
@@ -34,7 +34,7 @@ from offmarl.report.figures import (
     figure_curves,
     to_bytes,
 )
-from offmarl.report.run_scores import UNITS, Entry
+from offmarl.report.run_scores import UNITS, Entry, broken_of
 from offmarl.report.tables import Section
 from offmarl.teams import only_or_all
 from offmarl.terminal import number

@@ -233,7 +233,7 @@ def _frame(figure: Figure, playback: Playback, time: int, image: Any) -> Picture
         handletextpad=0.2,
         columnspacing=1.0,
     )
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
@@ -393,14 +393,14 @@ def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> No
         style: dict[str, Any] = {"edgecolors": "white", "linewidths": edge, "zorder": 3}
         axes.add_collection(PolyCollection(list(darts[alive]), facecolors=colours, **style))
     else:
-        rotors = _rotors(scene.attitude, scene.drones, 1.4 * sizes)
+        rotors = rotor_places(scene.attitude, scene.drones, 1.4 * sizes)
         _draw_rotors(axes, _flat(rotors)[alive], colours)
     if not len(lost := places[~alive]):
         return
     axes.scatter(lost[:, 0], lost[:, 1], marker="x", s=18, color="#9ca3af", linewidth=1, zorder=2)
 
 
-def _rotors(attitude: Any, position: Any, sizes: Float[np.ndarray, "P"]) -> Any:
+def rotor_places(attitude: Any, position: Any, sizes: Float[np.ndarray, "P"]) -> Any:
     """Return the places ``(P, 4, 3)`` of rotors: front left and right, rear right and left."""
     corners = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [-1.0, -1.0, 0.0], [-1.0, 1.0, 0.0]])
     arms = np.einsum("pij,rj->pri", to_matrix(jnp.asarray(attitude)), corners)

@@ -16,12 +16,15 @@ from offmarl.paths import local
 from offmarl.records import as_type, parse
 from offmarl.tracking import (
     AGREEMENT,
+    GREEDY_WON,
+    LOG_LIKELIHOOD,
     MARL_EVAL_FILE,
     METRICS_FILE,
     OTHER_RETURN,
     PARTNERS_FILE,
     RETURN,
     RUN_FILE,
+    WON,
     Acting,
     acting_of,
     checksum,
@@ -132,11 +135,10 @@ def metric_of(directories: Iterable[Path]) -> str:
             "these runs have a return for each team, and no single score to compare: "
             "`offmarl report RUN` shows the returns of each team of a run."
         )
-    played = next(x for x, metrics in zip(paths, finals, strict=True) if RETURN in metrics)
-    other = next(x for x, metrics in zip(paths, finals, strict=True) if RETURN not in metrics)
+    in_env = [str(x) for x, metrics in zip(paths, finals, strict=True) if RETURN in metrics]
     raise RunError(
-        f"{played} was evaluated in an environment and {other} with held-out episodes, so they "
-        "cannot be compared: compare each kind on its own, or train all with the same --env and "
+        f"only {', '.join(in_env)} of these runs were evaluated in an environment, so they cannot "
+        "be compared: compare each kind on its own, or train all with the same --env and "
         "--held-out."
     )
 
@@ -231,16 +233,33 @@ def entry_of(directory: Path, metric: str = RETURN, run: str = "") -> Entry:
 
 
 def fault_of(directory: Path) -> str:
-    """Describe the first loss or final score of a run that is not finite; empty if all are."""
+    """Describe the losses and scores of a run that are not finite in the end; empty if all are."""
+    return "; ".join(
+        f"{name} of seed {', '.join(map(str, seeds))} is not finite"
+        for name, seeds in broken_of(directory).items()
+        if name not in (LOG_LIKELIHOOD, WON, GREEDY_WON)  # which are not scores
+    )
+
+
+def broken_of(directory: Path) -> dict[str, list[int]]:
+    """Return the seeds whose last number of a metric is not finite, by metric.
+
+    Curves lack the steps at which a seed has no finite number, so that they end before these.
+    """
+    last: dict[str, dict[int, Any]] = {}
     for row in read(directory / METRICS_FILE):
-        for name, value in row.items():
-            if value is None:  # losses; evaluations are lists
-                return f"{name} of seed {row['seed']} is not finite at step {row['step']:,}"
-    final = final_evaluation(directory)
-    finals = [final[metric] for metric in final.keys() & {*UNITS, *OTHER_RETURN.values()}]
-    wrong = {seed for group in finals for seed, x in group.items() if not np.isfinite(x).all()}
-    seeds = ", ".join(map(str, sorted(wrong)))
-    return f"the final evaluation of seed {seeds} is not finite" if wrong else ""
+        for name in row.keys() - {"seed", "step"}:
+            last.setdefault(name, {})[row["seed"]] = row[name]
+    broken = {
+        name: sorted(seed for seed, value in seeds.items() if not is_finite(value))
+        for name, seeds in sorted(last.items())
+    }
+    return {name: seeds for name, seeds in broken.items() if seeds}
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a number of a metric, or each number of an evaluation, is finite."""
+    return value is not None and None not in np.ravel(value).tolist()
 
 
 def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:

@@ -398,7 +398,7 @@ def test_a_cell_whose_evaluation_is_not_finite_is_empty_and_named(read, tmp_path
     table = scores(results)
     assert table["bc"][0] is None and table["deep & wide"][0].value == 12.0
     text = " ".join(benchmark.notes(results, {}))
-    assert "bc on one is not in the tables: the final evaluation of seed 1, 3 is not" in text
+    assert "bc on one is not in the tables: episode_return of seed 1, 3 is not finite" in text
     assert not results.missing and "Not run" not in text
     assert benchmark.write_results(results)
 
