@@ -77,7 +77,7 @@ def _checksum_of(text: str) -> str | None:
             metrics = run.with_name(tracking.METRICS_FILE)  # with the times of this training
             files = [path.read_bytes() for path in (run, metrics) if path.is_file()]
             return hashlib.sha256(b"".join(files)).hexdigest()
-        if name and (content := _fingerprint_at(name)):
+        if name and (content := fingerprint(name)):
             return content
     return None
 
@@ -89,16 +89,12 @@ def _shortened(value: Any) -> Any:
     return value
 
 
-def fingerprint(cell: Cell) -> str | None:
-    """Return what identifies the content of a cell's vault, without reading its steps.
+def fingerprint(vault: str | None) -> str | None:
+    """Return what identifies the content of a vault, without reading its steps.
 
     None for data that the plan records or downloads, and for a vault that is not here.
     """
-    return None if cell.data.vault is None else _fingerprint_at(cell.data.vault)
-
-
-def _fingerprint_at(vault: str) -> str | None:
-    if not (place := local(vault)).exists():
+    if vault is None or not (place := local(vault)).exists():
         return None
     try:
         return vaults.fingerprint(open_vault(place))
@@ -139,7 +135,7 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
         "baseline": cell.baseline.label,
         **about,
         "digest": record.get("vault_digest"),
-        "fingerprint": fingerprint(cell),
+        "fingerprint": fingerprint(cell.data.vault),
         "seeds": record["seeds"],
         "code": _code(),
         "versions": record.get("versions"),
@@ -169,7 +165,7 @@ def is_current(cell: Cell, path: Path) -> bool:
         return False
     if not result.items() >= identity(cell).items():
         return False
-    if fingerprint(cell) in (None, result.get("fingerprint")):
+    if fingerprint(cell.data.vault) in (None, result.get("fingerprint")):
         return True
     assert cell.data.vault is not None
     # The same in other chunks.

@@ -53,7 +53,7 @@ def cell_file(plan: Plan, cell: Cell) -> Path:
 def run_of(plan: Plan, cell: Cell) -> Path:
     """Return the directory of a cell's run; with other options or data, it has another one."""
     content = identity(cell)
-    if (data := fingerprint(cell)) is not None:
+    if (data := fingerprint(cell.data.vault)) is not None:
         content["fingerprint"] = data
     return plan.out / "runs" / f"{cell.slug}-{tracking.checksum(content)}" / "run"
 

@@ -247,18 +247,13 @@ class StatsAccumulator:
         self._actions: Actions = (DiscreteActions if discrete else ContinuousActions)(spec)
         self._rewards = _RewardsAccumulator(vault)
         self._pairs, self._states, self._local, self._joint = (Distinct() for _ in range(4))
-        self._alive = np.zeros(spec.num_agents, np.int64)
-        self._log_probs = 0
 
     def add(self, begin: int, block: Transition) -> None:
         """Add a block of steps ``(B, T, ...)``."""
         self._rewards.add(begin, block.reward)
         count = block.last.size
         steps: Transition = map_tree(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), block)
-        alive = steps.view.alive
         self._actions.add(steps)
-        self._alive += alive.sum(0)
-        self._log_probs += int((np.isfinite(steps.behaviour_log_prob) & alive).sum())
         self._cover(steps)
 
     def _cover(self, steps: Transition) -> None:
@@ -286,8 +281,8 @@ class StatsAccumulator:
             self._actions,
             self._rewards.rewards(leaves["reward"].ranges),
             self._coverage(),
-            self._alive,
-            self._log_probs,
+            self._actions.steps,
+            int(leaves["behaviour_log_prob"].count.sum()),
         )
 
     def _coverage(self) -> DataCoverage:
