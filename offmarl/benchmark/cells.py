@@ -14,7 +14,7 @@ from typing import Any
 import offmarl
 from offmarl import records, tracking
 from offmarl._imports import code_digest
-from offmarl.benchmark.plan import Cell
+from offmarl.benchmark.plan import Cell, Recipe
 from offmarl.envs.registry import code_of
 from offmarl.errors import RunError, VaultError
 from offmarl.paths import local
@@ -34,15 +34,15 @@ def identity(cell: Cell) -> dict[str, Any]:
     program, data = cell.baseline.program, cell.data
     facts: dict[str, Any] = {
         "program": program,
-        "data": _shortened(data.vault),
+        "data": _shortened(data.source),
         "options": {name: _shortened(value) for name, value in cell.options.items()},
     }
     if code := sources(program, cell.options):
         facts |= {"program": Path(program).name, "sources": code}
-    if data.recipe is not None:
-        facts["data"] = f"{data.recipe.name}:{data.tier}"
-        facts["recorded"] = {"program": data.recipe.program, **data.recipe.options}
-        if code := sources(data.recipe.program, data.recipe.options):
+    if isinstance(recipe := data.source, Recipe):
+        facts["data"] = f"{recipe.name}:{data.tier}"
+        facts["recorded"] = {"program": recipe.program, **recipe.options}
+        if code := sources(recipe.program, recipe.options):
             facts["recorded"]["sources"] = code
     if data.partners:
         from offmarl.programs.recording.sides import names_in, run_of  # imports JAX
@@ -89,12 +89,12 @@ def _shortened(value: Any) -> Any:
     return value
 
 
-def fingerprint(vault: str | None) -> str | None:
+def fingerprint(source: Recipe | str) -> str | None:
     """Return what identifies the content of a vault, without reading its steps.
 
     None for data that the plan records or downloads, and for a vault that is not here.
     """
-    if vault is None or not (place := local(vault)).exists():
+    if isinstance(source, Recipe) or not (place := local(source)).exists():
         return None
     try:
         return vaults.fingerprint(open_vault(place))
@@ -135,7 +135,7 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
         "baseline": cell.baseline.label,
         **about,
         "digest": record.get("vault_digest"),
-        "fingerprint": fingerprint(cell.data.vault),
+        "fingerprint": fingerprint(cell.data.source),
         "seeds": record["seeds"],
         "code": _code(),
         "versions": record.get("versions"),
@@ -165,11 +165,11 @@ def is_current(cell: Cell, path: Path) -> bool:
         return False
     if not result.items() >= identity(cell).items():
         return False
-    if fingerprint(cell.data.vault) in (None, result.get("fingerprint")):
+    vault = cell.data.source
+    if isinstance(vault, Recipe) or fingerprint(vault) in (None, result.get("fingerprint")):
         return True
-    assert cell.data.vault is not None
     # The same in other chunks.
-    return bool(result.get("digest") == open_vault(local(cell.data.vault)).known_digest())
+    return bool(result.get("digest") == open_vault(local(vault)).known_digest())
 
 
 def _halved(tree: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from offmarl import envs, tracking
 from offmarl._imports import summarize
 from offmarl.benchmark.cells import is_current
-from offmarl.benchmark.plan import Cell, Plan, PlanData, is_users
+from offmarl.benchmark.plan import Cell, Plan, PlanData, Recipe, is_users
 from offmarl.benchmark.tasks import cell_file, require_vault
 from offmarl.config import read_values
 from offmarl.errors import OffmarlError, OptionError, VaultError
@@ -56,7 +56,8 @@ def require_fit(plan: Plan) -> None:
             continue
         if label not in specs:
             specs[label] = None
-            env = cell.data.recipe.options.get("env", "") if cell.data.recipe else ""
+            recipe = cell.data.source
+            env = recipe.options.get("env", "") if isinstance(recipe, Recipe) else ""
             with _warned(label, env, VaultError):
                 specs[label] = _spec_of(cell.data)
         with _warned(cell.label, cell.baseline.program):
@@ -67,12 +68,11 @@ def require_fit(plan: Plan) -> None:
 
 def _spec_of(data: PlanData) -> EnvSpec | None:
     """Return the sizes of data; None if they are not known here."""
-    if data.recipe is not None:
-        env = data.recipe.options.get("env")
+    if isinstance(data.source, Recipe):
+        env = data.source.options.get("env")
         return None if env is None else envs.make(env).spec
-    require_vault(data.vault)
-    assert data.vault is not None
-    return open_vault(local(data.vault)).spec if local(data.vault).exists() else None
+    require_vault(data.source)
+    return open_vault(local(data.source)).spec if local(data.source).exists() else None
 
 
 def _require_fit(cell: Cell, spec: EnvSpec, module: ModuleType) -> None:

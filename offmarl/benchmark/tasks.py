@@ -53,7 +53,7 @@ def cell_file(plan: Plan, cell: Cell) -> Path:
 def run_of(plan: Plan, cell: Cell) -> Path:
     """Return the directory of a cell's run; with other options or data, it has another one."""
     content = identity(cell)
-    if (data := fingerprint(cell.data.vault)) is not None:
+    if (data := fingerprint(cell.data.source)) is not None:
         content["fingerprint"] = data
     return plan.out / "runs" / f"{cell.slug}-{tracking.checksum(content)}" / "run"
 
@@ -63,18 +63,17 @@ def run_of(plan: Plan, cell: Cell) -> Path:
 
 def preparation(plan: Plan, data: PlanData) -> PlanJob | None:
     """Return the recording or download that a dataset needs; None for a vault that exists."""
-    if data.recipe is not None:
-        return _recording(plan, data.recipe)
-    assert data.vault is not None
-    if _exists(data.vault):
+    if isinstance(data.source, Recipe):
+        return _recording(plan, data.source)
+    if _exists(data.source):
         return None
-    place = _place(plan, data.label, data.vault)
-    return PlanJob(data.label, place, data.vault, {data.label: ""})
+    place = _place(plan, data.label, data.source)
+    return PlanJob(data.label, place, data.source, {data.label: ""})
 
 
 def _recording(plan: Plan, recipe: Recipe) -> PlanJob:
     options = dict(recipe.options)
-    tiers = {data.label: data.tier for data in plan.datasets.values() if data.recipe is recipe}
+    tiers = {data.label: data.tier for data in plan.datasets.values() if data.source is recipe}
     if records_tiers(recipe):
         options.setdefault("tiers", ",".join(dict.fromkeys(tiers.values())))
     config = tomli_w.dumps({"program": recipe.program, **options})
@@ -123,9 +122,9 @@ def _vaults_file(job: PlanJob) -> Path:
     return job.place / "vaults.json"
 
 
-def require_vault(vault: str | None) -> None:
+def require_vault(vault: str) -> None:
     """Raise `VaultError` if a dataset is a vault at a path where there is none."""
-    if vault and "://" not in vault and _exists(vault) and not local(vault).exists():
+    if "://" not in vault and _exists(vault) and not local(vault).exists():
         open_vault(local(vault))  # the error names similar paths
 
 
@@ -249,9 +248,9 @@ class CellsWork(Work):
     def _vault(self, cell: Cell) -> str:
         number = self._job_of.get(cell.data.label)
         if number is None:
-            require_vault(cell.data.vault)
-            assert cell.data.vault is not None
-            return cell.data.vault
+            vault = str(cell.data.source)
+            require_vault(vault)
+            return vault
         vaults = recorded_vaults(self._jobs[number])
         assert vaults is not None, "the block's needs are complete"
         return vaults[cell.data.label]

@@ -185,13 +185,10 @@ def _pairs(
         if not candidates or entry in candidates:
             continue
         reference = results[candidates[0]]
-        if len(candidates) > 1 or not (result.seeds and reference.seeds):
-            reason = "several runs have its name" if len(candidates) > 1 else "seeds are unknown"
-            reasons[entry.label] = f"has no pairs with {baseline}, because {reason}"
-            continue
         common = [seed for seed in result.seeds if seed in reference.seeds]
-        if not common:
-            reasons[entry.label] = f"has no pairs with {baseline}: their seeds differ"
+        if len(candidates) > 1 or not common:
+            reason = "several runs have its name" if len(candidates) > 1 else "their seeds differ"
+            reasons[entry.label] = f"has no pairs with {baseline}: {reason}"
             continue
         differences[entry] = (
             result.scores[[result.seeds.index(seed) for seed in common]]

@@ -265,7 +265,7 @@ def test_a_program_leaves_no_variables_and_no_memory_for_the_next_one(read, monk
     ],
 )
 def test_a_cpu_is_split_once_for_all_cells(options, devices):
-    data = benchmark.plan.PlanData("d", "v", "", "", {})
+    data = benchmark.plan.PlanData("d", "v", "", {})
     method = benchmark.plan.Baseline("b", "bc", {}, None)
     plan = SimpleNamespace(cells=[benchmark.Cell(data, method, option) for option in options])
     assert cli._devices_of(plan) == devices
@@ -328,7 +328,7 @@ def test_returns_beside_partners_are_a_column_of_their_own(read, tmp_path):
 @pytest.mark.parametrize("env", ["swarm/coverage-3", "none"])
 def test_partners_are_met_where_the_cell_is_evaluated(read, monkeypatch, env):
     plan, works = read(), []
-    data = plan.datasets["two"]._replace(vault="two.vlt", partners=("random",))
+    data = plan.datasets["two"]._replace(source="two.vlt", partners=("random",))
     plan = plan._replace(datasets={"two": data}, training={"env": env})
     run = run_of(plan, plan.cells[0])
     stub.vault(Path("two.vlt"))
