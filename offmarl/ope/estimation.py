@@ -161,10 +161,10 @@ def estimate(
     """
     options = options or Options()
     _check(policies, dataset.spec)
-    data = _Data.read(dataset, options)
+    data = RecordedData.read(dataset, options)
     notes = []
     if {*_BY_RATIOS} & {*(methods or METHODS)}:
-        data, clone_notes = _with_clone(data, progress)
+        data, clone_notes = with_clone(data, progress)
         notes += clone_notes
     followed = _follow_all(policies, data, progress)
     unlikely = {x for x, unrolled in followed.items() if not (unrolled.log_prob < np.inf).all()}
@@ -184,15 +184,15 @@ def estimate(
         arrays = data.reward, data.mask, data.folds, data.weighted
         gains = advantages(data.histories, *arrays, options.gamma) if "local" in results else None
         for name in (name for name in policies if name not in unlikely):
-            effective[name], weighted = _by_ratios("wis" in results, gains, followed[name], data)
+            effective[name], weighted = by_ratios("wis" in results, gains, followed[name], data)
             for method, value in weighted.items():
                 results[method][name] = value
     values = {
         method: {x: with_interval(*by_policy[x]) for x in policies if x in by_policy}
         for method, by_policy in results.items()
     }
-    notes += _cautions_of_fqe(values.get("fqe", {}), check, data)
-    notes += _cautions([*results], effective, followed, data)
+    notes += cautions_of_fqe(values.get("fqe", {}), check, data)
+    notes += cautions_of_ratios([*results], effective, followed, data)
     return Estimates(
         values,
         {method: {x: results[method][x][1] for x in values[method]} for method in results},
@@ -206,7 +206,7 @@ def estimate(
 
 def _choose(
     policies: Mapping[str, EvaluatedPolicy],
-    data: "_Data",
+    data: "RecordedData",
     unlikely: set[str],
     far: Several[str],
     methods: Several[Method] | None,
@@ -268,7 +268,7 @@ def _no_likelihood(names: set[str]) -> str:
 # ---------------------------------------------------------------------------------- the data
 
 
-class _Data(NamedTuple):
+class RecordedData(NamedTuple):
     """The episodes on the host; arrays are padded to the longest."""
 
     dataset: Dataset | Mixture
@@ -295,7 +295,8 @@ class _Data(NamedTuple):
     """How often each episode is in the resample of each of the critics for the interval."""
 
     @classmethod
-    def read(cls, dataset: Dataset | Mixture, options: Options) -> "_Data":
+    def read(cls, dataset: Dataset | Mixture, options: Options) -> "RecordedData":
+        """Read the episodes that policies can be evaluated with; `ShapeError` if there are none."""
         table = dataset.episodes
         usable = np.flatnonzero(are_whole(dataset))
         if not len(usable) or not table.length.sum():
@@ -394,7 +395,7 @@ class _Data(NamedTuple):
 
 
 def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:
-    """Return the arrays of `_Data` that a block of episodes has."""
+    """Return the arrays of `RecordedData` that a block of episodes has."""
     mask, log_prob = episodes.mask, recorded_log_prob(episodes)
     certain = (log_prob == 0).all(-1) & episodes.choices.any(-1)
     reward = jnp.where(mask, episodes.reward.mean(-1), 0.0)
@@ -404,7 +405,7 @@ def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:
     return *(np.asarray(x)[:size] for x in (reward, log_prob, mask, *steps)), action
 
 
-def _with_clone(data: _Data, progress: Progress) -> tuple[_Data, list[str]]:
+def with_clone(data: RecordedData, progress: Progress) -> tuple[RecordedData, list[str]]:
     """Return the data with a clone's probabilities where they are missing, and a note on it."""
     missing = np.isnan(data.behaviour_log_prob)
     if not missing.any():
@@ -427,7 +428,7 @@ def _with_clone(data: _Data, progress: Progress) -> tuple[_Data, list[str]]:
 # ---------------------------------------------------------------------------------- policies
 
 
-def _without_impossible(followed: Followed, data: _Data) -> Followed:
+def without_impossible(followed: Followed, data: RecordedData) -> Followed:
     """Return log-probabilities of minus infinity for recorded actions of probability 0.
 
     Ratios compare probabilities with probabilities, and densities with densities.
@@ -440,7 +441,7 @@ def _without_impossible(followed: Followed, data: _Data) -> Followed:
 
 
 def _follow_all(
-    policies: Mapping[str, EvaluatedPolicy], data: _Data, progress: Progress
+    policies: Mapping[str, EvaluatedPolicy], data: RecordedData, progress: Progress
 ) -> dict[str, Followed]:
     """Unroll all policies over the episodes; each block of these is read once."""
     blocks: dict[str, list[Followed]] = {name: [] for name in policies}
@@ -459,7 +460,7 @@ def _follow_all(
         name: Followed(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
         for name, parts in blocks.items()
     }
-    return {name: _without_impossible(unrolled, data) for name, unrolled in followed.items()}
+    return {name: without_impossible(unrolled, data) for name, unrolled in followed.items()}
 
 
 def _small(action: NDArray[Any]) -> NDArray[Any]:
@@ -472,7 +473,7 @@ def _small(action: NDArray[Any]) -> NDArray[Any]:
 # ---------------------------------------------------------------------------------- play
 
 
-def _played(policies: Mapping[str, EvaluatedPolicy], data: _Data) -> dict[str, _Resampled]:
+def _played(policies: Mapping[str, EvaluatedPolicy], data: RecordedData) -> dict[str, _Resampled]:
     """Return the values of the policies that can play in the recorded steps."""
     seed, gamma = data.options.seed, data.options.gamma
     table = read_table(data.histories, len(data.resamples), seed)
@@ -491,7 +492,7 @@ def _played(policies: Mapping[str, EvaluatedPolicy], data: _Data) -> dict[str, _
 # ---------------------------------------------------------------------------------- critics
 
 
-def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
+def transitions_for(data: RecordedData, actions: Several[Any]) -> Transitions:
     """Return the transitions for critics of policies that take ``actions``, the recorded ones last.
 
     The recorded ones are compared with complete episodes' returns: they are valued by these alone.
@@ -520,7 +521,7 @@ def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
 
 
 def _fitted_values(
-    data: _Data, actions: Several[Any], progress: Progress
+    data: RecordedData, actions: Several[Any], progress: Progress
 ) -> list[Float[np.ndarray, "C M"]]:
     """Return the values by each member of each policy, by its actions, at the initial states.
 
@@ -528,7 +529,7 @@ def _fitted_values(
     policies, whose mean return is known.
     """
     actions = [*actions, data.action]
-    transitions = _transitions(data, actions)
+    transitions = transitions_for(data, actions)
     critic = make_critic(data.dataset.spec, data.options.hidden)
     params = fit(critic, transitions, data.options, progress)
     values: list[list[NDArray[Any]]] = [[] for _ in actions]
@@ -544,11 +545,11 @@ def _fitted_values(
 # ---------------------------------------------------------------------------------- ratios
 
 
-def _by_ratios(
+def by_ratios(
     sampled: bool,
     gains: Float[np.ndarray, "M T"] | None,
     followed: Followed,
-    data: _Data,
+    data: RecordedData,
 ) -> tuple[float, dict[Method, _Resampled]]:
     """Return the effective sample size, and the estimates by ratios with those of resamples."""
     kept, options = data.weighted, data.options
@@ -572,7 +573,9 @@ def _by_ratios(
     return size, results
 
 
-def _cautions_of_fqe(values: Mapping[str, Estimate], check: float | None, data: _Data) -> list[str]:
+def cautions_of_fqe(
+    values: Mapping[str, Estimate], check: float | None, data: RecordedData
+) -> list[str]:
     """Return notes on estimates by critics: impossible ones, and those without an interval."""
     notes, returns = [], data.discounted[data.complete]
     if values and not len(data.resamples):
@@ -598,11 +601,11 @@ def _cautions_of_fqe(values: Mapping[str, Estimate], check: float | None, data: 
     return notes
 
 
-def _cautions(
+def cautions_of_ratios(
     methods: Several[Method],
     effective: Mapping[str, float],
     followed: Mapping[str, Followed],
-    data: _Data,
+    data: RecordedData,
 ) -> list[str]:
     """Return notes on estimates by ratios, for the policies with an effective sample size."""
     notes = []
