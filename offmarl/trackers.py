@@ -117,7 +117,7 @@ class Trackers:
 
     ``names`` are such as "tensorboard" or "mlflow=sqlite:///runs.db", ``record`` is the content of
     ``run.json``. The JSON lines in the directory end at the checkpoint that the run continues from.
-    Raises what `check_trackers` raises, and `RunError` for one that cannot be opened.
+    `RunError` for one that cannot be opened; `check_trackers` has checked the names.
     """
 
     def __init__(self, names: Iterable[str], directory: Path, record: Mapping[str, Any]):
@@ -125,7 +125,6 @@ class Trackers:
         self._last = -1
         """The last step that the trackers have."""
         self._open: dict[str, Tracker] = {}
-        check_trackers(names)
         for text in names:
             with _opening(text), _quiet():
                 import_module(KINDS[text.partition("=")[0]].module)  # takes a while

@@ -219,7 +219,7 @@ def test_an_id_that_offmarl_did_not_make_names_nothing(place, monkeypatch, ident
 
 def test_trackers_that_do_not_exist_or_are_not_installed_are_named(place, monkeypatch):
     with pytest.raises(UnknownNameError, match="no tracker named 'tensorbord': did you mean tens"):
-        opened(place, "tensorbord")
+        trackers.check_trackers(["tensorbord"])
     monkeypatch.setattr(KINDS["wandb"], "module", "offmarl_absent")
     with pytest.raises(MissingExtraError, match=r"pip install 'offmarl\[wandb\]'"):
         trackers.check_trackers(["wandb=project"])

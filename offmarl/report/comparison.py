@@ -534,7 +534,7 @@ class ComparedRuns(NamedTuple):
 
     runs: list[Path]
     """Finished runs, without the results of other projects."""
-    found: Runs
+    scores: Runs
     comparison: Comparison
     curves: Curves
     sections: list[Section]
@@ -567,7 +567,7 @@ class ComparedRuns(NamedTuple):
             },
             "data": {
                 name: {**source._asdict(), "references": as_dicts(comparison.references.get(name))}
-                for name, source in self.found.data.items()
+                for name, source in self.scores.data.items()
             },
             "baseline": comparison.baseline,
             "overall": {row.entry.label: _row_data(row) for row in comparison.overall},
