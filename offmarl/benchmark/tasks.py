@@ -40,7 +40,7 @@ class PlanJob(NamedTuple):
     source: Recipe | str
     """A recipe with all of its options, or the name of a published dataset."""
     tiers: Mapping[str, str]
-    """Tiers of its datasets, by label; empty for a download."""
+    """Tier of each of its datasets, by label; an empty text for a download."""
     config: str = ""
     """What a recording depends on."""
 
