@@ -112,8 +112,7 @@ def read_run(directory: Path) -> dict[str, Any]:
         records.as_type(data, records.RunRecord, file, RunError)
         try:
             EnvSpec.from_json(data["spec"])
-            record: dict[str, Any] = records.mark_names(data, file)
-            return record
+            return dict(records.mark_names(data, file))
         except (ShapeError, RecursionError) as error:
             raise RunError(f"{file} is not valid: {error}") from None
 

@@ -49,8 +49,7 @@ def identity(cell: Cell) -> dict[str, Any]:
 
         policies = [name for partner in data.partners for name, _ in names_in(partner)]
         facts["partners"] = [[_shortened(x), _checksum_of((run_of(x) or [x])[0])] for x in policies]
-    plain: dict[str, Any] = tracking.plain(facts)
-    return plain
+    return dict(tracking.plain(facts))
 
 
 _NAMING = ("env", "validation", "weight", "init", "opponents", "prefill")

@@ -348,8 +348,7 @@ class RecordedData(NamedTuple):
 
         No policy takes an action of probability 0, so that its ratio is that of a fault.
         """
-        mask: NDArray[np.bool_] = self.complete & ~np.isinf(self.behaviour_log_prob).any((1, 2))
-        return mask
+        return np.asarray(self.complete & ~np.isinf(self.behaviour_log_prob).any((1, 2)))
 
     def value_bounds(self) -> Float[np.ndarray, "2 slots"]:
         """Return the smallest and the largest value that the rewards allow from each time on.
@@ -390,8 +389,8 @@ class RecordedData(NamedTuple):
     @property
     def discounted(self) -> Float[np.ndarray, "M"]:
         """The discounted sum of each episode's rewards."""
-        returns: NDArray[Any] = self.reward @ self.options.gamma ** np.arange(self.reward.shape[1])
-        return returns
+        discounts = self.options.gamma ** np.arange(self.reward.shape[1])
+        return np.asarray(self.reward @ discounts)
 
 
 def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:

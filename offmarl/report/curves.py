@@ -30,8 +30,7 @@ class Curve(NamedTuple):
     @property
     def mean(self) -> Float[np.ndarray, "points"]:
         """Mean over the seeds."""
-        means: Float[np.ndarray, "points"] = self.values.mean(0)
-        return means
+        return np.asarray(self.values.mean(0))
 
     def interval(self) -> Float[np.ndarray, "2 points"] | None:
         """Return the pointwise 95% bootstrap interval of the mean; None for too few seeds."""

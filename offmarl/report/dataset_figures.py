@@ -158,12 +158,11 @@ def figure_actions(survey: Survey) -> Figure:
 
 def figure_information(information: Float[np.ndarray, "N N"]) -> Figure:
     """Draw the mutual information of each two agents' actions."""
-    highest = max(float(information.max()), _SOME_BITS)
-
-    def draw(axes: Axes) -> None:
-        _draw_map(axes, information, highest)
-
-    return chart(draw, "Mutual information of actions, bits", "agent", "agent")
+    highest, title = (
+        max(float(information.max()), _SOME_BITS),
+        "Mutual information of actions, bits",
+    )
+    return chart(lambda axes: _draw_map(axes, information, highest), title, "agent", "agent")
 
 
 def figure_features(ranges: Ranges, title: str) -> Figure:

@@ -431,8 +431,7 @@ def _darts(heading: Float[np.ndarray, "P"]) -> Float[np.ndarray, "P 4 2"]:
     outline = np.array([[1.3, 0.0], [-0.9, 0.8], [-0.45, 0.0], [-0.9, -0.8]])
     cosine, sine = np.cos(heading), np.sin(heading)
     turn = np.stack([np.stack([cosine, sine], -1), np.stack([-sine, cosine], -1)], 1)
-    turned: Float[np.ndarray, "P 4 2"] = outline @ turn
-    return turned
+    return np.asarray(outline @ turn)
 
 
 def legend(scene: Scene) -> list[Any]:
