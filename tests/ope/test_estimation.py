@@ -323,7 +323,7 @@ def test_each_policy_has_its_weights_of_episodes(monkeypatch):
     part = {"reward": jnp.array([1.0, 5.0]), "episode": jnp.arange(2), "bounds": jnp.zeros((2, 2))}
     truths = dict.fromkeys(("known", "counts"), jnp.ones(2, bool))
     batch = fitted.Batch(**(blank | part | truths | {"next_action": jnp.zeros((2, 2, 1))}))
-    monkeypatch.setattr(fitted, "_draw", lambda *_: batch)
+    monkeypatch.setattr(fitted, "draw_batch", lambda *_: batch)
     data = dict.fromkeys(fitted.Transitions._fields, jnp.zeros(2))
     data["weights"] = jnp.array([[[1.0, 1.0]], [[1.0, 0.0]]])
     options = Options(updates=400, learning_rate=0.1)
