@@ -13,7 +13,7 @@ from offmarl import tracking
 from offmarl.cli.output import Report, as_is
 from offmarl.cli.parse import run_program
 from offmarl.cli.tasks import Divided
-from offmarl.errors import OffmarlError, VaultError
+from offmarl.errors import OffmarlError
 
 
 def benchmark(
@@ -53,15 +53,12 @@ def _checked(plan: "benchmarks.Plan", dry_run: bool) -> Report | None:
 
     config: Any = jax.config
     config.update("jax_platforms", "cpu")  # an accelerator's memory is for the cells' processes
-    checks = benchmarks.require_vaults, benchmarks.require_environments, benchmarks.require_fit
-    for check in checks:
-        try:
-            check(plan)
-        except OffmarlError as error:
-            # A vault that fails concerns its own cells only.
-            if not (dry_run or isinstance(error, VaultError)):
-                raise
-            tracking.notice(f"warning: {error}")
+    try:
+        benchmarks.require_fit(plan)
+    except OffmarlError as error:
+        if not dry_run:
+            raise
+        tracking.notice(f"warning: {error}")
     return _results(plan, {}) if dry_run else None
 
 

@@ -70,9 +70,10 @@ def envs(
         why = f"{name or 'all'} lists several environments"
         refuse_unused(why, picture=picture, seconds=seconds != 1)  # the default
         return _list(matches)
-    from offmarl.report.render import KINDS  # imports JAX, which the list does without
+    if picture is not None:
+        from offmarl.report.render import KINDS  # imports JAX and Matplotlib
 
-    check_file(picture, "--picture", "picture.gif", KINDS)
+        check_file(picture, "--picture", "picture.gif", KINDS)
     return _describe(name, seconds, picture)
 
 

@@ -296,9 +296,11 @@ def evaluate(
         Number of processes that play in a PettingZoo environment.
     """
     from offmarl.cli import policies  # imports JAX, which --help does without
-    from offmarl.report.render import KINDS, play_run, save
 
-    check_file(render, "--render", "episode.gif", KINDS)
+    if render:
+        from offmarl.report.render import KINDS, play_run, save  # imports Matplotlib
+
+        check_file(render, "--render", "episode.gif", KINDS)
     run = _run_directory(run)
     record = read_run(run)
     arguments = run, policy, record["seeds"], opponents

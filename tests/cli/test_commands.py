@@ -348,8 +348,8 @@ def test_two_files_of_one_name_stay_apart(offmarl, tmp_path):
         ("[" * 100_000, "is damaged"),
         ("[]", "holds no JSON object"),
         ("{}", "not of marl-eval's layout"),
-        ('{"a": {"b": 3}}', "a: b is not of marl-eval's layout"),
-        ('{"a": {"b": {"c": {"s": {"step_0": {}}}}}}', "s: absolute is not of"),
+        ('{"a": {"b": 3}}', "in marl-eval's layout of environments, tasks"),
+        ('{"a": {"b": {"c": {"s": {"step_0": {}}}}}}', "a: b: c: s has no finite returns"),
         ('{"a": {"b": {"c": {"s": {"absolute_metrics": {"loss": [1]}}}}}}', "among loss"),
         *(
             (

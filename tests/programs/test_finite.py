@@ -157,7 +157,7 @@ def test_a_policy_that_is_not_finite_is_not_loaded(tmp_path, monkeypatch, value)
 def test_a_run_with_a_loss_that_is_not_finite_has_no_score(tmp_path):
     run = write_run(tmp_path / "run", "bc", "data", [[1.0, 2.0], [3.0, 4.0]])
     tracking.append(run / tracking.METRICS_FILE, {"seed": 1, "step": 8, "loss": float("nan")})
-    with pytest.raises(NotFiniteError, match="loss of seed 1 is not finite at step 8 in"):
+    with pytest.raises(NotFiniteError, match="loss of seed 1 is not finite in"):
         report.read_runs([run])
 
 
