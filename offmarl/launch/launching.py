@@ -104,19 +104,15 @@ def launch(
     of the work is running, the path has other work's result, or tasks failed and the work does not
     go on without them; `Stopped` after a signal, once the tasks have stopped.
     """
-    if any(count is not None and count < 1 for count in (tasks, workers)):
-        raise OptionError("--tasks and --jobs must be at least 1.")
     if work.is_complete():
-        work.clean()
-        return Launched(fresh=False)
+        return Launched(join_work(work))
     engine = _launcher(launcher)(work.directory, work.name, workers, options)
     work.check()
     for note in work.notes(tasks or 1):
         tracking.notice(note)
     with hold_lock(work.directory / "launch.lock", work.path, take_over):
         if work.is_complete():  # another launch has just ended
-            work.clean()
-            return Launched(fresh=False)
+            return Launched(join_work(work))
         failed = _Launch(work, tasks, entry, tuple(arguments)).run(engine)
         if not failed:
             join_work(work)
