@@ -203,7 +203,7 @@ def test_a_policy_of_a_loop_is_given_its_rewards():
         actions.append(action.tolist())
         with pytest.raises(OptionError, match=r"the policy of to_go .*after_step\(carry, reward"):
             loaded(blank, carry=carry)
-        with pytest.raises(ShapeError, match=r"of shape \(2,\), one for each agent, not \(3,"):
+        with pytest.raises(ShapeError, match=r"reward .* shape \(3,\), and must have \(2,\)"):
             loaded.after_step(carry, np.ones(3), np.zeros(3, bool))
         carry = loaded.after_step(carry, np.array([reward, 0.0]), going)
         with pytest.raises(OptionError, match="has chosen no action since"):

@@ -153,7 +153,9 @@ def test_groups_do_not_depend_on_devices_that_divide_them(num_envs, groups):
 
 
 def test_more_devices_than_there_are():
-    with pytest.raises(OptionError, match=r"--devices 9: JAX has \d CPU device.*NUM_CPU_DEVICES=9"):
+    with pytest.raises(
+        OptionError, match=r"--devices 9: JAX has \d \(kind: CPU\).*NUM_CPU_DEVICES=9"
+    ):
         layout_of(1, "map", devices=9)
 
 

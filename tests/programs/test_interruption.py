@@ -79,10 +79,10 @@ def test_a_signal_saves_the_work_and_stops(signum):
 @pytest.mark.parametrize(
     ("part", "begun", "says"),
     [
-        ("", None, "before the first step: repeat the command to start again."),
-        ("", 0, "before the first checkpoint: the same command starts at step 0."),
+        ("", None, "before the first checkpoint: the same command starts again."),
+        ("", 0, "before the first checkpoint: the same command starts again."),
         ("", 70, "at step 70: the same command resumes there."),
-        ("a", 0, "before the first checkpoint of a: the same command starts at step 0 of a."),
+        ("a", 0, "before the first checkpoint of a: the same command starts again."),
         ("a", 70, "at step 70 of a: the same command resumes there."),
     ],
 )

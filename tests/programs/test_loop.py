@@ -109,7 +109,7 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
 @pytest.mark.parametrize(
     ("replay", "calls", "signum", "says"),
     [
-        ("device", 1, signal.SIGINT, "before the first checkpoint: the same .* starts at update 0"),
+        ("device", 1, signal.SIGINT, "before the first checkpoint: the same .* starts again"),
         ("device", 13, signal.SIGTERM, "at update 13: the same command resumes there"),
         pytest.param(
             *("stream", 13, signal.SIGINT, "at update 13: the same command resumes there"),

@@ -259,11 +259,6 @@ def record_from_run(
     layout = recorder_layout(args.seeds, args.num_envs, devices)
     runs = _recorders(module.make, args, game, origin, directory, source, layout)
     for run in runs:
-        if any(tier.name == "replay" for tier in parsed) and not run.vault("replay").exists():
-            raise RunError(
-                f"{directory} kept no training data: they are kept while a run trains with replay "
-                "or medium-replay among its --tiers, and cannot be recorded after it."
-            )
         check_vaults(run, parsed)
     return _record_all(runs, _saved_versions(runs, directory), parsed)
 
@@ -656,24 +651,14 @@ def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> 
     return Recorded(data, Group(title, view, *paths))
 
 
-def warn_of_recording(recorded: vault.Dataset) -> None:
-    """Warn if a recording has no complete episode, and if other programs appended to it."""
-    episodes, manifest = recorded.episodes, recorded.manifest
-    if episodes.incomplete == len(episodes.row):
-        tracking.notice(
-            f"warning: no episode of {recorded.path} is complete, so it has no returns: record "
-            "more --steps, or in fewer environments (--num-envs)."
-        )
-    if manifest is not None and (len(manifest.head.runs) > 1 or manifest.unverified):
-        tracking.notice(
-            f"warning: {recorded.path} also holds steps that were appended to the recording."
-        )
-
-
 def describe_vault(path: Path, tier: str) -> dict[str, Any]:
-    """Return what a vault holds, for a summary."""
+    """Return what a vault holds, for a summary; warn if no episode is complete."""
     dataset = vault.open_vault(path)
-    warn_of_recording(dataset)
+    if dataset.episodes.incomplete == len(dataset.episodes.row):
+        tracking.notice(
+            f"warning: no episode of {path} is complete, so it has no returns: record more "
+            "--steps, or in fewer environments (--num-envs)."
+        )
     return {
         "tier": tier,
         "steps": dataset.num_steps,

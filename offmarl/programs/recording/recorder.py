@@ -150,8 +150,7 @@ class OnlineRecorder(NamedTuple):
 
     def play(self, params: ArrayTree, key: PRNGKeyArray) -> Evaluation:
         """Play `OnlineArgs.eval_episodes` episodes of the policy."""
-        evaluation: Evaluation = gather_all(play_against(*self._play_arguments(params, key)))
-        return evaluation
+        return gather_all(play_against(*self._play_arguments(params, key)))
 
     def returns_in(self, evaluation: Evaluation) -> Float[np.ndarray, "episodes"]:
         """Return the returns of played episodes."""

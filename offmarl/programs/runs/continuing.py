@@ -48,7 +48,7 @@ class TrainingStart(NamedTuple):
 
     source: dict[str, Any]
     """What the run's record says of it; empty if it starts from nothing."""
-    run: "_Source | None" = None
+    run: "InitialRun | None" = None
     scale: Mapping[str, Any] = {}
     """Arguments that the run's values depend on, which the new program takes over."""
     statistics: dict[str, NDArray[Any]] | None = None
@@ -82,7 +82,7 @@ def start_of(args: OnlineArgs, env: Environment) -> TrainingStart:
             "--prefill takes no steps of one side: vaults hold the steps of all agents. Leave out "
             "--prefill, or --side."
         )
-    run = None if args.init is None else _Source.of(args.init, env.spec)
+    run = None if args.init is None else InitialRun.of(args.init, env.spec)
     source: dict[str, Any] = {} if run is None else {"init": run.about}
     scale = {} if run is None or args.init_acts else run.taken_over(args)
     if args.prefill is None:
@@ -123,7 +123,7 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> TrainingStart:
     """
     if args.init is None:
         return TrainingStart({})
-    run = _Source.of(args.init, spec, args.normalise)
+    run = InitialRun.of(args.init, spec, args.normalise)
     arrays = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
     statistics = {name: arrays[name] for name in arrays if dataset.is_scale(name)}
     if "reward_scale" in run.scale and getattr(args, "scale_rewards", False):
@@ -141,7 +141,7 @@ def begin_states(start: TrainingStart, program: Program, states: ArrayTree) -> A
 # ---------------------------------------------------------------------------------- the run
 
 
-class _Source(NamedTuple):
+class InitialRun(NamedTuple):
     """A run to continue from."""
 
     name: str
@@ -155,7 +155,7 @@ class _Source(NamedTuple):
     """Discount and factor of the rewards of its values; empty if it has none."""
 
     @classmethod
-    def of(cls, path: Path, spec: EnvSpec, normalise: Iterable[str] = ()) -> "_Source":
+    def of(cls, path: Path, spec: EnvSpec, normalise: Iterable[str] = ()) -> "InitialRun":
         """Load a run, whose networks must know observations normalised in the same way."""
         directory = local(path)
         record = tracking.read_run(directory)

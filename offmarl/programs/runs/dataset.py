@@ -180,7 +180,12 @@ class DatasetStatistics:
 
     def _ranges(self, dataset: Dataset | Mixture, column: str) -> Ranges:
         """Return the statistics of a column over all agents."""
-        parts = _parts(dataset, self._training_episodes(dataset))
+        episodes = self._training_episodes(dataset)
+        parts = (
+            dataset.parts(episodes)
+            if isinstance(dataset, Mixture)
+            else [MixturePart(dataset, episodes, 1.0)]
+        )
         pairs = [(self._ranges_of(part, column), part.share) for part in parts]
         ranges = pairs[0][0] if len(pairs) == 1 else _shared(pairs)
         if column.startswith("observation") and ranges.mean.ndim == 2:
@@ -207,13 +212,6 @@ def _shared(parts: list[tuple[Ranges, float]]) -> Ranges:
         for ranges, share in parts
     ]
     return Ranges(*map(np.stack, zip(*weighted, strict=True))).pooled(0)
-
-
-def _parts(dataset: Dataset | Mixture, episodes: NDArray[np.int64]) -> list[MixturePart]:
-    """Return some episodes by vault, each with its share of the steps in batches."""
-    if isinstance(dataset, Mixture):
-        return dataset.parts(episodes)
-    return [MixturePart(dataset, episodes, 1.0)]
 
 
 def _steps(part: MixturePart) -> Iterator[Transition]:

@@ -237,18 +237,10 @@ def _locating(place: str, then: str = "") -> Iterator[None]:
 
 
 def _final_observations(infos: Any, agents: list[Any]) -> dict[Any, Any]:
-    """Return the last observations, which Gymnasium's vector API has in the next infos."""
-    infos = infos if isinstance(infos, Mapping) else {}
-    for name in ("final_obs", "final_observation"):
-        shared = infos.get(name)
-        observations = {**shared} if isinstance(shared, Mapping) else {}
-        for agent in agents:
-            info = infos.get(agent)
-            if isinstance(info, Mapping) and info.get(name) is not None:
-                observations[agent] = info[name]
-        if observations:
-            return observations
-    return {}
+    """Return the last observations, as Gymnasium's vector API names them in the next infos."""
+    by_agent = {agent: (infos or {}).get(agent) or {} for agent in agents}
+    names = ("final_observation", "final_obs")
+    return {a: info[name] for a, info in by_agent.items() for name in names if name in info}
 
 
 # ---------------------------------------------------------------------------------- processes

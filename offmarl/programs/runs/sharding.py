@@ -123,14 +123,10 @@ def count_devices(devices: int | None) -> int:
     if devices is None:
         return total
     if devices > total:
-        owners = f" of {processes} processes" if processes > 1 else ""
-        more = ""
-        if jax.default_backend() == "cpu":
-            more = f" (JAX_NUM_CPU_DEVICES={-(-devices // processes)} splits a CPU into that many)"
-        kind, ending = jax.default_backend().upper(), "" if total == 1 else "s"
+        kind = jax.default_backend().upper()
         raise OptionError(
-            f"--devices {devices}: JAX has {total} {kind} device{ending}{owners}: give at most "
-            f"{total}{more}."
+            f"--devices {devices}: JAX has {total} (kind: {kind}) in all processes: give at most "
+            f"{total}. JAX_NUM_CPU_DEVICES={-(-devices // processes)} splits a CPU into that many."
         )
     if devices % processes:
         raise OptionError(

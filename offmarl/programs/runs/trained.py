@@ -120,16 +120,11 @@ class TrainedRun(NamedTuple):
             )
         target = self.best_step(seed) if step == "best" else int(step)
         steps = [unit * number for number in numbers]
-        if not steps:
-            raise RunError(
-                f"{self.directory} keeps no policy but its last, as published runs do: leave the "
-                'step out, or give "last".'
-            )
         if target not in steps:
             keeps = self.record["kind"] == "baseline"
             raise RunError(
                 f"{self.directory} has no checkpoint of step {target}, but of {steps}: give one of "
-                f"these{', or train again with --keep all (or best)' if keeps else ''}."
+                f'these, or "last"{", or train again with --keep all (or best)" if keeps else ""}.'
             )
         return target // unit
 
