@@ -148,13 +148,13 @@ def test_stages_that_do_not_fit_the_run_are_refused(random_data, tmp_path):
 )
 def test_where_stages_start(lengths, updates, starts):
     stages = tuple(Stage(lambda *_: None, length) for length in lengths)
-    assert stage_starts(stages, updates, "--updates 9") == starts
+    assert stage_starts(stages, updates) == starts
 
 
 @pytest.mark.parametrize("lengths", [(9, None), (None, None), (3, 3), (5, 5)])
 def test_stages_that_do_not_add_up(lengths):
     with pytest.raises(OptionError, match="updates in stages"):
-        stage_starts(tuple(Stage(lambda *_: None, length) for length in lengths), 9, "--updates")
+        stage_starts(tuple(Stage(lambda *_: None, length) for length in lengths), 9)
 
 
 def test_a_recorder_whose_stages_do_not_add_up_is_refused():

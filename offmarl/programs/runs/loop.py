@@ -110,10 +110,12 @@ class Schedule(NamedTuple):
         return done % self.eval_every == 0 or done == self.updates
 
 
-def stage_starts(stages: tuple[Stage, ...], updates: int, option: str) -> tuple[int, ...]:
+def stage_starts(
+    stages: tuple[Stage, ...], updates: int, option: str = "the run"
+) -> tuple[int, ...]:
     """Return the first update of each stage in a run.
 
-    `OptionError` if they do not add up to the updates, which ``option`` gives.
+    `OptionError` if they do not add up to its updates, which ``option`` gives.
     """
     fixed = sum(stage.updates or 0 for stage in stages)
     flexible = [stage for stage in stages if stage.updates is None]
