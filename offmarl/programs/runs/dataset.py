@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
+from io import BytesIO
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from offmarl.errors import RunError
+from offmarl.tracking import replace_file
 from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, unflatten_tree
 from offmarl.vault import Dataset, Mixture
 from offmarl.vault.check.leaf_statistics import StatisticsAccumulator, stored_statistics
@@ -229,10 +231,8 @@ def _steps(part: MixturePart) -> Iterator[Transition]:
 def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     """Write a run's arrays of its dataset atomically, if there are any."""
     if arrays:
-        partial = path.with_name(f".{path.name}.partial")
-        with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        partial.replace(path)
+        np.savez(file := BytesIO(), allow_pickle=False, **arrays)
+        replace_file(path, file.getvalue())
 
 
 def is_scale(name: str) -> bool:

@@ -351,16 +351,9 @@ class Player(NamedTuple):
 class ParallelEnvironment:
     """Copies of a user's PettingZoo environment, each in a process that lasts until `close`.
 
-    Parameters
-    ----------
-    name
-        Its name, as for `offmarl.envs.registry.make_parallel`.
-    spec, what
-        The spec of the players, and its source for messages: agents of the same names keep its
-        order, and observations become flat vectors if its are. `ShapeError` if the environment
-        differs, except in states, on which policies do not act.
-    processes
-        Number of processes; by default one for each core, at most 8.
+    ``spec`` is that of the players, and ``what`` its source for messages: agents of the same names
+    keep its order, and observations become flat vectors if its are. `ShapeError` if the environment
+    differs, except in states, on which policies do not act.
     """
 
     def __init__(self, name: str, spec: EnvSpec, what: str, processes: int | None = None):

@@ -211,19 +211,7 @@ def check_shards(directory: Path, what: str, layout: SeedLayout) -> None:
 def map_seeds(
     layout: SeedLayout, function: Callable[..., ArrayTree], per_seed: tuple[Any, ...], *shared: Any
 ) -> ArrayTree:
-    """Apply a function of one seed to all seeds, under jit.
-
-    Parameters
-    ----------
-    layout
-        How the seeds are computed.
-    function
-        Function of an entry of each of ``per_seed``, and of ``shared``.
-    per_seed
-        Trees with a leading axis of seeds.
-    shared
-        Trees that are the same for all.
-    """
+    """Apply a function of a seed's part of each tree, and of shared ones, to all, under jit."""
     one_by_one = None if layout.at_once == 1 else layout.at_once
 
     def on_device(per_seed: tuple[Any, ...], shared: tuple[Any, ...]) -> ArrayTree:

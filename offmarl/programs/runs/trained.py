@@ -13,7 +13,7 @@ from offmarl import tracking
 from offmarl._imports import summarize
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
-from offmarl.envs.base import Environment, restart, transition
+from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, RunError
 from offmarl.networks import blank_view
 from offmarl.paths import local
@@ -130,15 +130,11 @@ class TrainedRun(NamedTuple):
 
 
 def builder_of(
-    run: Mapping[str, Any],
-    run_dir: Path,
-    file: str | Path | None = None,
-    env: Environment | None = None,
+    run: Mapping[str, Any], run_dir: Path, file: str | Path | None = None
 ) -> Callable[[EnvSpec], Built]:
     """Return a function that builds the program of a run for an environment, from its record.
 
-    ``file`` is that of its program, see `load_policy`. Of a recorder's program only the state, and
-    not the policy, depends on ``env``.
+    ``file`` is that of its program, see `load_policy`.
     """
     kind: registry.Kind = run["kind"]
     origin = registry.ProgramOrigin(run["program"], run["file"], run["sha256"])
@@ -149,7 +145,7 @@ def builder_of(
         raise RunError(f"{run_dir / tracking.RUN_FILE} is not valid (args): {error}") from None
 
     def build(spec: EnvSpec) -> Built:
-        source: Any = env or _Blank(spec)
+        source: Any = _Blank(spec)
         if kind == "baseline":
             statistics = dataset.read(run_dir / dataset.STATISTICS_FILE)
             source = dataset.DatasetStatistics(None, statistics)
