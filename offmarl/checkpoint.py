@@ -105,10 +105,6 @@ class Checkpoints:
             raise _of_system(error, path) or error from error
         self.remove_old()
 
-    def exists(self) -> bool:
-        """Whether the checkpoint directory exists."""
-        return self._directory.is_dir()
-
     def steps(self) -> list[int]:
         """Return the numbers of all complete checkpoints, in order."""
         if not self._directory.is_dir():
@@ -157,10 +153,6 @@ class Checkpoints:
                     raise self._unreadable(step, f"{first}, and then {error.reason}") from error
             self._set_aside(step, first)
         return None
-
-    def close(self) -> None:
-        """Release the resources of saving."""
-        self._checkpointer.close()
 
     def _existing(self, step: int | None) -> int:
         """Return the number of a checkpoint, by default of the newest, or raise `RunError`."""

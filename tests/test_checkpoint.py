@@ -54,9 +54,7 @@ def assert_equal(one, other):
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    store = Checkpoints(tmp_path)
-    yield store
-    store.close()
+    return Checkpoints(tmp_path)
 
 
 @pytest.mark.parametrize("directory", ["c", "../{}/c", "missing/../c"])
@@ -70,7 +68,6 @@ def test_what_is_saved_comes_back_with_its_structure(tmp_path, monkeypatch, dire
     assert_equal(tree["state"], state)
     assert_equal(tree["policy"], state.params)
     assert info == {"note": "é", "x": [1.5]}
-    checkpoints.close()
 
 
 def test_states_of_several_seeds_and_empty_trees(checkpoints):
@@ -98,7 +95,6 @@ def test_only_the_newest_are_kept(tmp_path):
     tree, info = checkpoints.restore({"policy": jnp.zeros(2, int)}, step=9)
     assert info == {"step": 9}
     assert tree["policy"].tolist() == [9, 9]
-    checkpoints.close()
 
 
 def test_a_directory_without_checkpoints(tmp_path):
@@ -192,7 +188,6 @@ def test_files_of_the_user_are_left_alone(tmp_path):
     }
     with pytest.raises(RunError, match="12 has the name of a new checkpoint"):
         checkpoints.save(12, {"policy": jnp.ones(2)}, {})
-    checkpoints.close()
 
 
 # ---------------------------------------------------------------------------------- damage
@@ -297,7 +292,6 @@ def test_an_array_is_read_only_as_expected(tmp_path, shape, chunks, dtype):
         with pytest.raises(CheckpointError, match=r"tree\.w is stored with another") as error:
             checkpoints.restore(like, partly=partly)
         assert "\n" not in str(error.value)
-    checkpoints.close()
 
 
 def test_a_checkpoint_without_checksums_is_damaged(tmp_path, checkpoints):
@@ -314,7 +308,6 @@ def test_a_checkpoint_without_checksums_is_damaged(tmp_path, checkpoints):
 def test_the_checksum_of_the_json_part_does_not_depend_on_its_layout(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"policy": jnp.ones(2)}, {"b": 1, "a": 2})
-    checkpoints.close()
     file = tmp_path / "1" / "about" / "metadata"
     about = json.loads(file.read_text())
     about["info"] = dict(reversed(about["info"].items()))

@@ -306,7 +306,6 @@ def test_a_run_continues_with_its_policy_although_that_is_its_guide(worse, tmp_p
     checkpoints = Checkpoints(tmp_path / tracking.CHECKPOINTS)
     policy = jax.tree.map(lambda leaf: leaf[None], ours.policy_params(state))
     checkpoints.save(1, {"state": [state], "policy": policy}, {})
-    checkpoints.close()
     run, acts = tmp_path, load_policy(tmp_path).params.network
     same(acts, state.params.agent if worse else guide.network)
     start = start_of(qmix.Args(**args, init=run), ENV)

@@ -494,7 +494,6 @@ class _Training(Training):
         first, keys = self.runs[0], [run.key(TRAIN) for run in self.runs]
         keep = any(tier.name in REPLAY_TIERS for tier in self.tiers)
         with ExitStack() as stack:
-            stack.callback(self._saved_policies.close)
             self._chunks = [stack.enter_context(_replay(run, done, keep)) for run in self.runs]
             yield collect(
                 first.program,
@@ -575,9 +574,8 @@ def _metrics(run: OnlineRecorder, metric: str = tracking.RETURN) -> list[str]:
 
 def _saved_versions(runs: Sequence[OnlineRecorder], directory: Path) -> list[list[Version]]:
     """Return the evaluated versions of the policies of a finished run."""
-    checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
-    _, info = checkpoints.restore({"policy": runs[0].policy_shapes()})
-    checkpoints.close()
+    shapes = {"policy": runs[0].policy_shapes()}
+    _, info = Checkpoints(directory / tracking.CHECKPOINTS).restore(shapes)
     return _versions(runs, info["evaluations"])
 
 

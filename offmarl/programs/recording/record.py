@@ -373,7 +373,6 @@ def _record(
         chunks.flush()
         if isinstance(writer, vault.Writer):
             chunks.complete(recorded=recorded_return(Reader(writer.store)))
-    checkpoints.close()
     any_process(False)  # no process ends, or reads the vault, before it is complete
     if is_first():
         shutil.rmtree(directory, ignore_errors=True)

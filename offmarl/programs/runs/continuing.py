@@ -211,23 +211,19 @@ class InitialRun(NamedTuple):
             _common_parts(theirs, ours, self.name, self.sizes)
 
     def begin(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
-        """Return the state of a recorder's seed, guided by the run or with its networks."""
+        """Return the state of a seed with what the run's seeds, which take turns, have learned.
+
+        A recorder whose learner is guided starts anew, and the run's policy is its guide.
+        """
+        trained = self.states[number % len(self.states)]
         if program.guided is None:
-            return self.carry_over(program, state, number)
-        theirs = _by_name(self.program, self.states[number % len(self.states)])
+            return carry_over(self.program, trained, program, state, self.name, self.sizes)
+        theirs = _by_name(self.program, trained)
         params = jax.tree_util.tree_map_with_path(
             lambda path, leaf: theirs.get(f"{_POLICY}/{_name(path)}", leaf),
             program.policy_params(state),
         )
         return program.guided(state, params)
-
-    def carry_over(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
-        """Return the state of a training seed, with what the run has learned.
-
-        The run's seeds take turns.
-        """
-        trained = self.states[number % len(self.states)]
-        return carry_over(self.program, trained, program, state, self.name, self.sizes)
 
 
 def _scale(record: Mapping[str, Any], directory: Path) -> dict[str, float]:
@@ -273,7 +269,6 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
     else:
         tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
-    checkpoints.close()
     fields = [learned_fields(state) or state for state in states]
     require_finite(fields, f"what the run in {directory} has learned")
     return built.program, states

@@ -36,7 +36,6 @@ def gather(training: Training, run: Run, runs: Sequence[Path]) -> None:
         trees, infos = zip(*(part.checkpoints.restore(shapes, step) for part in parts), strict=True)
         tree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
         checkpoints.save(step, tree, _joined_infos(infos))
-    checkpoints.close()
     _write_metrics(run.metrics, [row for part in parts for row in part.rows])
 
 

@@ -66,8 +66,8 @@ class Run:
 
     def lacks_checkpoint(self, last: int) -> bool:
         """Whether the last checkpoint is missing; users delete damaged ones."""
-        checkpoints = self.checkpoints()
-        return on_first(lambda: checkpoints.exists() and checkpoints.latest() != last)
+        place = self.directory / tracking.CHECKPOINTS
+        return on_first(lambda: place.is_dir() and self.checkpoints().latest() != last)
 
     def write_marl_eval(self, env: str) -> None:
         """Write all evaluations in the layout for comparisons; ``env`` is empty if it is unknown.

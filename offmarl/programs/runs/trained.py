@@ -76,7 +76,6 @@ class TrainedRun(NamedTuple):
         checkpoints, unit = self._checkpoints(earlier)
         number = self._step(checkpoints.steps(), seed, step, unit)
         tree, _ = checkpoints.restore({part: shapes}, number)
-        checkpoints.close()
         values = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
         at = "" if number is None else f" at {number * unit}"
         require_finite(values, f"the {part} of seed {seed} in {self.directory}{at}")

@@ -285,7 +285,6 @@ def learn(training: Training, run: Run, timer: CheckpointTimer) -> None:
     ):
         del states  # they are donated
         journal.follow(work, done, timer, advance)
-    journal.checkpoints.close()
 
 
 class _Journal:
