@@ -125,7 +125,12 @@ class Checkpoints:
         ``like``, or cannot be read for a reason that may not be damage; `OSError` if the operating
         system cannot read it now.
         """
-        step = self._existing(step)
+        step = self.latest() if step is None else step
+        if step is None or step not in self.steps():
+            raise RunError(
+                f"{self._directory} has no checkpoint{'' if step is None else f' {step}'}: "
+                "give the directory of a run that has saved one."
+            )
         about = self._read_about(step)
         for name, part in like.items():
             expected, saved = _leaf_types(part), about["leaves"].get(name, {})
@@ -153,16 +158,6 @@ class Checkpoints:
                     raise self._unreadable(step, f"{first}, and then {error.reason}") from error
             self._set_aside(step, first)
         return None
-
-    def _existing(self, step: int | None) -> int:
-        """Return the number of a checkpoint, by default of the newest, or raise `RunError`."""
-        step = self.latest() if step is None else step
-        if step is None or step not in self.steps():
-            raise RunError(
-                f"{self._directory} has no checkpoint{'' if step is None else f' {step}'}: "
-                "give the directory of a run that has saved one."
-            )
-        return step
 
     def remove_old(self) -> None:
         """Delete the checkpoints beyond `keep`, each atomically."""
@@ -213,25 +208,23 @@ class Checkpoints:
                     raise self._damaged(step, f"the checksum of {name}{leaf} is wrong")
         return {name: _with_keys(part, trees[name]) for name, part in like.items()}
 
-    def _can_save_and_read(self, parts: Mapping[str, Any]) -> bool:
+    @staticmethod
+    def _can_save_and_read(parts: Mapping[str, Any]) -> bool:
         """Whether a small checkpoint of the same structure can be saved and read.
 
         If it can, the files are damaged. The libraries' errors are the same for damage and for
         missing or incompatible libraries.
         """
-        from orbax.checkpoint import args
 
         def small(leaf: jax.ShapeDtypeStruct) -> NDArray[Any]:
             return np.zeros([min(size, 1) for size in leaf.shape], leaf.dtype)
 
         trees = {name: jax.tree.map(small, part) for name, part in parts.items()}
-        saved = {name: args.StandardSave(_wrap(tree)) for name, tree in trees.items()}
         try:
             with tempfile.TemporaryDirectory() as directory:
-                path = Path(directory) / "0"
-                self._checkpointer.save(path, args.Composite(**saved))
+                Checkpoints(directory).save(0, trees, {})
                 for name, tree in trees.items():
-                    _read(path / name, tree)
+                    _read(Path(directory) / "0" / name, tree)
         except Exception:
             return False
         return True
@@ -275,11 +268,8 @@ class Checkpoints:
         # For good, because the threads of a save go on after it has failed.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).addFilter(_is_news)
-        if jax.process_count() == 1:
-            return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-        process = jax.process_index()  # otherwise orbax waits for the other processes
-        options = ocp.options.MultiprocessingOptions(
-            primary_host=process, active_processes={process}, barrier_sync_key_prefix="offmarl"
+        options = ocp.options.MultiprocessingOptions(  # otherwise it waits for other processes
+            primary_host=0, active_processes={0}, barrier_sync_key_prefix="offmarl"
         )
         composite = ocp.CompositeOptions(multiprocessing_options=options)
         handler = ocp.CompositeCheckpointHandler(composite_options=composite)

@@ -302,9 +302,7 @@ def load_on_first(load: Callable[[], TreeT], like: TreeT) -> TreeT:
 
 def any_process(flag: bool) -> bool:
     """Return whether a flag is true in any process; all must call it."""
-    if jax.process_count() == 1:
-        return flag
-    return bool(multihost_utils.process_allgather(np.array(flag)).any())
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
 
 
 def agree(due: bool, signum: int | None, calls: int = 0) -> tuple[bool, int | None, int]:
@@ -342,12 +340,7 @@ def put(leaf: Any, sharding: Sharding) -> jax.Array:
 
 
 def gather_all(tree: TreeT) -> TreeT:
-    """Return arrays that this process has as a whole; all processes must call it.
-
-    Without several processes they are returned as they are.
-    """
-    if jax.process_count() == 1:
-        return tree
+    """Return arrays that this process has as a whole; all processes must call it."""
     arrays: TreeT = jax.tree.map(_gathered_leaf, tree)
     return arrays
 

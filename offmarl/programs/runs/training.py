@@ -390,7 +390,6 @@ class _Journal:
         training = self._training
         if self._playable is not None:
             wait([self._playable])
-            self._playable = None
         evaluation = training.evaluate(policies, done)
         if states is not None:
             evaluation = training.observe(done, states, evaluation)
