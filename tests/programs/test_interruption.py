@@ -79,7 +79,6 @@ def test_a_signal_saves_the_work_and_stops(signum):
 @pytest.mark.parametrize(
     ("part", "begun", "says"),
     [
-        ("", None, "before the first checkpoint: the same command starts again."),
         ("", 0, "before the first checkpoint: the same command starts again."),
         ("", 70, "at step 70: the same command resumes there."),
         ("a", 0, "before the first checkpoint of a: the same command starts again."),
@@ -88,8 +87,7 @@ def test_a_signal_saves_the_work_and_stops(signum):
 )
 def test_without_work_to_save_a_signal_stops_at_once(part, begun, says):
     with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "step", part) as timer:
-        if begun is not None:
-            timer.begin(begun)
+        timer.begin(begun)
         signal.raise_signal(signal.SIGTERM)
         pytest.fail("goes on")
     assert str(stopped.value) == f"stopped {says}"

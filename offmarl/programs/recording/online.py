@@ -331,15 +331,12 @@ def _record_all(
     runs: Sequence[OnlineRecorder], versions: Sequence[Sequence[Version]], tiers: Sequence[Tier]
 ) -> Recorded:
     """Record the tiers of all training seeds that learned; then raise the errors of others."""
-    failed = []
+    refused = list[str]()
     for run, evaluated in zip(runs, versions, strict=True):
-        try:
-            with more_to_come(run is not runs[-1]):
-                record_ladders(run, evaluated, tiers)
-        except NotLearnedError as error:
-            failed.append(str(error))
-    if failed:
-        raise NotLearnedError("\n\n".join(failed))
+        with more_to_come(run is not runs[-1]):
+            refused += record_ladders(run, evaluated, tiers)
+    if refused:
+        raise NotLearnedError("\n\n".join(refused))
     return _summary(runs, tiers, "recorded" if tiers else "trained, without tiers to record")
 
 

@@ -283,10 +283,12 @@ def _recipe(run: OnlineRecorder, tier: Tier) -> dict[str, Any]:
     return {"tier": tier.name, "training": run.recipe, **shares}
 
 
-def record_ladders(run: OnlineRecorder, versions: Sequence[Version], tiers: Sequence[Tier]) -> None:
+def record_ladders(
+    run: OnlineRecorder, versions: Sequence[Version], tiers: Sequence[Tier]
+) -> list[str]:
     """Record all tiers of a training seed but replay, which the training has recorded.
 
-    Then raise `NotLearnedError` if `Ladder.check` refused some.
+    Returns why `Ladder.check` refused some.
     """
     if {tier.name for tier in tiers} & {*REPLAY_TIERS} and not on_first(run.vault("replay").exists):
         raise RunError(
@@ -312,8 +314,7 @@ def record_ladders(run: OnlineRecorder, versions: Sequence[Version], tiers: Sequ
             elif tier.name != "replay":
                 medium = max(ladder.version("medium").iteration for ladder in ladders)
                 _cut_replay(run, tier, medium)
-    if refused:
-        raise NotLearnedError("\n\n".join(refused))
+    return [*refused]
 
 
 def _names(run: OnlineRecorder, tier: Tier) -> list[list[str]]:
