@@ -119,9 +119,9 @@ def test_a_policy_is_loaded_from_its_run_alone(tmp_path, kind, head):
     only_last = np.arange(spec.action_size) == spec.action_size - 1
     action, _ = loaded(observation, np.tile(only_last, (2, 1)))
     assert action.tolist() == [spec.action_size - 1] * 2
-    with pytest.raises(ShapeError, match=r"not \(1, 3\)"):
+    with pytest.raises(ShapeError, match=r"has shape \(1, 3\)"):
         loaded(np.ones((1, 3), np.float32))
-    with pytest.raises(ShapeError, match=r"legal actions of shape \(2, \d\), .*, not \(2, 1\)"):
+    with pytest.raises(ShapeError, match=r"legal actions .* has shape \(2, 1\)"):
         loaded(observation, np.ones((2, 1), bool))
     assert len(repr(loaded)) < 100
 

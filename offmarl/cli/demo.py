@@ -48,16 +48,14 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
         Seed of all random numbers.
     """
     from offmarl.programs.runs.compiling import use_cores  # imports JAX, which --help does without
-    from offmarl.programs.runs.training import more_to_come
     from offmarl.report import figure_demo
     from offmarl.report.run_scores import entry_of, gather, scores_in
 
     use_cores(seeds, "auto")
-    with more_to_come():
-        mappo = registry.load("recorder", "mappo")
-        options = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
-        mappo.main(mappo.Args(**options, **_RECORDER, seed=seed))
-        runs = _train_all(out, seeds, seed)
+    mappo = registry.load("recorder", "mappo")
+    options = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
+    mappo.main(mappo.Args(**options, **_RECORDER, seed=seed))
+    runs = _train_all(out, seeds, seed)
     from offmarl.vault import open_vault
 
     vaults = {tier: open_vault(_vault(out, tier, seed)) for tier in _TIERS}

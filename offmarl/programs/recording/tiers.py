@@ -28,7 +28,6 @@ from offmarl.programs.recording.recorder import (
     tier_key,
 )
 from offmarl.programs.recording.sides import describe_policies, players_of
-from offmarl.programs.runs.training import more_to_come
 from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
 from offmarl.terminal import bars, interval
@@ -308,12 +307,11 @@ def record_ladders(
         except NotLearnedError as error:
             refused[str(error)] = None
             continue
-        with more_to_come(tier != tiers[-1]):
-            if tier.name not in REPLAY_TIERS:
-                _record_played(run, ladders, tier)
-            elif tier.name != "replay":
-                medium = max(ladder.version("medium").iteration for ladder in ladders)
-                _cut_replay(run, tier, medium)
+        if tier.name not in REPLAY_TIERS:
+            _record_played(run, ladders, tier)
+        elif tier.name != "replay":
+            medium = max(ladder.version("medium").iteration for ladder in ladders)
+            _cut_replay(run, tier, medium)
     return [*refused]
 
 

@@ -46,8 +46,6 @@ def faults(
         rows = [~np.isfinite(leaf if axes else leaf[None]) for leaf in leaves]
         bad = np.stack([row.reshape(len(row), -1).any(1) for row in rows])
     by_seed: dict[int, str] = {}
-    if not bad.any() and all(np.isfinite(values).all() for values in metrics.values()):
-        return by_seed
     for place, seed in enumerate(seeds):
         wrong = {name: ~np.isfinite(values[place]) for name, values in metrics.items()}
         words = []

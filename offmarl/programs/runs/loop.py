@@ -299,9 +299,8 @@ def logged_loop(
 
     _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
     logs = {name: jnp.zeros((most, *x.shape), x.dtype) for name, x in metrics.items()}
-    done: tuple[StateT, dict[str, Array]]
-    done = jax.lax.fori_loop(0, count, logged_update, (state, logs))
-    return done
+    after: tuple[Any, dict[str, Array]] = jax.lax.fori_loop(0, count, logged_update, (state, logs))
+    return after
 
 
 def place_data(layout: SeedLayout, data: Replay | Batches) -> Replay | Batches:

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -57,8 +56,6 @@ T = TypeVar("T")
 # ---------------------------------------------------------------------------------- signals
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-_more = ContextVar("more to come", default=False)
 
 
 class CheckpointTimer:
@@ -114,12 +111,9 @@ class CheckpointTimer:
             raise self._stopped(signum)
 
     def end(self) -> None:
-        """Record that the work is complete.
-
-        `Stopped` if a signal came after the last checkpoint, and other work follows.
-        """
-        if self._signal is not None and _more.get():
-            raise Stopped("stopped: the same command resumes the work.", self._signal)
+        """End the work; `Stopped` if a signal came after the last checkpoint."""
+        if self._signal is not None:
+            raise Stopped("stopped: the same command continues.", self._signal)
 
     def on_signal(self, signum: int, _frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -135,19 +129,6 @@ class CheckpointTimer:
         if self._saved is not None:
             place = f"at {self._unit} {self._saved:,}{self._of}: the same command resumes there."
         return Stopped(f"stopped {place}", signum)
-
-
-@contextmanager
-def more_to_come(more: bool = True) -> Iterator[None]:
-    """Declare that the command has other work to do after the block.
-
-    A signal that came too late to stop the block then stops the command after it.
-    """
-    token = _more.set(more or _more.get())
-    try:
-        yield
-    finally:
-        _more.reset(token)
 
 
 @contextmanager
