@@ -406,7 +406,8 @@ def _places(program: Program, state: ArrayTree) -> dict[str, int]:
     acting, unclear = _policy_leaves(program, state), False
     for index, path in enumerate(paths):
         field, tail = _name(path[:1]), _name(path[1:])
-        if field in learned and not _is_derived(field):
+        # Others follow the parameters in other fields.
+        if field in learned and field not in ("target", "moments") and "optimiser" not in field:
             name = tail if field == "params" else f"{field}/{tail}"
             unclear |= tail in params
             params.setdefault(tail, acting.get(index, name))
@@ -423,11 +424,6 @@ def _places(program: Program, state: ArrayTree) -> dict[str, int]:
                 entry = {f"count {len(names)}": index}
             names |= entry
     return names
-
-
-def _is_derived(field: str) -> bool:
-    """Whether a field follows the parameters in other fields: targets, moments and optimisers."""
-    return field in ("target", "moments") or "optimiser" in field
 
 
 def _adam_name(path: tuple[Any, ...], index: int, params: Mapping[str, str]) -> dict[str, int]:
