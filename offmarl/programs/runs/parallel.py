@@ -49,6 +49,8 @@ _END_SECONDS = 5.0
 _MOST_PROCESSES = 8
 """Largest number of processes by default: each has a copy of the environment in memory."""
 
+_FINAL_NAMES = ("final_observation", "final_obs")
+
 _DISK_NAMES = {
     "action": "actions",
     "reward": "rewards",
@@ -239,8 +241,8 @@ def _locating(place: str, then: str = "") -> Iterator[None]:
 def _final_observations(infos: Any, agents: list[Any]) -> dict[Any, Any]:
     """Return the last observations, as Gymnasium's vector API names them in the next infos."""
     by_agent = {agent: (infos or {}).get(agent) or {} for agent in agents}
-    names = ("final_observation", "final_obs")
-    return {a: info[name] for a, info in by_agent.items() for name in names if name in info}
+    pairs = ((agent, info.get(name)) for agent, info in by_agent.items() for name in _FINAL_NAMES)
+    return {agent: observation for agent, observation in pairs if observation is not None}
 
 
 # ---------------------------------------------------------------------------------- processes
