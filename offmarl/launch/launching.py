@@ -5,7 +5,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -107,10 +107,11 @@ def launch(
     if work.is_complete():
         return Launched(join_work(work))
     engine = _launcher(launcher)(work.directory, work.name, workers, options)
-    work.check()
-    for note in work.notes(tasks or 1):
-        tracking.notice(note)
-    with hold_lock(work.directory / "launch.lock", work.path, take_over):
+    lock = work.directory / "launch.lock"
+    with closing(engine), hold_lock(lock, work.path, take_over):
+        work.check()
+        for note in work.notes(tasks or 1):
+            tracking.notice(note)
         if work.is_complete():  # another launch has just ended
             return Launched(join_work(work))
         failed = _Launch(work, tasks, entry, tuple(arguments)).run(engine)

@@ -84,6 +84,15 @@ def test_two_launches_at_once_are_refused(launch, directory):
         launch()
 
 
+def test_a_refused_launch_leaves_no_cluster_behind(launch, directory, monkeypatch):
+    closed = []
+    monkeypatch.setattr(LocalLauncher, "close", closed.append)
+    directory.mkdir()
+    with FileLock(directory / "launch.lock", is_singleton=False), pytest.raises(RunError):
+        launch()
+    assert len(closed) == 1
+
+
 def test_a_launch_that_gets_the_lock_as_another_ends_runs_nothing(launch, tmp_path, monkeypatch):
     before = Squares.check
 

@@ -110,11 +110,9 @@ def _mesh(devices: list[Any], rows: int) -> Mesh:
 
 def first_devices(count: int) -> list[Any]:
     """Return equally many devices of each process, in the order of the processes."""
-    share = count // jax.process_count()
-    by_process: dict[int, list[Any]] = {}
-    for device in jax.devices():
-        by_process.setdefault(device.process_index, []).append(device)
-    return [device for process in sorted(by_process) for device in by_process[process][:share]]
+    processes = range(jax.process_count())
+    share = count // len(processes)
+    return [device for process in processes for device in jax.local_devices(process)[:share]]
 
 
 def count_devices(devices: int | None) -> int:
