@@ -74,7 +74,7 @@ def function_policy(
         except Exception as error:
             name = f"error {next(_numbers)} of a function"
             _errors[name] = error
-            raise RuntimeError(name) from error
+            raise RuntimeError(f"{name}: {error!r}") from error
 
     def act(
         _params: ArrayTree,
