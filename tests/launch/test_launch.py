@@ -86,7 +86,7 @@ def test_two_launches_at_once_are_refused(launch, directory):
 
 def test_a_refused_launch_leaves_no_cluster_behind(launch, directory, monkeypatch):
     closed = []
-    monkeypatch.setattr(LocalLauncher, "close", closed.append)
+    monkeypatch.setattr(LocalLauncher, "close", lambda launcher: closed.append(launcher))
     directory.mkdir()
     with FileLock(directory / "launch.lock", is_singleton=False), pytest.raises(RunError):
         launch()
