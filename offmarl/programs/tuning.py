@@ -342,10 +342,9 @@ class TrialsWork(Work):
 
     def is_complete(self) -> bool:
         """Return whether all trials have ended, and their best is in the file."""
-        study = None if self.missing() else self._open()
-        if study is None or self._best(study) is None or not self.file.exists():
-            return False
-        return self.file.read_text() == self._text(study)
+        study = self._open()
+        is_done = not self.missing() and self._best(study) is not None and self.file.exists()
+        return is_done and self.file.read_text() == self._text(study)
 
     def join(self) -> None:
         """Write the settings of the best trial."""

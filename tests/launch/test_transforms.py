@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import OptionError, RunError
+from offmarl.errors import RunError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.launch.transforms import TransformWork, blocks_of
 from offmarl.vault.transform.plan import SHARED
@@ -126,8 +126,6 @@ def test_other_work_is_refused_and_a_complete_one_is_not_repeated(sources, tmp_p
     assert join_work(work()) and not join_work(work())
     with pytest.raises(RunError, match=r"c.vlt/main exists already, and other tasks"):
         work(codec="zstd").is_complete()
-    with pytest.raises(OptionError, match="--block-steps"):
-        TransformWork(SHARED["cat"](sources), tmp_path / "d.vlt", 0)
 
 
 def test_a_plan_has_the_sizes(sources, tmp_path):

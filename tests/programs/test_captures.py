@@ -106,7 +106,6 @@ def assert_same(first: Any, second: Any) -> None:
 def resumed(directory: Path, state: State) -> tuple[int, State]:
     checkpoints = CaptureCheckpoints(directory, keep=2)
     checkpoint = checkpoints.resume({"state": jax.eval_shape(lambda: state)})
-    checkpoints.close()
     assert checkpoint is not None
     return checkpoint.step, checkpoint.tree["state"]
 
@@ -126,7 +125,6 @@ def test_a_buffer_is_read_back_bit_by_bit_wherever_it_wraps(
     for step, count in enumerate(rounds, 1):
         state = grow(state, spec, count, step)
         checkpoints.save(step, {"state": state}, {})
-    checkpoints.close()
     step, result = resumed(tmp_path, state)
     assert step == len(rounds)
     assert_same(result, state)

@@ -16,12 +16,11 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, QParams, make_policy
 from offmarl.programs import hyperparameters, record_policy
-from offmarl.programs.program import structure
+from offmarl.programs.program import Program, structure
 from offmarl.programs.recording import online
 from offmarl.programs.runs import training
 from offmarl.programs.runs.continuing import (
-    _common_parts,
-    _Source,
+    InitialRun,
     carry_over,
     learned_fields,
     start_of,
@@ -193,9 +192,10 @@ def test_networks_that_differ_are_named(source, options, message):
 
 
 def test_a_number_is_not_absent():
-    theirs, ours = {"policy/scale": np.float32(0)}, {"policy/scale": np.zeros(2)}
+    program = Program(lambda *_: None, (), lambda _: None, lambda state: state["params"])
+    trained, fresh = ({"params": {"scale": x}} for x in (np.float32(0), np.zeros(2)))
     with pytest.raises(ShapeError, match=r"scale is \(\) there, and \(2,\) here.*\(hidden=3\)"):
-        _common_parts(theirs, ours, "run", "hidden=3")
+        carry_over(program, trained, program, fresh, "run", "hidden=3")
 
 
 def test_windows_longer_than_the_data_are_refused(random_data, tmp_path):
@@ -274,7 +274,7 @@ def test_a_baseline_keeps_the_unit_of_the_values_of_a_run(before, tmp_path):
 @pytest.mark.parametrize("source", [qmix_cql, iql_cql, qmix_bcq])
 def test_the_policy_of_a_run_is_the_guide_of_a_learner_that_starts_anew(source):
     (theirs, run), (ours, fresh) = trained(source), built(qmix)
-    state = _Source("run", theirs, [run], {}, "", {}).begin(ours, fresh, 0)
+    state = InitialRun("run", theirs, [run], {}, "", {}).begin(ours, fresh, 0)
     same(state._replace(rollout=None, guide=None), fresh._replace(rollout=None))
     same(ours.policy_params(state).network, theirs.policy_params(run).network)
     same(state.guide.agent, theirs.policy_params(run).network)
@@ -295,7 +295,6 @@ def test_a_run_continues_with_its_policy_although_that_is_its_guide(worse, tmp_p
     checkpoints = Checkpoints(tmp_path / tracking.CHECKPOINTS)
     policy = jax.tree.map(lambda leaf: leaf[None], ours.policy_params(state))
     checkpoints.save(1, {"state": [state], "policy": policy}, {})
-    checkpoints.close()
     run, acts = tmp_path, load_policy(tmp_path).params.network
     same(acts, state.params.agent if worse else guide.network)
     start = start_of(qmix.Args(**args, init=run), ENV)

@@ -109,7 +109,7 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
 @pytest.mark.parametrize(
     ("replay", "calls", "signum", "says"),
     [
-        ("device", 1, signal.SIGINT, "before the first checkpoint: the same .* starts at update 0"),
+        ("device", 1, signal.SIGINT, "before the first checkpoint: the same .* starts again"),
         ("device", 13, signal.SIGTERM, "at update 13: the same command resumes there"),
         pytest.param(
             *("stream", 13, signal.SIGINT, "at update 13: the same command resumes there"),
@@ -196,15 +196,19 @@ def test_a_name_in_the_data_never_leads_elsewhere(
         assert run_directory(bc.make, args, dataset) == Path("runs") / expected / "random" / "bc"
 
 
-def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) -> None:
+def test_a_checkpoint_that_was_deleted_is_made_anew(
+    args: bc.Args, whole: Path, tmp_path: Path
+) -> None:
     """As the error of a damaged one advises, also where it is the last of a finished run."""
     run = shutil.copytree(whole, args.out)
     shutil.rmtree(run / "checkpoints" / "40")
     bc.main(args)
     same_run(run, whole)
     shutil.rmtree(run / "checkpoints" / "40" / "about")  # no whole one, though in its place
-    with pytest.warns(UserWarning, match="40 has lost a part: it was renamed to 40.damaged"):
+    with pytest.raises(RunError, match="40 has the name of a new checkpoint: move or rename it"):
         bc.main(args)
+    (run / "checkpoints" / "40").rename(tmp_path / "moved")
+    bc.main(args)
     same_run(run, whole)
 
 

@@ -144,7 +144,7 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_bits(
 
 
 def test_stages_that_do_not_fit_the_run_are_refused(random_data, tmp_path):
-    with pytest.raises(OptionError, match="--updates 7 does not fit the program, which has 7"):
+    with pytest.raises(OptionError, match="--updates 7 is 7 updates, and the program has 7"):
         two_stage.main(arguments(random_data(ENV), tmp_path / "toy", updates=7))
 
 
@@ -159,7 +159,7 @@ def test_where_stages_start(lengths, starts):
 
 @pytest.mark.parametrize("lengths", [(9, None), (None, None), (3, 3), (5, 5)])
 def test_stages_that_do_not_add_up(lengths):
-    with pytest.raises(ValueError, match="updates in stages"):
+    with pytest.raises(OptionError, match="updates in stages"):
         stage_starts(tuple(Stage(lambda *_: None, length) for length in lengths), 9)
 
 

@@ -60,7 +60,9 @@ def collect(
     mesh_of, writers = [layout.mesh_of(seed) for seed in range(len(states))], list(chunks)
     states = [place_state(*pair) for pair in zip(states, mesh_of, strict=True)]
     metrics: list[dict[str, Array]] = [{} for _ in states]
-    most, size = _most_at_once(program, states, writers), 1
+    captures = [state.capture for state, writer in zip(states, writers, strict=True) if writer]
+    most = min([MOST_AT_ONCE, *(chunks_at_once(x, program.num_steps) for x in captures)])
+    size = 1
     while done < schedule.updates:
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
@@ -92,19 +94,6 @@ def _but_buffer(state: ArrayTree) -> ArrayTree:
     if not hasattr(state, "capture"):
         return copy_arrays(state)
     return copy_arrays(state._replace(capture=None))._replace(capture=state.capture)
-
-
-def _most_at_once(
-    program: Program, states: list[ArrayTree], writers: list[ChunkWriter | None]
-) -> int:
-    """Return the number of updates whose steps can be written at once."""
-    pairs = zip(states, writers, strict=True)
-    chunks = [
-        chunks_at_once(state.capture, program.num_steps)
-        for state, writer in pairs
-        if writer is not None
-    ]
-    return min([MOST_AT_ONCE, *chunks])
 
 
 def _updates(

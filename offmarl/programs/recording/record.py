@@ -201,7 +201,7 @@ class Recording:
         if divided:
             recipe["groups"] = groups
         with ends_with_others(path), errors_of_functions():
-            if check_recipe(path, recipe, hints=HINTS).get("complete"):
+            if check_recipe(path, recipe).get("complete"):
                 return False
             about, label = self.provenance(), f"the recording {path.name}"
             with checkpoint_timer(self.checkpoint_seconds, "step", label) as timer:
@@ -235,8 +235,12 @@ class Recording:
         return {"env": name, "num_envs": self.num_envs, **who, **environment_source(name)}
 
 
-HINTS = {"chunks": "steps decides it", "functions": "the code of the Python function"}
-"""What entries of a recipe follow from, for the errors of `check_recipe`."""
+HINTS = {
+    "chunks": "--steps decides it",
+    "functions": "the code of the Python function",
+    "blocks": "their number and time steps, which --steps and --block-steps decide",
+}
+"""What entries of a recipe follow from, for errors."""
 
 
 def chunks_of(steps: int, num_envs: int) -> tuple[int, int]:
@@ -369,7 +373,6 @@ def _record(
         chunks.flush()
         if isinstance(writer, vault.Writer):
             chunks.complete(recorded=recorded_return(Reader(writer.store)))
-    checkpoints.close()
     any_process(False)  # no process ends, or reads the vault, before it is complete
     if is_first():
         shutil.rmtree(directory, ignore_errors=True)
@@ -427,20 +430,15 @@ def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:
     return bool(check_recipe(path, recipe).get("complete"))
 
 
-def check_recipe(
-    path: Path,
-    recipe: Mapping[str, Any],
-    partly: bool = False,
-    hints: Mapping[str, str] = {},
-) -> dict[str, Any]:
-    """Return the provenance of a recording; empty if it does not exist."""
-    provenance: dict[str, Any] = on_first(lambda: _checked_provenance(path, recipe, partly, hints))
-    return provenance
+def check_recipe(path: Path, recipe: Mapping[str, Any], partly: bool = False) -> dict[str, Any]:
+    """Return the provenance of a recording; empty if it does not exist.
+
+    `RunError` if it has another recipe, of which ``partly`` ignores entries that ours lacks.
+    """
+    return on_first(lambda: _checked_provenance(path, recipe, partly))
 
 
-def _checked_provenance(
-    path: Path, recipe: Mapping[str, Any], partly: bool, hints: Mapping[str, str]
-) -> dict[str, Any]:
+def _checked_provenance(path: Path, recipe: Mapping[str, Any], partly: bool) -> dict[str, Any]:
     if not path.exists():
         return {}
     existing = vault.open_vault(path)
@@ -448,7 +446,7 @@ def _checked_provenance(
     old_recipe, new_recipe = provenance.get("recipe", {}), plain(recipe)
     further = tuple(old_recipe.keys() - new_recipe.keys()) if partly else ()
     for name, theirs, ours in differences(old_recipe, new_recipe, further):
-        hint = f" ({hints[name]})" if name in hints else ""
+        hint = f" ({HINTS[name]})" if name in HINTS else ""
         advice = (
             "give the same arguments to resume it, or another path for the new recording."
             if existing.length
@@ -475,10 +473,6 @@ def open_for_recording(
     if not is_first():
         return NoWriter()
     if path.exists():
-        if difference := vault.open_vault(path).spec.difference(spec):
-            raise RunError(
-                f"{path} was started in another {spec.name}: it differs in {difference}."
-            )
         return vault.resume(path)
     about = dict(provenance) | {"recipe": dict(recipe), **software(spec.name), "complete": False}
     about["numerics"] = numerics()

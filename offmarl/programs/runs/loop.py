@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from offmarl._compiling import in_order, quickly
+from offmarl._compiling import jit_in_order, quickly
 from offmarl._mesh import divide
 from offmarl.errors import OptionError
 from offmarl.programs.cluster import from_first, gather_all
@@ -110,13 +110,21 @@ class Schedule(NamedTuple):
         return done % self.eval_every == 0 or done == self.updates
 
 
-def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
-    """Return the first update of each stage in a run; `ValueError` if they do not add up to it."""
+def stage_starts(
+    stages: tuple[Stage, ...], updates: int, option: str = "the run"
+) -> tuple[int, ...]:
+    """Return the first update of each stage in a run.
+
+    `OptionError` if they do not add up to its updates, which ``option`` gives.
+    """
     fixed = sum(stage.updates or 0 for stage in stages)
     flexible = [stage for stage in stages if stage.updates is None]
     remainder = updates - fixed
     if len(flexible) > 1 or remainder < len(flexible) or (remainder and not flexible):
-        raise ValueError(f"{fixed} updates in stages of their own length")
+        raise OptionError(
+            f"{option} is {updates} updates, and the program has {fixed} updates in stages of "
+            "their own length: give more, or other lengths of the stages."
+        )
     lengths = [remainder if stage.updates is None else stage.updates for stage in stages]
     return tuple(sum(lengths[:index]) for index in range(len(lengths)))
 
@@ -124,26 +132,14 @@ def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
 def online_schedule(program: Program, args: OnlineArgs) -> Schedule:
     """Return when a recorder logs, evaluates and changes its stage, or raise `OptionError`."""
     iterations = -(-args.total_steps // (program.num_steps * args.num_envs))
-    try:
-        starts = stage_starts(program.stages, iterations)
-    except ValueError as error:
-        raise OptionError(
-            f"--total-steps {args.total_steps} is {iterations} updates, and the program has "
-            f"{error}: give more --total-steps, or other lengths of the stages."
-        ) from None
+    starts = stage_starts(program.stages, iterations, f"--total-steps {args.total_steps}")
     return Schedule(iterations, -(-iterations // args.evaluations), 1, starts)
 
 
 def offline_schedule(program: Program, args: Args) -> Schedule:
     """Return when a baseline logs, evaluates and changes its stage, or raise `OptionError`."""
     assert args.updates is not None and args.eval_every is not None
-    try:
-        starts = stage_starts(program.stages, args.updates)
-    except ValueError as error:
-        raise OptionError(
-            f"--updates {args.updates} does not fit the program, which has {error}: give more "
-            "--updates, or other lengths of the stages."
-        ) from None
+    starts = stage_starts(program.stages, args.updates, f"--updates {args.updates}")
     return Schedule(args.updates, args.eval_every, LOG_EVERY, starts)
 
 
@@ -261,7 +257,7 @@ def updates_ahead(
     data = place_data(layout, next(batches.data))
     draws = layout.place(batches.draws, per_seed=False)
     args = stage, layout, learned, _per_seed(learners), (0, 0, 1), data, draws
-    return compile_ahead(_compiled_update(), *args)
+    return compile_ahead(_update, *args)
 
 
 def _per_seed(learners: Learners) -> tuple[Any, ...]:
@@ -303,9 +299,8 @@ def logged_loop(
 
     _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
     logs = {name: jnp.zeros((most, *x.shape), x.dtype) for name, x in metrics.items()}
-    done: tuple[StateT, dict[str, Array]]
-    done = jax.lax.fori_loop(0, count, logged_update, (state, logs))
-    return done
+    after: tuple[Any, dict[str, Array]] = jax.lax.fori_loop(0, count, logged_update, (state, logs))
+    return after
 
 
 def place_data(layout: SeedLayout, data: Replay | Batches) -> Replay | Batches:
@@ -315,20 +310,8 @@ def place_data(layout: SeedLayout, data: Replay | Batches) -> Replay | Batches:
     return layout.place_batches(data)
 
 
-def _update(*args: Any) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
-    """Call the compiled loop; the arguments are those of `_update_all`."""
-    result: tuple[Learned, dict[str, Array]] = _compiled_update()(*args)
-    return result
-
-
-@cache
-def _compiled_update() -> Any:
-    return jax.jit(
-        _update_all, static_argnums=(0, 1), donate_argnums=2, compiler_options=in_order()
-    )
-
-
-def _update_all(
+@jit_in_order(static_argnums=(0, 1), donate_argnums=2)
+def _update(
     stage: Stage,
     layout: SeedLayout,
     learned: Learned,
