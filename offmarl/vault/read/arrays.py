@@ -26,15 +26,7 @@ from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault.format.layout import NumpyArray, Schema, damage_error
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import WindowPlaces, put_steps
-from offmarl.vault.read.bounds import Index
-from offmarl.vault.read.chunks import (
-    Checks,
-    ChunkPart,
-    ChunkPlace,
-    Chunks,
-    map_arrays,
-    windows_of,
-)
+from offmarl.vault.read.chunks import Checks, ChunkPart, ChunkPlace, Chunks, MappedArray, map_arrays
 from offmarl.vault.read.manifest import Description, map_contents
 from offmarl.vault.storage.commit import Contents
 from offmarl.vault.storage.location import is_forked
@@ -54,8 +46,6 @@ A vault of another program may have so many steps of zeros without a chunk.
 _UNCOUNTED_CHUNKS = 2**20
 """If a vault of offmarl has more chunks, its length is compared with its files or its keys."""
 _NUMBER = re.compile(r"\d+[./](\d+)")
-
-_Cut = list[tuple[int, slice, slice]]
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process only
 
@@ -152,46 +142,26 @@ class Arrays:
         self._map()
 
     def read(
-        self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, Index]
+        self, names: Iterable[str], rows: tuple[int, int], steps: tuple[int, int]
     ) -> dict[str, NumpyArray]:
-        """Read ``(B, T, ...)`` of some arrays.
-
-        ``agents`` maps names of arrays to a selection from their third axis.
-        """
+        """Read ``(B, T, ...)`` of some arrays; ``rows`` and ``steps`` are intervals."""
         names = list(names)
         self._check_names(names)
-        chunks = self._map() if self._map_pays(names, rows, steps) else self._chunks
+        lead = rows[1] - rows[0], steps[1] - steps[0]
+        chunks = self._map() if self._map_pays(names, *lead) else self._chunks
+        sizes = {self.chunk(name) for name in names}
+        cuts = {size: ([*cut(*rows, size[0])], [*cut(*steps, size[1])]) for size in sizes}
         arrays: dict[str, NumpyArray] = {}
         parts: list[ChunkPart] = []
-        views: dict[ChunkPlace, tuple[Index, ...]] = {}
-        cuts: dict[tuple[int, int], tuple[_Cut, _Cut]] = {}
         for name in names:
-            size = self.chunk(name)
-            if size not in cuts:
-                cuts[size] = [*cut(rows, size[0])], [*cut(steps, size[1])]
-            by_rows, by_steps = cuts[size]
-            select = (agents[name],) if name in agents else ()
-            if name in chunks.maps and len(by_rows) == len(by_steps) == 1:
-                ((block, inside, _),), ((number, times, _),) = by_rows, by_steps
-                views[ChunkPlace(name, block, number)] = inside, times, *select
-                continue
-            shape, dtype = self._selected(name, select)
-            out = arrays[name] = np.empty((len(rows), len(steps), *shape), dtype)
+            leaf, (by_rows, by_steps) = self._vault.leaves[name], cuts[self.chunk(name)]
+            out = arrays[name] = np.empty((*lead, *leaf.shape), leaf.dtype)
             for number, times, to_steps in by_steps:
                 for block, inside, to_rows in by_rows:
                     place = ChunkPlace(name, block, number)
-                    parts.append(ChunkPart(place, (inside, times, *select), out[to_rows, to_steps]))
+                    parts.append(ChunkPart(place, (inside, times), out[to_rows, to_steps]))
         self._copy(chunks, parts)
-        for (place, view), chunk in zip(views.items(), chunks.mapped(views), strict=True):
-            arrays[place.name] = chunk[view]
-        return {name: arrays[name] for name in names}
-
-    def _selected(self, name: str, select: tuple[Index, ...]) -> tuple[Any, Any]:
-        """Return the shape and the type of a selection from each step of an array."""
-        leaf = self._vault.leaves[name]
-        if not select:
-            return leaf.shape, leaf.dtype
-        return np.empty((0, *leaf.shape))[(slice(None), *select)].shape[1:], leaf.dtype
+        return arrays
 
     def windows(
         self,
@@ -204,8 +174,8 @@ class Arrays:
         arrays: dict[str, NumpyArray] = {}
         names = list(names)
         for name, places, array in self._gather(names, rows, starts, length):
-            is_mapped = not isinstance(array, np.ndarray)
-            arrays[name] = array.windows(places) if is_mapped else windows_of(array, places)
+            is_mapped = isinstance(array, MappedArray)
+            arrays[name] = array.windows(places) if is_mapped else array
         return {name: arrays[name] for name in names}
 
     def window_steps(
@@ -221,11 +191,14 @@ class Arrays:
 
         ``index`` and ``at`` are those of `put_steps`.
         """
+        counts = {array.shape[1] for array in out.values()}
+        first = {count: np.ascontiguousarray(index[:, :count]) for count in counts}
         for name, places, array in self._gather([*out], rows, starts, length):
-            if isinstance(array, np.ndarray):
-                put_steps(array, places.steps(index, out[name].shape[1]), out[name], at)
+            steps = first[out[name].shape[1]]
+            if isinstance(array, MappedArray):
+                array.window_steps(places, steps, out[name], at)
             else:
-                array.window_steps(places, index, out[name], at)
+                put_steps(array, steps, out[name], at)
 
     def _gather(
         self,
@@ -234,66 +207,32 @@ class Arrays:
         starts: NDArray[np.int64],
         length: int,
     ) -> Iterator[tuple[str, WindowPlaces, Any]]:
-        """Yield each array's name, its places of windows, and the mapped array or the pieces.
+        """Yield each array's name, its places of windows, and the mapped array or the windows.
 
         All chunks of windows were compared.
         """
         self._check_names(names)
-        chunks, places = self._map(), self._places(names, rows, starts, length)
+        chunks = self._map()
+        sizes = {self.chunk(name) for name in names}
+        by_size = {size: WindowPlaces(rows, starts, length, *size) for size in sizes}
+        places = {name: by_size[self.chunk(name)] for name in names}
         mapped = [name for name in names if name in chunks.maps]
         unmapped = [name for name in names if name not in chunks.maps]
+        before = _blocks_read()
         if mapped:
             chunks.compare(chunks.fresh(mapped, places[mapped[0]]), self._cold)
-        before = _usage()
-        if self._cold:
-            self.prefetch(mapped, rows, starts, length)
-        after = _usage()
+        for name in mapped if self._cold else ():
+            chunks.maps[name].prefetch(places[name])
         yield from ((name, places[name], chunks.maps[name]) for name in mapped)
-        pieces = self._gather_pieces(chunks, unmapped, places) if unmapped else {}
-        yield from ((name, places[name], pieces.pop(name)) for name in unmapped)
-        has_read, has_waited = after[0] > before[0], _usage()[1] > after[1]
-        self._cold = has_read or has_waited
+        windows = self._gather_unmapped(chunks, unmapped, places) if unmapped else {}
+        yield from ((name, places[name], windows.pop(name)) for name in unmapped)
+        self._cold = _blocks_read() > before
 
-    def _places(
-        self,
-        names: Sequence[str],
-        rows: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        length: int,
-    ) -> dict[str, WindowPlaces]:
-        """Return the places of windows in arrays, computed once for each size of chunks."""
-        by_size: dict[tuple[int, ...], WindowPlaces] = {}
-        for size in (self._sizes[name] for name in names):
-            if size not in by_size:
-                by_size[size] = WindowPlaces(rows, starts, length, *size)
-        return {name: by_size[self._sizes[name]] for name in names}
-
-    def prefetch(
-        self,
-        names: Iterable[str],
-        rows: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        length: int,
-    ) -> None:
-        """Ask the disk to read windows in the background; does nothing for unmapped arrays.
-
-        Chunks that have not been compared with their checksums are read whole.
-        """
-        names = list(names)
-        self._check_names(names)
-        chunks = self._map()
-        mapped = [name for name in names if name in chunks.maps]
-        places = self._places(mapped, rows, starts, length)
-        fresh = chunks.fresh(mapped, places[mapped[0]]) if mapped else []
-        chunks.prefetch(fresh)
-        for name in {*mapped} - {place.name for place in fresh}:
-            chunks.maps[name].prefetch(rows, starts, length)
-
-    def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
+    def _map_pays(self, names: Iterable[str], rows: int, steps: int) -> bool:
         """Whether the map exists, or the reads so far took as long as making it would."""
         if self._is_mapped:
             return True
-        self._chunks_read += self._count(names, len(rows), len(steps))
+        self._chunks_read += self._count(names, rows, steps)
         most = self._count(self._vault.leaves, self._vault.rows, self._vault.length)
         return self._chunks_read * _KEYS_A_CHUNK >= most
 
@@ -389,44 +328,35 @@ class Arrays:
             if selection.size < chunk.size:
                 self._keep(place, chunk)
 
-    def _gather_pieces(
+    def _gather_unmapped(
         self, chunks: Chunks, names: Sequence[str], places: Mapping[str, WindowPlaces]
     ) -> dict[str, NumpyArray]:
-        """Gather the pieces of windows of arrays that are not mapped, ``(P, steps, *leaf)``."""
+        """Gather windows ``(W, length, *leaf)`` of arrays that are not mapped."""
         arrays: dict[str, NumpyArray] = {}
-        indices: dict[ChunkPlace, NDArray[np.int64]] = {}
+        steps: dict[ChunkPlace, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         for name in names:
-            leaf, pieces = self._vault.leaves[name], places[name].pieces
-            block, number = pieces.block, pieces.number
-            shape = len(block), places[name].piece_steps, *leaf.shape
-            arrays[name] = np.empty(shape, leaf.dtype)
-            order = np.lexsort((block, number))
-            ends = np.diff(block[order]) | np.diff(number[order])
-            for index in np.split(order, np.flatnonzero(ends) + 1) if len(order) else []:
-                indices[ChunkPlace(name, int(block[index[0]]), int(number[index[0]]))] = index
-        for place, chunk in self._read(chunks, [*indices]):
-            index, pieces = indices[place], places[place.name].pieces
-            steps = pieces.step[index, None] + np.arange(places[place.name].piece_steps)
-            as_items(arrays[place.name]).reshape(-1, steps.shape[1])[index] = as_items(chunk)[steps]
+            leaf, lead = self._vault.leaves[name], (len(places[name].rows), places[name].length)
+            arrays[name] = np.empty((*lead, *leaf.shape), leaf.dtype)
+            for block, number, to_steps, from_steps in places[name].by_chunk:
+                steps[ChunkPlace(name, block, number)] = to_steps, from_steps
+        for place, chunk in self._read(chunks, [*steps]):
+            to_steps, from_steps = steps[place]
+            as_items(arrays[place.name])[to_steps] = as_items(chunk)[from_steps]
             self._keep(place, chunk)
         return arrays
 
 
-def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
-    """Cut a range at multiples of ``size``."""
-    done = 0
-    while done < len(span):
-        block, first = divmod(span[done], size)
-        count = min(len(span) - done, -(-(size - first) // span.step))
-        inside = slice(first, first + (count - 1) * span.step + 1, span.step)
-        yield block, inside, slice(done, done + count)
-        done += count
+def cut(start: int, stop: int, size: int) -> Iterator[tuple[int, slice, slice]]:
+    """Cut an interval at multiples of ``size``: yield each block, and its part in both."""
+    for block in range(start // size, -(-stop // size)) if start < stop else ():
+        begin, end = max(start, block * size), min(stop, (block + 1) * size)
+        inside = slice(begin - block * size, end - block * size)
+        yield block, inside, slice(begin - start, end - start)
 
 
-def _usage() -> tuple[int, int]:
-    """Return the blocks that this thread read from disk so far, and its major page faults."""
-    usage = resource.getrusage(_THREAD)
-    return usage.ru_inblock, usage.ru_majflt
+def _blocks_read() -> int:
+    """Return the blocks that this thread has read from disk, also for page faults."""
+    return resource.getrusage(_THREAD).ru_inblock
 
 
 def check_foreign_length(vault: Description) -> None:

@@ -18,7 +18,6 @@ from offmarl.vault.format.layout import Head, Leaf, NumpyArray, Schema, damage_e
 from offmarl.vault.format.metadata import Chunk
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import ChunkSteps, WindowPlaces, put_steps
-from offmarl.vault.read.bounds import Index
 from offmarl.vault.read.manifest import Description
 from offmarl.vault.storage.commit import Contents, Region, ValueLocation
 from offmarl.vault.storage.store import Store
@@ -46,16 +45,8 @@ class ChunkPart(NamedTuple):
     """A part of a chunk, and the array to copy it to."""
 
     place: ChunkPlace
-    source: tuple[Index, ...]
+    source: tuple[slice, slice]
     target: NumpyArray
-
-
-def windows_of(pieces: NumpyArray, places: WindowPlaces) -> NumpyArray:
-    """Put windows ``(W, length, *leaf)`` together from their pieces."""
-    shape = len(places.rows), places.length, *pieces.shape[2:]
-    if len(places.crossing):
-        pieces = as_items(pieces)[places.index].view(pieces.dtype)
-    return pieces.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -77,13 +68,14 @@ class MappedArray:
 
     def windows(self, places: WindowPlaces) -> NumpyArray:
         """Gather windows ``(W, length, *leaf)``."""
-        crossing, shape = places.crossing, (len(places.rows), places.length, *self.leaf.shape)
-        addresses = self._address(places.pieces)
-        if not len(crossing):
-            return self._gather(addresses, places.piece_steps).reshape(shape)
-        windows = self._gather(addresses[: len(places.rows)], places.piece_steps)
-        steps = self._step_addresses(places, addresses)[places.index[crossing]]
-        windows[crossing] = self._gather(steps.ravel(), 1).reshape(len(crossing), *shape[1:])
+        shape = (len(places.rows), places.length, *self.leaf.shape)
+        if self.leaf.step_bytes >= _LARGE_BYTES or len(places.crossing) == len(places.rows):
+            steps = places.at(np.arange(len(places.rows) * places.length))
+            return self._gather(self._address(steps), 1).reshape(shape)
+        windows = self._gather(self._address(places.pieces), places.length)
+        if len(places.crossing):
+            steps = self._gather(self._address(places.steps), 1)
+            windows[places.crossing] = steps.reshape(-1, *shape[1:])
         return windows
 
     def window_steps(
@@ -93,21 +85,13 @@ class MappedArray:
         out: NumpyArray,
         at: NDArray[np.int64] | None,
     ) -> None:
-        """Gather windows, and write some of their steps to an array.
-
-        ``index``, ``out`` and ``at`` are those of `put_steps`.
-        """
-        index = places.steps(index, out.shape[1])
+        """Gather windows, and write some of their steps to an array, as `put_steps` does."""
         if self.leaf.step_bytes < _LARGE_BYTES or out.dtype != self.leaf.dtype:
-            pieces = self._gather(self._address(places.pieces), places.piece_steps)
-            put_steps(pieces, index, out, at)
+            put_steps(self.windows(places), index, out, at)
             return
-        steps = self._step_addresses(places, self._address(places.pieces))
-        addresses = steps[index].ravel()
+        addresses, count = self._address(places.at(index)), index.shape[1]
         items, target = self.region.items(self.leaf.step_bytes), as_items(out)
-        to = None
-        if at is not None:
-            to = (at[:, None] * out.shape[1] + np.arange(out.shape[1])).ravel()
+        to = None if at is None else (at[:, None] * count + np.arange(count)).ravel()
         # NumPy gathers only into new arrays. Where these fit in the processor's cache, the copy
         # from there to ``out`` takes little time.
         size = max(1, _CACHED_BYTES // self.leaf.step_bytes)
@@ -115,16 +99,11 @@ class MappedArray:
             span = slice(begin, begin + size)
             target[span if to is None else to[span]] = items[addresses[span]]
 
-    def prefetch(self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int) -> None:
+    def prefetch(self, places: WindowPlaces) -> None:
         """Ask the disk to read windows in the background."""
-        stops = starts + length
-        while len(starts):
-            ends = np.minimum(stops, (starts // self.chunk_steps + 1) * self.chunk_steps)
-            sizes = (ends - starts) * self.leaf.step_bytes
-            steps = ChunkSteps.of(rows, starts, self.chunk_rows, self.chunk_steps)
-            self.region.will_need(self._address(steps), sizes)
-            goes_on = ends < stops
-            rows, starts, stops = rows[goes_on], ends[goes_on], stops[goes_on]
+        for steps, count in ((places.pieces, places.length), (places.steps, 1)):
+            begins = self._address(steps)
+            self.region.will_need(begins, np.full_like(begins, count * self.leaf.step_bytes))
 
     def prefetch_chunks(self, places: Sequence[tuple[int, int]]) -> None:
         """Ask the disk to read whole chunks in the background, given as (block, number)."""
@@ -140,11 +119,6 @@ class MappedArray:
         begins: NDArray[np.int64] = self.addresses[steps.block, steps.number]
         return begins + steps.step * self.leaf.step_bytes
 
-    def _step_addresses(self, places: WindowPlaces, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the addresses of all steps of pieces, given those of the pieces."""
-        steps = np.arange(places.piece_steps) * self.leaf.step_bytes
-        return (pieces.reshape(-1, 1) + steps).ravel()
-
     def _gather(self, addresses: NDArray[np.int64], steps: int) -> NumpyArray:
         items = self.region.items(steps * self.leaf.step_bytes)[addresses]
         return items.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
@@ -159,15 +133,12 @@ class Chunks(NamedTuple):
     checks: "Checks | None"
     """None if nothing is compared."""
 
-    def mapped(self, places: Iterable[ChunkPlace]) -> list[NumpyArray]:
-        """Return mapped chunks, not copied; each is compared before its first use."""
-        chunks = []
-        for place in places:
-            chunk = self.maps[place.name].chunk(place.block, place.number)
-            if self.checks and self.checks.is_fresh(place):
-                self.checks.compare(place, chunk)
-            chunks.append(chunk)
-        return chunks
+    def chunk(self, place: ChunkPlace) -> NumpyArray:
+        """Return a mapped chunk, not copied; it is compared before its first use."""
+        chunk = self.maps[place.name].chunk(place.block, place.number)
+        if self.checks and self.checks.is_fresh(place):
+            self.checks.compare(place, chunk)
+        return chunk
 
     def copy(self, parts: Iterable[ChunkPart]) -> None:
         """Copy parts of mapped chunks to their targets."""
@@ -178,7 +149,7 @@ class Chunks(NamedTuple):
             if self.checks and target.shape == chunk.shape and self.checks.is_fresh(place):
                 self.checks.compare(place, chunk, checksum=_copy(chunk, target))
             else:
-                target[...] = self.mapped([place])[0][source]
+                target[...] = self.chunk(place)[source]
             unreleased += chunk.nbytes
             if unreleased > _RELEASE_BYTES:
                 array.region.release()
@@ -188,7 +159,8 @@ class Chunks(NamedTuple):
         """Return the mapped chunks of windows that have not been compared."""
         if self.checks is None or not (names and len(places.rows)):
             return []
-        return self.checks.fresh(names, places.pieces.block, places.pieces.number)
+        block, number, _ = map(np.append, places.pieces, places.steps)
+        return self.checks.fresh(names, block, number)
 
     def compare(self, places: Sequence[ChunkPlace], cold: bool) -> None:
         """Compare mapped chunks; on a cold disk, many are requested at once."""
@@ -201,7 +173,8 @@ class Chunks(NamedTuple):
             batch = places[begin : begin + step]
             if cold:
                 self.prefetch(batch)
-            self.mapped(batch)
+            for place in batch:
+                self.chunk(place)
             self.maps[batch[0].name].region.release()
 
     def prefetch(self, places: Sequence[ChunkPlace]) -> None:
@@ -284,7 +257,6 @@ class Checks:
         sound: Bool[np.ndarray, "L B T"] = np.zeros(shape, bool)
         sound[:, :, self._numbers :] = True  # nothing to compare them with
         self._sound: Bool[np.ndarray, "L places"] = sound.reshape(len(self._index), -1)
-        self._sound_in_all: dict[tuple[str, ...], Bool[np.ndarray, "places"]] = {}
         self._lock = Lock()
 
     def load(self, numbers: Iterable[int]) -> None:
@@ -310,19 +282,15 @@ class Checks:
         self, names: Sequence[str], block: Int[np.ndarray, "P"], number: Int[np.ndarray, "P"]
     ) -> list[ChunkPlace]:
         """Return the chunks of some arrays that have not been compared, in the files' order."""
-        key, places = tuple(names), block * self._chunks + number
-        sound = self._sound_in_all.get(key)
-        if sound is not None and sound[places].all():
+        rows, places = (
+            np.array([self._index[name] for name in names]),
+            block * self._chunks + number,
+        )
+        if self._sound[rows[:, None], places].all():
             return []
-        rows = np.array([self._index[name] for name in names])
-        if sound is None:
-            sound = np.logical_and.reduce(self._sound[rows], axis=0)
-            self._sound_in_all[key] = sound
         places = np.unique(places)
         places = places[np.argsort(places % self._chunks, kind="stable")]
-        is_sound = self._sound[np.ix_(rows, places)]
-        sound[places] = is_sound.all(0)
-        pairs = zip(*np.nonzero(~is_sound), strict=True)
+        pairs = zip(*np.nonzero(~self._sound[rows[:, None], places]), strict=True)
         return [ChunkPlace(names[i], *divmod(int(places[j]), self._chunks)) for i, j in pairs]
 
     def is_fresh(self, place: ChunkPlace) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import PurePath
-from threading import Lock
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
@@ -46,9 +45,8 @@ class Reader:
 
     def __init__(self, store: Store, checked: bool = True, time_limit: int | None = None):
         self.store, self.path = store, store.path
-        self._checked, self._opening = checked, Lock()
-        self._read_through: Arrays | None = None
-        self._described = described = self._describe()
+        self._checked, self._described = checked, self._describe()
+        described = self._described
         self.manifest, self.unverified = described.manifest, described.unverified
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
         if self.manifest and time_limit is not None:
@@ -57,6 +55,7 @@ class Reader:
         limit = None if self.manifest else pulled.time_limit
         self.time_limit = limit if time_limit is None else time_limit
         self.provenance = {**described.provenance, **pulled.provenance}
+        self._arrays = Arrays(described, lambda: self.episodes, checked, self._mapped)
 
     def _describe(self) -> Description:
         return describe(self.store)
@@ -239,7 +238,6 @@ class Reader:
         stop: int | None = None,
         rows: slice = _ALL,
         leaves: Iterable[str] | None = None,
-        agents: slice = _ALL,
     ) -> dict[str, NumpyArray]:
         """Read arrays as they are on disk. Only the requested data is read.
 
@@ -251,14 +249,11 @@ class Reader:
             The environments; all by default.
         leaves
             Disk names of the arrays; all by default.
-        agents
-            The agents, for arrays with an axis of agents; all by default.
 
         Returns
         -------
         dict
-            Disk name to array ``(B, T, ...)``. If the data lies in one chunk of an uncompressed
-            vault, the array is a read-only view of the mapped file: copy it to change it.
+            Disk name to array ``(B, T, ...)``.
 
         Raises
         ------
@@ -268,11 +263,10 @@ class Reader:
         stop = self.length if stop is None else stop
         bounds.check_steps(self._described, start, stop)
         names = list(self.leaves if leaves is None else leaves)
-        span = bounds.indices(rows, self.rows, "rows")
-        if len(span) * (stop - start) > UNBACKED_STEPS:
+        first, last = bounds.interval(rows, self.rows, "rows")
+        if (last - first) * (stop - start) > UNBACKED_STEPS:
             self._arrays.check_length()
-        selections = {} if agents == _ALL else bounds.agents(self.leaves, self.spec, agents)
-        return self._arrays.read(names, span, range(start, stop), selections)
+        return self._arrays.read(names, (first, last), (start, stop))
 
     def windows(
         self,
@@ -308,21 +302,6 @@ class Reader:
         names = list(self.leaves if leaves is None else leaves)
         rows, starts = bounds.windows(self._described, rows, starts, length)
         return self._arrays.windows(names, rows, starts, length)
-
-    def prefetch(
-        self,
-        rows: NumpyArray,
-        starts: NumpyArray,
-        length: int,
-        leaves: Iterable[str] | None = None,
-    ) -> None:
-        """Ask the disk to read windows in the background, before `windows` needs them.
-
-        Returns at once. Does nothing for vaults that are not memory-mapped.
-        """
-        names = list(self.leaves if leaves is None else leaves)
-        rows, starts = bounds.windows(self._described, rows, starts, length)
-        self._arrays.prefetch(names, rows, starts, length)
 
     def percentiles(self, low: float, high: float) -> tuple[int, int]:
         """Return the interval of steps from one percentile of time to another.
@@ -411,7 +390,7 @@ class Reader:
         at
             ``(n,)`` where on the first axis of these; None for all, in order.
         """
-        targets = {layout.disk_name_of(field): array for field, array in out.items()}
+        targets = {layout.disk_name_of(x): array for x, array in out.items() if array.size}
         if self.manifest and all(name in self.leaves for name in targets):
             rows, starts = bounds.windows(self._described, rows, starts, length)
             self._arrays.window_steps(rows, starts, length, index, targets, at)
@@ -427,7 +406,7 @@ class Reader:
     def __getitem__(self, index: SupportsIndex | slice) -> Episode | Transition:
         """Return an episode by its number, or the transitions of a slice of time, all rows."""
         if isinstance(index, slice):
-            return self.transitions(*bounds.interval(index, self.length))
+            return self.transitions(*bounds.interval(index, self.length, "steps"))
         return self.episode(index)
 
     def blocks(
@@ -452,16 +431,6 @@ class Reader:
             _ = self.episodes, None if self.manifest else self._limited
             self._finals.prepare_fork()
             self._arrays.prepare_fork()
-
-    @property
-    def _arrays(self) -> Arrays:
-        if self._read_through is None:
-            with self._opening:  # threads share it and its maps
-                if self._read_through is None:
-                    self._read_through = Arrays(
-                        self._described, lambda: self.episodes, self._checked, self._mapped
-                    )
-        return self._read_through
 
 
 class FinalViews:
