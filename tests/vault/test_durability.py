@@ -211,27 +211,3 @@ def test_an_empty_vault_is_removed_before_others_may_write_to_it(monkeypatch, tm
     monkeypatch.setattr(writer_module.shutil, "rmtree", remove)
     writer.discard()
     assert not (tmp_path / "a.vlt").exists()
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no such advice")
-def test_the_pages_of_each_data_file_are_dropped_once(monkeypatch, tmp_path):
-    dropped = []
-    monkeypatch.setattr(
-        os, "posix_fadvise", lambda fd, *about: dropped.append((os.fstat(fd).st_ino, about))
-    )
-    store = store_of(tmp_path)
-
-    def written(value):
-        before = {file.stat().st_ino for file in tmp_path.glob("d/*")}
-        store.commit({"key": value}, fence={}).result()
-        return {file.stat().st_ino for file in tmp_path.glob("d/*")} - before
-
-    for value in (b"a" * 2000, b"b" * 2000):
-        fresh = written(value)
-        store.drop_pages()
-        assert {inode for inode, _ in dropped} == fresh
-        assert {about for _, about in dropped} == {(0, 0, os.POSIX_FADV_DONTNEED)}
-        assert len(dropped) == len(fresh) > 0
-        dropped.clear()
-    store.drop_pages()
-    assert dropped == []

@@ -22,7 +22,6 @@ from offmarl.vault.read.manifest import Description
 from offmarl.vault.storage.commit import Contents, Region, ValueLocation
 from offmarl.vault.storage.store import Store
 
-_PIECE_BYTES = 2**17
 _CACHED_BYTES = 2**18
 _LARGE_BYTES = 512
 """From this size on a leaf is gathered step by step, so that each is copied once from the disk."""
@@ -144,15 +143,11 @@ class Chunks(NamedTuple):
         """Copy parts of mapped chunks to their targets."""
         unreleased = 0
         for place, source, target in parts:
-            array = self.maps[place.name]
-            chunk = array.chunk(place.block, place.number)
-            if self.checks and target.shape == chunk.shape and self.checks.is_fresh(place):
-                self.checks.compare(place, chunk, checksum=_copy(chunk, target))
-            else:
-                target[...] = self.chunk(place)[source]
+            chunk = self.chunk(place)
+            target[...] = chunk[source]
             unreleased += chunk.nbytes
             if unreleased > _RELEASE_BYTES:
-                array.region.release()
+                self.maps[place.name].region.release()
                 unreleased = 0
 
     def fresh(self, names: Sequence[str], places: WindowPlaces) -> list[ChunkPlace]:
@@ -203,21 +198,6 @@ def map_arrays(mapped: Contents, vault: Description) -> dict[str, MappedArray]:
             addresses = np.array(begins, np.int64).reshape(blocks, numbers)
             arrays[name] = MappedArray(vault.leaves[name], rows, steps, region, addresses)
     return arrays
-
-
-def _copy(chunk: NumpyArray, target: NumpyArray) -> int:
-    """Copy a chunk ``(rows, steps, ...)``, and return its CRC32C.
-
-    Each piece is copied and then hashed, while it is still in the processor's cache.
-    """
-    checksum = 0
-    steps = max(1, _PIECE_BYTES // max(1, chunk[:1, :1].nbytes))
-    for row, to_row in zip(chunk, target, strict=True):
-        for start in range(0, len(row), steps):
-            piece = row[start : start + steps]
-            to_row[start : start + steps] = piece
-            checksum = google_crc32c.extend(checksum, piece)
-    return checksum
 
 
 # ---------------------------------------------------------------------------------- checksums
@@ -282,10 +262,8 @@ class Checks:
         self, names: Sequence[str], block: Int[np.ndarray, "P"], number: Int[np.ndarray, "P"]
     ) -> list[ChunkPlace]:
         """Return the chunks of some arrays that have not been compared, in the files' order."""
-        rows, places = (
-            np.array([self._index[name] for name in names]),
-            block * self._chunks + number,
-        )
+        rows = np.array([self._index[name] for name in names])
+        places = block * self._chunks + number
         if self._sound[rows[:, None], places].all():
             return []
         places = np.unique(places)
@@ -302,23 +280,21 @@ class Checks:
         self,
         place: ChunkPlace,
         chunk: NumpyArray,
-        *,
-        checksum: int | None = None,
         again: Callable[[], NumpyArray] | None = None,
     ) -> NumpyArray:
         """Return a chunk that agrees with its checksum; `VaultChecksumError` if it is damaged.
 
-        ``checksum`` is its CRC32C, if known. ``again`` reads the chunk once more. It is called if
-        the checksum differs, because a writer may have committed between the reads of both.
+        ``again`` reads the chunk once more. It is called if the checksum differs, because a writer
+        may have committed between the reads of both.
         """
         if place.number < self._numbers and not self._loaded[place.number]:
             self.load([place.number])
-        while not self._agrees(place, chunk, checksum):
+        while not self._agrees(place, chunk):
             with self._lock:
                 before = self._state(place.number)
             if again is None:
                 raise self._damaged(place)
-            chunk, checksum = again(), None
+            chunk = again()
             with self._lock:
                 self._load([place.number])
                 same = before == self._state(place.number)
@@ -330,13 +306,13 @@ class Checks:
     def _state(self, number: int) -> tuple[bytes, int]:
         return self._expected[number].tobytes(), self._written
 
-    def _agrees(self, place: ChunkPlace, chunk: NumpyArray, checksum: int | None = None) -> bool:
+    def _agrees(self, place: ChunkPlace, chunk: NumpyArray) -> bool:
         name, block, number = place
         if number >= self._numbers:
             return True
         expected = int(self._expected[number, self._index[name] * self._blocks + block])
         steps = self._written - number * self._schema.chunk_steps
-        return checksum == expected or matches_checksum(chunk, expected, steps)
+        return matches_checksum(chunk, expected, steps)
 
     def _damaged(self, place: ChunkPlace) -> VaultFormatError:
         name, block, number = place

@@ -427,7 +427,7 @@ class Reader:
         `offmarl.replay.torch` call it themselves. It needs a directory on this machine: start
         processes that read an archive, a bucket or a web address with spawn.
         """
-        if self.store.can_map:
+        if self.store.is_local:
             _ = self.episodes, None if self.manifest else self._limited
             self._finals.prepare_fork()
             self._arrays.prepare_fork()

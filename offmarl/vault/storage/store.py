@@ -27,7 +27,6 @@ from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.paths import scheme_factory
 from offmarl.tracking import RUN_FILE
 from offmarl.vault.format.layout import (
-    DATA,
     MANIFEST,
     METADATA,
     UNFINISHED,
@@ -89,12 +88,8 @@ class Store(ABC):
     is_writable = False
     is_remote = False
     """Whether reads are requests to another machine."""
-    can_lock = False
-    """Whether a writer can lock a vault, so that several processes may take turns."""
-    can_rename = False
-    """Whether a directory built beside a place can be moved to it atomically."""
-    can_map = False
-    """Whether files can be mapped into memory."""
+    is_local = False
+    """Whether it is a directory here: files can be mapped, locked and moved."""
 
     def __init__(self, path: PurePath):
         self.path = path
@@ -157,7 +152,7 @@ class Store(ABC):
         """Take the vault's lock; see `WriterLock`."""
         if not self.is_writable:
             raise VaultError(f"{self.path} cannot be written to: unpack or copy the vault first.")
-        return WriterLock(self.directory if self.can_lock else None, timeout)
+        return WriterLock(self.directory if self.is_local else None, timeout)
 
     def clear_unfinished(self, name: str) -> None:
         """Remove a file that a killed commit left, if files can be removed."""
@@ -231,10 +226,6 @@ class Store(ABC):
             raise damage_error(self.path, f"it has lost {lost[0]}")
         return [values[key] for key in keys]
 
-    def drop_pages(self) -> None:
-        """Ask the system to drop data written since the last call from its cache."""
-        return
-
     def attempt(self, read: Callable[[], T], again: Callable[[], T] | None = None) -> T:
         """Call ``read`` and return its result; convert errors of TensorStore to `VaultError`.
 
@@ -263,7 +254,6 @@ class OcdbtStore(Store):
     def __init__(self, path: PurePath):
         super().__init__(path)
         self._settings: dict[str, Any] = {}
-        self._dropped: set[str] = set()
 
     def spec(self) -> dict[str, Any]:
         """Return TensorStore's specification of the files below, named by relative paths."""
@@ -352,7 +342,7 @@ class OcdbtStore(Store):
         """Start to write all values or none."""
         size = sum(len(block.memory) for block in blocks)
         # A small file costs more than it saves: it is synced in addition to TensorStore's.
-        if blocks and not (self.can_map and size >= _BULK_BYTES):
+        if blocks and not (self.is_local and size >= _BULK_BYTES):
             writes, blocks = {**writes, **_values_of(blocks)}, ()
         # TensorStore overwrites the unfinished manifest of a killed process without truncating it.
         # If that was longer, its rest would follow the new manifest.
@@ -411,26 +401,11 @@ class OcdbtStore(Store):
         """Take over all keys of another database beside it; the values are not copied."""
         other._kv.experimental_copy_range_to(self._kv).result()
 
-    def drop_pages(self) -> None:
-        """Ask the kernel to drop data written since the last call from the page cache.
-
-        A long recording would fill the page cache and evict the pages of other programs. On virtual
-        machines, allocating a new page costs more than writing it.
-        """
-        if not (hasattr(os, "posix_fadvise") and self.can_map):
-            return
-        data = self.directory / DATA
-        files = {file.name for file in data.iterdir()}
-        for name in files - self._dropped:
-            with suppress(OSError), (data / name).open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        self._dropped = files
-
 
 class Directory(OcdbtStore):
     """A directory on this machine, which need not exist."""
 
-    is_writable = can_lock = can_rename = can_map = True
+    is_writable = is_local = True
     staleness = None
 
     @property

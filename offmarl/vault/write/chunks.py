@@ -16,8 +16,6 @@ Value = bytes | bytearray
 
 _ALIGNMENT = 64
 """Bytes of a line of the processor's cache."""
-_SPARE_BYTES = 2**27
-"""Memory of written chunks that is reused: allocating a new page costs more than filling it."""
 
 
 class _Chunk:
@@ -68,13 +66,10 @@ class ChunkBuffer:
 
     def __init__(self, schema: layout.Schema, start: int):
         self.staged: dict[int, Staged] = {}
-        """Full chunks for the next commit, by number; the caller empties it when it takes them, and
-        gives them back to `recycle` when they are durable."""
+        """Full chunks for the next commit, by number; the caller empties it when it takes them."""
         self._schema = schema
         self._number, self._filled = divmod(start, schema.chunk_steps)
         self._chunk = _Chunk(schema)
-        self._lent: dict[int, _Chunk] = {}
-        self._spare: list[_Chunk] = []
 
     @property
     def through(self) -> int:
@@ -135,8 +130,7 @@ class ChunkBuffer:
             places = dict(zip(keys, self._chunk.places, strict=True))
             block = PageBlock(self._chunk.memory, places)
             self.staged[self._number] = Staged(self._checksums(), block)
-            self._lent[self._number] = self._chunk
-            self._chunk = self._spare.pop() if self._spare else _Chunk(self._schema)
+            self._chunk = _Chunk(self._schema)
         else:
             self.staged[self._number] = Staged(self._compressed(), None)
         self._number, self._filled = self._number + 1, 0
@@ -152,13 +146,6 @@ class ChunkBuffer:
         values = map(bytes, self._chunk.values())
         keys = self._schema.chunk_keys(self._number)
         return dict(zip(keys, values, strict=True)) | self._checksums()
-
-    def recycle(self, through: int) -> None:
-        """Reuse the memory of chunks that are durable up to a number of steps."""
-        durable = [n for n in self._lent if (n + 1) * self._schema.chunk_steps <= through]
-        chunks = [self._lent.pop(number) for number in durable]
-        room = max(1, _SPARE_BYTES // len(self._chunk.memory))
-        self._spare = (self._spare + chunks)[:room]
 
     def _compressed(self) -> dict[str, Value]:
         values = map(compress, self._chunk.values())

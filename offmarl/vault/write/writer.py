@@ -46,8 +46,6 @@ class _Commit(NamedTuple):
     done: Pending
     records: list[index.IndexRecord]
     staged: dict[int, Staged]
-    through: int
-    """Steps of each row in full chunks after this commit."""
     annotated: bool
 
 
@@ -70,7 +68,6 @@ class Writer:
         self._provenance = manifest.provenance
         self._pending: list[index.IndexRecord] = []
         self._annotated = False
-        self._has_new_pages = False
         self._buffer = ChunkBuffer(self._schema, self._head.length)
         self._buffer.restore(self.store)
         self._under_way: _Commit | None = None
@@ -169,12 +166,6 @@ class Writer:
         if self._pending or self._annotated:
             self._commit(tail=bool(self._pending))  # an annotation alone leaves the tail as it is
             self._await_commit()
-
-    def drop_pages(self) -> None:
-        """Ask the system to drop written data from its cache, if it is not read soon."""
-        if self._has_new_pages:
-            self.store.drop_pages()
-            self._has_new_pages = False
 
     def close(self) -> None:
         """Flush, reclaim much unused space, and release the lock. Idempotent.
@@ -323,7 +314,7 @@ class Writer:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
         with errors_of(self.path):
             done = self.store.commit(writes, self._fence, blocks)
-        self._under_way = _Commit(done, ready, staged, self._buffer.through, self._annotated)
+        self._under_way = _Commit(done, ready, staged, self._annotated)
         self._buffer.staged = {}
         self._annotated = False
         self._committed_at = time.monotonic()
@@ -347,11 +338,9 @@ class Writer:
                     self._committed(commit)
 
     def _committed(self, commit: _Commit) -> None:
-        self._has_new_pages = True
         if commit.records:
             self._pending = self._pending[len(commit.records) :]
             self._head = commit.records[-1].head
-        self._buffer.recycle(commit.through)
         self._fence = self._stamps(min(self._head.length, layout.MAX_STOCK_LENGTH))
 
     def _stamps(self, stock_length: int) -> dict[str, bytes]:
