@@ -397,10 +397,6 @@ class OcdbtStore(Store):
         store._settings = {"manifest": kvstore_spec(manifest, "/"), "config": config}
         return store
 
-    def refer_to(self, other: "OcdbtStore") -> None:
-        """Take over all keys of another database beside it; the values are not copied."""
-        other._kv.experimental_copy_range_to(self._kv).result()
-
 
 class Directory(OcdbtStore):
     """A directory on this machine, which need not exist."""
