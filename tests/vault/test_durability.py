@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from offmarl import vault
+from offmarl._lock import FileLock
 from offmarl.errors import VaultExistsError, VaultLockedError
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import METADATA
@@ -157,6 +158,29 @@ def test_a_workspace_goes_although_its_writers_are_still_at_it(tmp_path):
         raise OSError("full")
     late.join()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_was_removed_with_its_directory_is_taken_anew(tmp_path, monkeypatch):
+    """A writer has opened the file, and before it locks it another has a directory of its own."""
+    acquire, others = FileLock.acquire, []
+    place = tmp_path / "a"
+    place.mkdir()
+
+    def late(self, timeout=0.0):
+        if not others:
+            shutil.rmtree(place)
+            place.mkdir()
+            others.append(FileLock(place / "writer.lock"))
+            assert acquire(others[0])
+        return acquire(self, timeout)
+
+    monkeypatch.setattr(FileLock, "acquire", late)
+    with pytest.raises(VaultLockedError):
+        WriterLock(place)
+    others[0].release()
+    lock = WriterLock(place)
+    assert not acquire(FileLock(place / "writer.lock"))
+    lock.release()
 
 
 def test_clearing_keeps_the_lock(tmp_path):

@@ -5,7 +5,6 @@ import posixpath
 import re
 import time
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -159,15 +158,6 @@ def _aws() -> dict[str, Any]:
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         options["aws_credentials"] = {"type": "environment"}
     return options
-
-
-@lru_cache(maxsize=4)
-def archive_context(_: Path, __: tuple[int, ...]) -> "ts.Context":
-    """Share a cache between all vaults of an archive while it stays the same.
-
-    Without it the archive's directory would be read for each of them.
-    """
-    return caching_context()
 
 
 def caching_context() -> "ts.Context":

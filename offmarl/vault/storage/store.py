@@ -14,7 +14,6 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from copy import copy
 from functools import cached_property, partial
 from pathlib import Path, PurePath
@@ -45,7 +44,6 @@ from offmarl.vault.storage.location import (
     WEB,
     Url,
     absolute_location,
-    archive_context,
     caching_context,
     finish_remote,
     kvstore_spec,
@@ -501,18 +499,6 @@ class Archive(OcdbtStore):
     def spec(self) -> dict[str, Any]:
         """Return TensorStore's specification of the files below, named by relative paths."""
         return {"driver": "zip", "base": kvstore_spec(self.archive), "path": self._prefix}
-
-    @cached_property
-    def context(self) -> ts.Context:
-        """A cache that all vaults of the archive share."""
-        use_tensorstore(self.path)
-        if isinstance(self.archive, Path):
-            with suppress(OSError):
-                status = self.archive.stat()
-                return archive_context(
-                    self.archive, (status.st_ino, status.st_size, status.st_mtime_ns)
-                )
-        return caching_context()
 
     def names(self) -> list[str]:
         """Check the archive, and return the relative paths of all files below."""
