@@ -44,7 +44,7 @@ UNBACKED_STEPS = 2**20
 A vault of another program may have so many steps of zeros without a chunk.
 """
 _UNCOUNTED_CHUNKS = 2**20
-"""If a vault of offmarl has more chunks, its length is compared with its files or its keys."""
+"""If a vault of offmarl has more chunks, its length is compared with its keys."""
 _NUMBER = re.compile(r"\d+[./](\d+)")
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process only
@@ -288,24 +288,24 @@ class Arrays:
         If offmarl wrote the vault, every chunk must exist; other programs may omit chunks that hold
         only the fill value.
         """
+        chunk = self._joined(place, values)
+        if chunks.checks is None:
+            return chunk
+        is_live = chunks.values is self._vault.store
+        return chunks.checks.compare(place, chunk, partial(self._again, place) if is_live else None)
+
+    def _again(self, place: ChunkPlace) -> NumpyArray:
+        keys = self._keys(place)
+        return self._joined(place, [*self._vault.store.fetch(keys, len(keys))])
+
+    def _joined(self, place: ChunkPlace, values: Sequence[Any]) -> NumpyArray:
         grid, parts = self._vault.grids[place.name], []
         for key, value in zip(self._keys(place), values, strict=True):
             if value is None and self._vault.manifest:
                 raise damage_error(self._vault.path, f"it has lost {key}")
             place_of = f"{self._vault.path}: {key}"
             parts.append(grid.missing_chunk() if value is None else grid.decode(value, place_of))
-        chunk = grid.join(parts)
-        if chunks.checks is None:
-            return chunk
-        is_live = chunks.values is self._vault.store
-        return chunks.checks.compare(
-            place, chunk, again=partial(self._again, place) if is_live else None
-        )
-
-    def _again(self, place: ChunkPlace) -> NumpyArray:
-        grid, keys = self._vault.grids[place.name], self._keys(place)
-        values = self._vault.store.fetch(keys, len(keys))
-        return grid.join([grid.decode(x or b"", k) for x, k in zip(values, keys, strict=True)])
+        return grid.join(parts)
 
     def _keep(self, place: ChunkPlace, chunk: NumpyArray) -> None:
         """Keep a decoded chunk until newer ones need its memory."""
@@ -379,7 +379,7 @@ def check_foreign_length(vault: Description) -> None:
 
 
 def _check_own_length(vault: Description, schema: Schema) -> None:
-    """Raise `VaultFormatError` if the files, or the chunks, are too few for the length.
+    """Raise `VaultFormatError` if the chunks are too few for the length.
 
     The state that is kept for each chunk takes memory, so a forged length of a few bytes could take
     all memory.
@@ -387,22 +387,14 @@ def _check_own_length(vault: Description, schema: Schema) -> None:
     blocks, numbers = schema.rows // schema.chunk_rows, -(-vault.length // schema.chunk_steps)
     if blocks * numbers * len(vault.leaves) <= _UNCOUNTED_CHUNKS:
         return
-    files = vault.store.num_bytes if schema.codec == "raw" else None
-    if files is not None:
-        size = blocks * numbers * schema.chunk_bytes
-        if files >= size:
-            return
-        needs = f"that takes {size:,} bytes, and its files have {files:,}"
-    else:
-        count = sum(1 for _ in _chunks_of(vault, next(iter(vault.leaves))))
-        if count >= blocks * numbers:
-            return
-        needs = f"that takes {blocks * numbers:,} chunks of each array, and there are {count:,}"
-    raise damage_error(
-        vault.path,
-        f"it says that it has {schema.rows:,} rows of {vault.length:,} steps, and {needs}; it has "
-        "lost data, or its length is damaged or forged",
-    )
+    count = sum(1 for _ in _chunks_of(vault, next(iter(vault.leaves))))
+    if count < blocks * numbers:
+        raise damage_error(
+            vault.path,
+            f"it says that it has {schema.rows:,} rows of {vault.length:,} steps, which are "
+            f"{blocks * numbers:,} chunks of each array, and there are {count:,}: it has lost "
+            "data, or its length is damaged or forged",
+        )
 
 
 def _chunks_of(vault: Description, name: str) -> Iterator[re.Match[str]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import PurePath
+from threading import Lock
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
@@ -45,8 +46,9 @@ class Reader:
 
     def __init__(self, store: Store, checked: bool = True, time_limit: int | None = None):
         self.store, self.path = store, store.path
-        self._checked, self._described = checked, self._describe()
-        described = self._described
+        self._checked, self._opening = checked, Lock()
+        self._read_through: Arrays | None = None
+        self._described = described = self._describe()
         self.manifest, self.unverified = described.manifest, described.unverified
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
         if self.manifest and time_limit is not None:
@@ -55,7 +57,6 @@ class Reader:
         limit = None if self.manifest else pulled.time_limit
         self.time_limit = limit if time_limit is None else time_limit
         self.provenance = {**described.provenance, **pulled.provenance}
-        self._arrays = Arrays(described, lambda: self.episodes, checked, self._mapped)
 
     def _describe(self) -> Description:
         return describe(self.store)
@@ -431,6 +432,16 @@ class Reader:
             _ = self.episodes, None if self.manifest else self._limited
             self._finals.prepare_fork()
             self._arrays.prepare_fork()
+
+    @property
+    def _arrays(self) -> Arrays:
+        if self._read_through is None:
+            with self._opening:  # threads share it and its maps
+                if self._read_through is None:
+                    self._read_through = Arrays(
+                        self._described, lambda: self.episodes, self._checked, self._mapped
+                    )
+        return self._read_through
 
 
 class FinalViews:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from offmarl._ahead import end_if_abandoned
 from offmarl.errors import VaultError
-from offmarl.paths import local
+from offmarl.paths import local, openers
 from offmarl.vault.format.layout import MANIFEST, METADATA
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ _PAUSE_SECONDS = 0.1
 BUCKETS = ("s3", "gs")
 WEB = ("http", "https")
 HUB = "hf"
-_SCHEMES = (*BUCKETS, HUB, *WEB)
-schemes = {*_SCHEMES}
-"""The schemes that URLs may have; `offmarl.vault.register_driver` adds to them."""
+SCHEMES = (*BUCKETS, HUB, *WEB)
+"""The schemes of offmarl; `offmarl.paths.openers` has others."""
 _COLLAPSED = re.compile(r"([a-z][a-z0-9+.-]+):/(?=[^/])", re.IGNORECASE)
 """How `pathlib` writes the beginning of a URL."""
 _SERVER = re.compile(r"(\[[^\]/@]*\]|[^\[\]/:@]+)(:\d+)?(?=/|$)")
@@ -76,7 +75,7 @@ def absolute_location(path: str | os.PathLike[str]) -> PurePath:
     if isinstance(path, Url):
         return path
     text = os.fspath(path)
-    if (match := _COLLAPSED.match(text)) and match[1].lower() in schemes:
+    if (match := _COLLAPSED.match(text)) and match[1].lower() in {*SCHEMES, *openers}:
         text = text.replace(":/", "://", 1)
     return _url(text) if "://" in text else _checked(local(text))
 
@@ -84,7 +83,7 @@ def absolute_location(path: str | os.PathLike[str]) -> PurePath:
 def _url(text: str) -> Url:
     scheme, _, address = text.partition("://")
     display = hide_credentials(text)
-    if scheme not in schemes or not address.strip("/"):
+    if scheme not in (schemes := {*SCHEMES, *openers}) or not address.strip("/"):
         raise VaultError(
             f"{display} has an unsupported scheme: give a path, or a URL that begins with "
             f"{', '.join(f'{name}://' for name in sorted(schemes))} and a bucket or server."

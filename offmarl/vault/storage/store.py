@@ -23,7 +23,7 @@ import tensorstore as ts
 
 from offmarl._ahead import ahead, in_thread
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
-from offmarl.paths import scheme_factory
+from offmarl.paths import openers, register_scheme
 from offmarl.tracking import RUN_FILE
 from offmarl.vault.format.layout import (
     MANIFEST,
@@ -41,13 +41,13 @@ from offmarl.vault.storage.location import (
     ARCHIVE_SUFFIX,
     BUCKETS,
     EMPTY,
+    SCHEMES,
     WEB,
     Url,
     absolute_location,
     caching_context,
     finish_remote,
     kvstore_spec,
-    schemes,
     use_tensorstore,
     vaults_among,
 )
@@ -675,10 +675,6 @@ def _divided(keys: Sequence[str], size: int) -> list[Sequence[str]]:
     return [keys[first : first + size] for first in range(0, len(keys), size)]
 
 
-openers: dict[str, Callable[[Url], Store]] = {}
-"""Factories of the registered schemes' stores; `register_driver` adds to them."""
-
-
 def register_driver(scheme: str, factory: Factory) -> None:
     """Register a driver for URLs of a scheme, such as ``memory://name/data.vlt/main``.
 
@@ -695,11 +691,9 @@ def register_driver(scheme: str, factory: Factory) -> None:
     VaultError
         The scheme belongs to offmarl, or is not a word of lower-case letters, digits and ``+.-``.
     """
-    reserved = schemes - openers.keys()
-    if scheme in reserved or not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
+    if scheme in SCHEMES or not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
         raise VaultError(f"{scheme!r} cannot be registered as the scheme of a driver.")
-    schemes.add(scheme)
-    openers[scheme] = lambda url: Registered(url, factory(str(url)))
+    register_scheme(scheme, lambda url: Registered(url, factory(str(url))))
 
 
 # ---------------------------------------------------------------------------------- paths
@@ -709,9 +703,7 @@ def store_of(path: str | os.PathLike[str]) -> Store:
     """Return the store of a path or URL as users write it; the place need not exist."""
     full = absolute_location(path)
     if isinstance(full, Url) and full.scheme in openers:
-        return openers[full.scheme](full)
-    if isinstance(full, Url) and (factory := scheme_factory(full.scheme)):
-        store: Store = factory(full)
+        store: Store = openers[full.scheme](full)
         return store
     if isinstance(full, Url) and full.scheme not in (*BUCKETS, *WEB):
         raise VaultError(

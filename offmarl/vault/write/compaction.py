@@ -102,7 +102,9 @@ def _rewrite(store: Directory, stamp: Any) -> None:
     contents = Contents.of(store)
     if contents.tree.lost:
         raise damage_error(store.path, contents.tree.lost[0])
-    with rebuild_directory(store) as directory:
+    directory = store.directory / REBUILT
+    directory.mkdir()
+    try:
         # With the same identity, programs that have the vault open can continue to read.
         copy(contents, contents.tree.values, store.beside(directory, commit.config_of(store)))
         files, content = store.files, (directory / MANIFEST).read_bytes()
@@ -110,6 +112,8 @@ def _rewrite(store: Directory, stamp: Any) -> None:
         now = files.read(MANIFEST, if_not_equal=done.generation).result()
         if now.state != "unspecified":
             raise conflict_error(store.path)
+    finally:
+        tidy(store)
 
 
 @contextmanager
@@ -123,39 +127,18 @@ def lock_and_tidy(store: Store) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def rebuild_directory(store: Directory) -> Iterator[Path]:
-    """Make the directory to build a store in; it is removed afterwards."""
-    directory = store.directory / REBUILT
-    directory.mkdir()
-    try:
-        yield directory
-    finally:
-        tidy(store)
-
-
 def copy(contents: Contents, keys: Iterable[str], target: Store) -> None:
     """Copy keys and values in the order in which they are read; offmarl's keys with checksums."""
-    for batch in _batches(_values(contents, sorted(keys, key=_order))):
-        target.commit(batch, fence={}).result()
-
-
-def _values(contents: Contents, keys: list[str]) -> Iterator[tuple[str, bytes]]:
-    for key, read in ahead(keys, contents.start, depth_of(_BATCH_BYTES // 16)):
-        yield from unseal({key: read()}, contents.path).items()
-
-
-def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
-    """Group values into commits that fit in memory."""
     batch: dict[str, bytes] = {}
     size = 0
-    for key, value in values:
-        batch[key] = value
-        size += len(value)
+    ordered = sorted(keys, key=_order)
+    for key, read in ahead(ordered, contents.start, depth_of(_BATCH_BYTES // 16)):
+        batch |= unseal({key: read()}, contents.path)
+        size += len(batch[key])
         if size >= _BATCH_BYTES:
-            yield batch
+            target.commit(batch, fence={}).result()
             batch, size = {}, 0
-    yield batch
+    target.commit(batch, fence={}).result()
 
 
 def _order(key: str) -> tuple[bool, str, int, int, str]:

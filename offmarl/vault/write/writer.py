@@ -34,8 +34,6 @@ _COMMIT_BYTES = 2**25
 """Size of the full chunks that start a commit while no other is in progress."""
 _MOST_COMMIT_BYTES = 2**27
 """Size at which an append waits for the commit in progress, and starts another."""
-_COMMIT_PARTS = 64
-"""The size that starts a commit is at least this part of the data: large vaults have few files."""
 _COMMIT_SECONDS = 5.0
 """Maximum time that full chunks wait for a commit; limits what a killed recording loses."""
 
@@ -249,7 +247,6 @@ class Writer:
         record = index.record_of(
             transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
         )
-        index.warn_of_length(self.path, tip.length, record.head.length)
         quirks = compat.recorded_quirks(self._provenance)
         if new_quirks := values.warn(problems, quirks):
             self.annotate({"quirks": [*quirks, *new_quirks]})
@@ -272,12 +269,10 @@ class Writer:
     def _is_commit_due(self) -> bool:
         """Whether to commit the full chunks: they take much memory, or have waited for long."""
         staged = self._buffer.staged_bytes
-        if not staged or self._under_way is None or self._under_way.done.done():
-            most = max(_COMMIT_BYTES, self._buffer.full_bytes // _COMMIT_PARTS)
-        else:
-            most = _MOST_COMMIT_BYTES
+        is_idle = self._under_way is None or self._under_way.done.done()
         waited = time.monotonic() - self._committed_at
-        return staged >= min(most, _MOST_COMMIT_BYTES) or (staged > 0 and waited > _COMMIT_SECONDS)
+        most = _COMMIT_BYTES if is_idle else _MOST_COMMIT_BYTES
+        return staged >= most or (staged > 0 and waited > _COMMIT_SECONDS)
 
     def _adopt(self, vault: Reader) -> None:
         """Adopt the steps that a stock program appended, as episodes of unknown policies.
