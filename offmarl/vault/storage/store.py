@@ -66,18 +66,8 @@ _COALESCING = {
 """Reads of values that lie together on another machine become one request."""
 
 
-@runtime_checkable
-class Pending(Protocol):
-    """A commit in progress."""
-
-    def result(self) -> Any:
-        """Wait until everything is durable; raises if nothing was written."""
-
-    def exception(self) -> Any:
-        """Wait, and return what `result` would raise, or None."""
-
-    def done(self) -> bool:
-        """Whether the commit is finished."""
+Pending = Future[Any] | ts.Future[Any]
+"""A commit in progress."""
 
 
 class Store(ABC):
@@ -151,10 +141,6 @@ class Store(ABC):
         if not self.is_writable:
             raise VaultError(f"{self.path} cannot be written to: unpack or copy the vault first.")
         return WriterLock(self.directory if self.is_local else None, timeout)
-
-    def clear_unfinished(self, name: str) -> None:
-        """Remove a file that a killed commit left, if files can be removed."""
-        del name
 
     def refuse_existing(self) -> None:
         """Raise `VaultExistsError` if a vault cannot be created because something exists."""
@@ -321,15 +307,12 @@ class OcdbtStore(Store):
     def fetch(self, keys: Sequence[str], depth: int) -> Iterator[bytes | None]:
         """Yield the stored values of keys, in order; None for each that does not exist."""
         for key, read in ahead(keys, self._start, depth):
-            reply = self.attempt(read.result, partial(self._again, key))
+            reply = self.attempt(read.result, lambda key=key: self._start(key).result())
             yield bytes(reply.value) if reply.state == "value" else None
 
     def _start(self, key: str) -> Any:
         use_tensorstore(self.path)
         return self._kv.read(key, staleness_bound=self.staleness)
-
-    def _again(self, key: str) -> Any:
-        return self._start(key).result()
 
     def commit(
         self,
@@ -344,7 +327,8 @@ class OcdbtStore(Store):
             writes, blocks = {**writes, **_values_of(blocks)}, ()
         # TensorStore overwrites the unfinished manifest of a killed process without truncating it.
         # If that was longer, its rest would follow the new manifest.
-        self.clear_unfinished(UNFINISHED)
+        if self.is_local:
+            (self.directory / UNFINISHED).unlink(missing_ok=True)
         transaction = ts.Transaction(atomic=True, repeatable_read=True)
         inside = self._kv.with_transaction(transaction)
         reads = {key: inside.read(key, if_not_equal=stamp) for key, stamp in fence.items()}
@@ -454,10 +438,6 @@ class Directory(OcdbtStore):
     def check(self) -> None:
         """Raise `VaultFormatError` if the directory holds links or special files."""
         files.check_regular_files(self.directory)
-
-    def clear_unfinished(self, name: str) -> None:
-        """Remove a file that a killed commit left."""
-        (self.directory / name).unlink(missing_ok=True)
 
     def refuse_existing(self) -> None:
         """Raise `VaultExistsError` if anything exists, even a broken link."""

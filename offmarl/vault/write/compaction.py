@@ -153,10 +153,10 @@ def tidy(store: Store) -> None:
 
     The caller must hold the vault's lock.
     """
-    store.clear_unfinished(UNFINISHED)
     if not isinstance(store, Directory):
-        return  # places without rename have no rebuilds
+        return  # elsewhere nothing is left
     directory = store.directory
+    (directory / UNFINISHED).unlink(missing_ok=True)
     leftover = directory / REBUILT
     if not leftover.exists():
         return
