@@ -511,7 +511,7 @@ def test_what_fails_leaves_nothing(a, tmp_path, monkeypatch):
 @pytest.mark.nightly
 def test_memory_does_not_grow_with_the_data(tmp_path, monkeypatch):
     """Blocks of half a megabyte; episodes are few, and so are chunks, which an index lists."""
-    limits = {execute: "BLOCK", reader: "_BLOCK", writer: "_COMMIT"}
+    limits = {execute: "BLOCK", reader: "_BLOCK", writer: "_COMMIT", chunks: "_SPARE"}
     for module, limit in limits.items():
         monkeypatch.setattr(module, f"{limit}_BYTES", 2**19)
     spec = replace(SPEC, observation_size=64)

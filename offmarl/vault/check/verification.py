@@ -47,7 +47,7 @@ from offmarl.vault.format.metadata import (
     to_metadata,
     zarrays,
 )
-from offmarl.vault.read.arrays import check_foreign_length
+from offmarl.vault.read.arrays import check_length
 from offmarl.vault.read.chunks import matches_checksum
 from offmarl.vault.read.manifest import (
     Description,
@@ -265,7 +265,7 @@ def _describe_foreign(store: Store, contents: Contents, findings: _Findings) -> 
     with noting(findings.faults, layout.INDEX_KEY):
         length, grids = stock_length(store), {grid.name: grid for grid in findings.grids}
         rows = max((grid.shape[0] for grid in findings.grids), default=0)
-        check_foreign_length(Description(store, None, {}, rows, length, {}, grids=grids))
+        check_length(Description(store, None, {}, rows, length, {}, grids=grids))
         findings.length = length
     findings.unchecked.append(f"{METADATA}: programs other than offmarl keep no digest of it.")
     findings.unchecked += [

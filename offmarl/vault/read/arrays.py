@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl._arrays import as_items
-from offmarl.errors import VaultError, VaultFormatError
+from offmarl.errors import VaultError
 from offmarl.vault.format.layout import NumpyArray, Schema, damage_error
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import WindowPlaces, put_steps
@@ -39,12 +39,9 @@ _KEYS_A_CHUNK = 64
 """Reading one chunk without a map takes about as long as mapping this many chunks."""
 
 UNBACKED_STEPS = 2**20
-"""Steps over all rows that may be read before a vault's length is compared with its chunks.
-
-A vault of another program may have so many steps of zeros without a chunk.
+"""Steps over all rows that a vault may have, or that may be read, before they are compared with its
+chunks.
 """
-_UNCOUNTED_CHUNKS = 2**20
-"""If a vault of offmarl has more chunks, its length is compared with its keys."""
 _NUMBER = re.compile(r"\d+[./](\d+)")
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process only
@@ -68,7 +65,7 @@ class Arrays:
         if checked and vault.manifest and vault.manifest.schema.codec == "raw":
             # A forged length must not make the checks, which hold state for each chunk, take much
             # memory.
-            _check_own_length(vault, vault.manifest.schema)
+            check_length(vault)
             self._schema = vault.manifest.schema
         self._has_length = False
         self._map_lock = Lock()
@@ -101,10 +98,8 @@ class Arrays:
 
     def check_length(self) -> None:
         """Raise `VaultFormatError` if there is less data than the vault's length needs."""
-        if not self._has_length and self._vault.manifest:
-            _check_own_length(self._vault, self._vault.manifest.schema)
-        elif not self._has_length:
-            check_foreign_length(self._vault)
+        if not self._has_length:
+            check_length(self._vault)
         self._has_length = True
 
     def blocks(
@@ -359,41 +354,25 @@ def _blocks_read() -> int:
     return resource.getrusage(_THREAD).ru_inblock
 
 
-def check_foreign_length(vault: Description) -> None:
+def check_length(vault: Description) -> None:
     """Raise `VaultFormatError` if there are far fewer chunks than the rows and the length need.
 
-    Chunks that other programs left out are read as zeros, so a forged index of a few bytes could
-    stand for billions of steps, and forged rows likewise. The chunks that exist bound the work.
+    Chunks that other programs left out are read as zeros, and some state is kept for each chunk of
+    offmarl, so a forged index of a few bytes could stand for billions of steps. The chunks that
+    exist bound the work.
     """
-    backed = 0
+    backed, steps = 0, vault.rows * vault.length
     for name, grid in vault.grids.items():
+        if steps <= 2 * backed + UNBACKED_STEPS:
+            return
         places = {match[0] for match in _chunks_of(vault, name)}
         backed = max(backed, len(places) * math.prod(grid.chunks[:2]))
-        if vault.rows * vault.length <= 2 * backed + UNBACKED_STEPS:
-            return
-    raise VaultFormatError(
-        f"{vault.path} says that it has {vault.rows:,} rows of {vault.length:,} steps, and there "
-        f"is data for {backed:,} steps over all rows at most: its index is damaged or forged. Copy "
-        "the vault again from its source."
-    )
-
-
-def _check_own_length(vault: Description, schema: Schema) -> None:
-    """Raise `VaultFormatError` if the chunks are too few for the length.
-
-    The state that is kept for each chunk takes memory, so a forged length of a few bytes could take
-    all memory.
-    """
-    blocks, numbers = schema.rows // schema.chunk_rows, -(-vault.length // schema.chunk_steps)
-    if blocks * numbers * len(vault.leaves) <= _UNCOUNTED_CHUNKS:
-        return
-    count = sum(1 for _ in _chunks_of(vault, next(iter(vault.leaves))))
-    if count < blocks * numbers:
+    if steps > 2 * backed + UNBACKED_STEPS:
         raise damage_error(
             vault.path,
-            f"it says that it has {schema.rows:,} rows of {vault.length:,} steps, which are "
-            f"{blocks * numbers:,} chunks of each array, and there are {count:,}: it has lost "
-            "data, or its length is damaged or forged",
+            f"it says that it has {vault.rows:,} rows of {vault.length:,} steps, and there is data "
+            f"for {backed:,} steps over all rows at most: it has lost data, or its length is "
+            "damaged or forged",
         )
 
 

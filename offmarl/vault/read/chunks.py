@@ -206,8 +206,8 @@ def map_arrays(mapped: Contents, vault: Description) -> dict[str, MappedArray]:
 class Checks:
     """Compares chunks with the checksums of a vault that offmarl wrote; threads may share them.
 
-    Chunks of mapped files, which stay as they are, are compared once: one array holds the checksums
-    of all chunks, and a mask marks those that were found intact. Later reads only look at the mask.
+    Chunks of mapped files, which stay as they are, are compared once: a mask marks those that were
+    found intact. Later reads only look at the mask.
     ``episodes`` returns the vault's episodes; an error names those that the damage affects.
     """
 
@@ -229,10 +229,7 @@ class Checks:
         self._blocks = schema.rows // schema.chunk_rows
         self._numbers = -(-self._covered // schema.chunk_steps)
         self._chunks = -(-vault.length // schema.chunk_steps)
-        columns = len(self._index) * self._blocks
-        # Zeros take no memory until they are written, and entries that are not loaded are not read.
-        self._expected: Int[np.ndarray, "T columns"] = np.zeros((self._numbers, columns), int)
-        self._loaded: Bool[np.ndarray, "T"] = np.zeros(self._numbers, bool)
+        self._expected: dict[int, Int[np.ndarray, "columns"]] = {}
         shape = len(self._index), self._blocks, self._chunks
         sound: Bool[np.ndarray, "L B T"] = np.zeros(shape, bool)
         sound[:, :, self._numbers :] = True  # nothing to compare them with
@@ -242,7 +239,7 @@ class Checks:
     def load(self, numbers: Iterable[int]) -> None:
         """Load the checksums of some chunks of time, unless they are loaded, in one read."""
         numbers = {number for number in numbers if number < self._numbers}
-        if missing := sorted(number for number in numbers if not self._loaded[number]):
+        if missing := sorted(numbers - self._expected.keys()):
             with self._lock:
                 self._load(missing)
 
@@ -252,11 +249,10 @@ class Checks:
         head, *values = self._values.get_all(keys)
         self._written = Head.decode(head).length
         for number, value in zip(numbers, values, strict=True):
-            checksums = layout.decode_checksums(value)[: self._expected.shape[1]]
-            row = np.full(self._expected.shape[1], _UNKNOWN)
+            row = np.full(len(self._index) * self._blocks, _UNKNOWN)
+            checksums = layout.decode_checksums(value)[: len(row)]
             row[: len(checksums)] = checksums
-            self._expected[number] = row  # one assignment, since other threads read the row
-            self._loaded[number] = True
+            self._expected[number] = row
 
     def fresh(
         self, names: Sequence[str], block: Int[np.ndarray, "P"], number: Int[np.ndarray, "P"]
@@ -287,8 +283,7 @@ class Checks:
         ``again`` reads the chunk once more. It is called if the checksum differs, because a writer
         may have committed between the reads of both.
         """
-        if place.number < self._numbers and not self._loaded[place.number]:
-            self.load([place.number])
+        self.load([place.number])
         while not self._agrees(place, chunk):
             with self._lock:
                 before = self._state(place.number)
@@ -310,7 +305,7 @@ class Checks:
         name, block, number = place
         if number >= self._numbers:
             return True
-        expected = int(self._expected[number, self._index[name] * self._blocks + block])
+        expected = int(self._expected[number][self._index[name] * self._blocks + block])
         steps = self._written - number * self._schema.chunk_steps
         return matches_checksum(chunk, expected, steps)
 

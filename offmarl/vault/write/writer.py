@@ -336,6 +336,7 @@ class Writer:
         if commit.records:
             self._pending = self._pending[len(commit.records) :]
             self._head = commit.records[-1].head
+        self._buffer.reuse(commit.staged.values())
         self._fence = self._stamps(min(self._head.length, layout.MAX_STOCK_LENGTH))
 
     def _stamps(self, stock_length: int) -> dict[str, bytes]:
