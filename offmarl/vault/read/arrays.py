@@ -60,7 +60,6 @@ class Arrays:
     ):
         self._vault, self._may_map = vault, mapped
         self._episodes = episodes
-        self._sizes = {name: grid.chunks[:2] for name, grid in vault.grids.items()}
         self._schema: Schema | None = None
         if checked and vault.manifest and vault.manifest.schema.codec == "raw":
             # A forged length must not make the checks, which hold state for each chunk, take much
@@ -93,7 +92,7 @@ class Arrays:
 
     def chunk(self, name: str) -> tuple[int, int]:
         """Return the rows and the steps of an array's chunks."""
-        rows, steps = self._sizes[name]
+        rows, steps, *_ = self._vault.grids[name].chunks
         return rows, steps
 
     def check_length(self) -> None:
@@ -109,7 +108,7 @@ class Arrays:
         self.check_length()
         names = list(names)
         step_bytes = rows * sum(self._vault.leaves[name].step_bytes for name in names)
-        chunk = max(self._sizes[name][1] for name in names)
+        chunk = max(self.chunk(name)[1] for name in names)
         size = chunk * max(1, most // (step_bytes * chunk))
         while start < self._vault.length:
             stop = min(self._vault.length, (start // size + 1) * size)
@@ -215,7 +214,7 @@ class Arrays:
         unmapped = [name for name in names if name not in chunks.maps]
         before = _blocks_read()
         if mapped:
-            chunks.compare(chunks.fresh(mapped, places[mapped[0]]), self._cold)
+            chunks.compare(mapped, places[mapped[0]], self._cold)
         for name in mapped if self._cold else ():
             chunks.maps[name].prefetch(places[name])
         yield from ((name, places[name], chunks.maps[name]) for name in mapped)
@@ -274,7 +273,7 @@ class Arrays:
         return self._vault.grids[place.name].keys(place.block, place.number)
 
     def _bytes_of(self, place: ChunkPlace) -> int:
-        rows, steps = self._sizes[place.name]
+        rows, steps = self.chunk(place.name)
         return rows * steps * self._vault.leaves[place.name].step_bytes
 
     def _decode(self, chunks: Chunks, place: ChunkPlace, values: Sequence[Any]) -> NumpyArray:

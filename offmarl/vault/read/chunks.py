@@ -104,11 +104,6 @@ class MappedArray:
             begins = self._address(steps)
             self.region.will_need(begins, np.full_like(begins, count * self.leaf.step_bytes))
 
-    def prefetch_chunks(self, places: Sequence[tuple[int, int]]) -> None:
-        """Ask the disk to read whole chunks in the background, given as (block, number)."""
-        begins = self.addresses[tuple(np.array(places).T)]
-        self.region.will_need(begins, np.full_like(begins, self.chunk_bytes))
-
     @property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk."""
@@ -150,20 +145,14 @@ class Chunks(NamedTuple):
                 self.maps[place.name].region.release()
                 unreleased = 0
 
-    def fresh(self, names: Sequence[str], places: WindowPlaces) -> list[ChunkPlace]:
-        """Return the mapped chunks of windows that have not been compared."""
-        if self.checks is None or not (names and len(places.rows)):
-            return []
-        block, number, _ = map(np.append, places.pieces, places.steps)
-        return self.checks.fresh(names, block, number)
-
-    def compare(self, places: Sequence[ChunkPlace], cold: bool) -> None:
-        """Compare mapped chunks; on a cold disk, many are requested at once."""
-        if not places or not self.checks:
+    def compare(self, names: Sequence[str], windows: WindowPlaces, cold: bool) -> None:
+        """Compare the chunks of windows of mapped arrays; on a cold disk, many are requested."""
+        if self.checks is None or not len(windows.rows):
             return
+        block, number, _ = map(np.append, windows.pieces, windows.steps)
+        places = self.checks.fresh(names, block, number)
         self.checks.load({place.number for place in places})
-        largest = max(self.maps[name].chunk_bytes for name in {place.name for place in places})
-        step = max(1, _COMPARED_BYTES // largest)
+        step = max(1, _COMPARED_BYTES // max(self.maps[name].chunk_bytes for name in names))
         for begin in range(0, len(places), step):
             batch = places[begin : begin + step]
             if cold:
@@ -174,8 +163,10 @@ class Chunks(NamedTuple):
 
     def prefetch(self, places: Sequence[ChunkPlace]) -> None:
         """Ask the disk to read whole mapped chunks in the background."""
-        for name in dict.fromkeys(place.name for place in places):
-            self.maps[name].prefetch_chunks([place[1:] for place in places if place.name == name])
+        for name, block, number in places:
+            array = self.maps[name]
+            begin = array.addresses[block, [number]]
+            array.region.will_need(begin, np.full_like(begin, array.chunk_bytes))
 
 
 def map_arrays(mapped: Contents, vault: Description) -> dict[str, MappedArray]:

@@ -307,12 +307,15 @@ class OcdbtStore(Store):
     def fetch(self, keys: Sequence[str], depth: int) -> Iterator[bytes | None]:
         """Yield the stored values of keys, in order; None for each that does not exist."""
         for key, read in ahead(keys, self._start, depth):
-            reply = self.attempt(read.result, lambda key=key: self._start(key).result())
+            reply = self.attempt(read.result, partial(self._again, key))
             yield bytes(reply.value) if reply.state == "value" else None
 
     def _start(self, key: str) -> Any:
         use_tensorstore(self.path)
         return self._kv.read(key, staleness_bound=self.staleness)
+
+    def _again(self, key: str) -> Any:
+        return self._start(key).result()
 
     def commit(
         self,
