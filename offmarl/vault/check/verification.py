@@ -350,10 +350,10 @@ def _comparing(contents: Contents, schema: Schema) -> Callable[[_StoredChunk, by
 
     @lru_cache(maxsize=1)  # chunks come in the order of time
     def checksums_of(number: int) -> tuple[NumpyArray, str]:
-        problems, value = list[Fault](), b""
-        with noting(problems):
-            value = contents.get(layout.checksums_key(number))
-        return layout.decode_checksums(value), problems[0].what if problems else "too few"
+        try:
+            return layout.decode_checksums(contents.get(layout.checksums_key(number))), "too few"
+        except ERRORS as error:
+            return np.zeros(0), reason(error)
 
     def difference(stored: _StoredChunk, value: bytes) -> str:
         begin, stop = stored.chunk.steps

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from offmarl._arrays import as_items
 from offmarl.errors import VaultChecksumError, VaultFormatError
 from offmarl.vault.format import layout
-from offmarl.vault.format.faults import of_chunk, with_episodes
+from offmarl.vault.format.faults import Fault, with_episodes
 from offmarl.vault.format.layout import Head, Leaf, NumpyArray, Schema, damage_error
-from offmarl.vault.format.metadata import Chunk
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import ChunkSteps, WindowPlaces, put_steps
 from offmarl.vault.read.manifest import Description
@@ -303,13 +302,14 @@ class Checks:
     def _damaged(self, place: ChunkPlace) -> VaultFormatError:
         name, block, number = place
         size, steps = self._schema.chunk_rows, self._schema.chunk_steps
-        chunk = Chunk(
+        fault = Fault(
+            "its checksum is wrong",
             key=self._schema.chunk_key(name, block, number),
             leaf=name,
             rows=(block * size, (block + 1) * size),
             steps=(number * steps, min((number + 1) * steps, self._covered)),
         )
-        fault = with_episodes(of_chunk(chunk, "its checksum is wrong"), self._episodes())
+        fault = with_episodes(fault, self._episodes())
         return damage_error(self._vault.path, fault, VaultChecksumError)
 
 
