@@ -55,9 +55,6 @@ class Memory(vault.Writer):
     def flush(self):
         pass
 
-    def drop_pages(self):
-        pass
-
     def __enter__(self):
         return self
 

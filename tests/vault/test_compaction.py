@@ -168,20 +168,6 @@ def test_sessions_reclaim_what_earlier_ones_left(tmp_path, reclaiming):
     assert size_of(path) <= 1.2 * live
 
 
-def test_only_wasteful_files_are_rewritten(tmp_path, reclaiming):
-    path = tmp_path / "v.vlt" / "a"
-    with vault.create(path, WIDE, rows=2, chunk_steps=64) as writer:
-        writer.append(*make(spec=WIDE, steps=256))
-        writer.flush()
-        place = commit.current_tree(Directory(path)).values["observations./0.0.0.0"]
-        for seed in range(8):
-            writer.append(*make(spec=WIDE, steps=33, seed=seed))
-            writer.flush()
-    values = commit.current_tree(Directory(path)).values
-    assert values["observations./0.0.0.0"] == place
-    assert vault.verify(path, deep=True).sound
-
-
 def test_small_vaults_are_left_alone(path):
     files = sorted(file.name for file in (path / "d").iterdir())
     vault.resume(path).close()

@@ -9,8 +9,8 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultNotFoundError
+from offmarl.paths import openers
 from offmarl.testing import DriverConformance
-from offmarl.vault.storage.store import openers
 
 from .experience import recorded
 

@@ -279,10 +279,8 @@ def test_past_what_stock_can_count(tmp_path):
     store.commit(writes, {}).result()
     parts = [make(seed=seed) for seed in range(3)]
     with vault.resume(path) as writer:
-        writer.append(*parts[0])
-        with pytest.warns(UserWarning, match="flashbax will not see the steps after"):
-            writer.append(*parts[1])
-        writer.append(*parts[2])
+        for part in parts:
+            writer.append(*part)
     with pytest.raises(VaultFormatError, match="lost data, or its length is damaged or forged"):
         vault.open_vault(path).read(before)
     dataset = vault.open_vault(path, checked=False)

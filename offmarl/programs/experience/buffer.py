@@ -486,7 +486,6 @@ class ChunkWriter:
             if index == 0:  # so that the same command records a mended environment
                 vault.discard()
             raise
-        vault.drop_pages()
 
     def _check(self, chunk: StepChunk) -> None:
         start = chunk.stop - chunk.transition.last.shape[1]
