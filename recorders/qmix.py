@@ -22,9 +22,9 @@ from offmarl.config import PositiveInt
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
 from offmarl.networks import (
+    CentralInput,
     MixedParams,
     MixedValues,
-    MixerKind,
     agent_network,
     make_mixer,
     mix,
@@ -51,7 +51,7 @@ class Args(QArgs):
     """Width of the mixer's hypernetworks."""
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
-    mixer: MixerKind = "state"
+    mixer: CentralInput = "state"
     """What the mixer sees. state: the global state; pooled: the observations of all agents, by
     attention, with as many parameters for any number of agents."""
 

@@ -262,7 +262,7 @@ class AgentSequence(nn.Module):
         for index, (block, norm) in enumerate(
             zip(self.encoder_blocks, self.encoder_norms, strict=True)
         ):
-            x, memory_of_block = block(norm(x), _of_block(memory, index), first)
+            x, memory_of_block = block(norm(x), memory[..., index, :, :, :], first)
             after.append(memory_of_block)
         return x, jnp.stack(after, axis=-4)
 
@@ -271,7 +271,7 @@ class AgentSequence(nn.Module):
     ) -> tuple[Decoded, tuple[Array, Array]]:
         after = []
         for index, block in enumerate(self.decoder_blocks):
-            among, of = (_of_block(memory, index) for memory in memories)
+            among, of = (memory[..., index, :, :, :] for memory in memories)
             x, memories_of_block = block(x, encoded, (among, of), first)
             after.append(memories_of_block)
         outputs = self.policy_output(x)
@@ -280,10 +280,6 @@ class AgentSequence(nn.Module):
             outputs = jnp.concatenate([outputs, spread], axis=-1)
         among, of = (jnp.stack(of_layer, axis=-4) for of_layer in zip(*after, strict=True))
         return Decoded(outputs, x), (among, of)
-
-
-def _of_block(memory: Float[Array, "*b K H D D"], index: int) -> Float[Array, "*b H D D"]:
-    return memory[..., index, :, :, :]
 
 
 # -------------------------------------------------------------------------------------- policies

@@ -65,6 +65,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, TypeVar
 
 import jax
@@ -282,44 +283,30 @@ class OnlineArgs(_Configurable):
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Hyperparameters:
+class Hyperparameters(SimpleNamespace):
     """The numeric hyperparameters of a program, as arrays: ``hyper.learning_rate``.
 
     They are the fields of its own ``Args`` that hold a float (`Fraction`, `Positive` and so on). As
     arrays, they can change without a new compilation, and several values can be computed side by
     side, with `jax.vmap` over a tree with a leading axis.
-
-    Parameters
-    ----------
-    values
-        By name.
     """
 
-    def __init__(self, values: Mapping[str, Any]):
-        self._values = dict(values)
-
     def __getattr__(self, name: str) -> Array:
-        values = self.__dict__.get("_values", {})
-        if name not in values:
-            raise AttributeError(
-                f"no hyperparameter {name!r}: they are the float fields of the program's own Args "
-                f"({', '.join(values) or 'it has none'})."
-            )
-        return values[name]
-
-    def __repr__(self) -> str:
-        inside = ", ".join(f"{name}={value}" for name, value in self._values.items())
-        return f"Hyperparameters({inside})"
+        names = ", ".join(vars(self)) or "it has none"
+        raise AttributeError(
+            f"no hyperparameter {name!r}: they are the float fields of the program's own Args "
+            f"({names})."
+        )
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
         """Return the values with their names, as JAX asks for."""
-        keyed = [(jax.tree_util.GetAttrKey(name), x) for name, x in self._values.items()]
-        return keyed, tuple(self._values)
+        keyed = [(jax.tree_util.GetAttrKey(name), x) for name, x in vars(self).items()]
+        return keyed, tuple(vars(self))
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> "Hyperparameters":
         """Make hyperparameters of names and values, as JAX asks for."""
-        return cls(dict(zip(names, values, strict=True)))
+        return cls(**dict(zip(names, values, strict=True)))
 
 
 def hyperparameters(args: Validated, changed: Mapping[str, Any] | None = None) -> Hyperparameters:
@@ -329,7 +316,7 @@ def hyperparameters(args: Validated, changed: Mapping[str, Any] | None = None) -
     """
     values = {name: getattr(args, name) for name in hyperparameter_names(args)}
     values.update(changed or {})
-    return Hyperparameters({name: jnp.float32(value) for name, value in values.items()})
+    return Hyperparameters(**{name: jnp.float32(value) for name, value in values.items()})
 
 
 def state_shapes(program: "Program", args: Validated) -> ArrayTree:

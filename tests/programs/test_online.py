@@ -74,7 +74,7 @@ def test_a_recorder_may_begin_a_stage_with_leaves_that_are_one_another():
     program = Program(lambda *_: None, stages, lambda _: None, lambda state: state)
     state = {"params": jnp.float32(1.0), "target": jnp.float32(0.0)}
     schedule = Schedule(3, 3, 1, stage_starts(stages, 3))
-    hypers, keys = [Hyperparameters({})], [jax.random.key(0)]
+    hypers, keys = [Hyperparameters()], [jax.random.key(0)]
     work = collect(program, [state], hypers, keys, schedule, 0, [None])
     states = [jax.tree.map(float, state) for _, (state,), _ in work]
     assert states == [
@@ -95,7 +95,7 @@ def test_all_processes_make_the_updates_that_the_first_chooses(monkeypatch):
         lambda state: state,
     )
     schedule, key = Schedule(12, 12, 1, (0,)), jax.random.key(0)
-    work = collect(program, [jnp.zeros(())], [Hyperparameters({})], [key], schedule, 0, [None])
+    work = collect(program, [jnp.zeros(())], [Hyperparameters()], [key], schedule, 0, [None])
     calls = [(done, metrics["state"][0, :2].tolist()) for done, _, metrics in work]
     assert calls == [(1, [0]), (5, [1, 2]), (9, [5, 6]), (11, [9, 10]), (12, [11])]
 

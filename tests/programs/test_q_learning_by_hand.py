@@ -302,6 +302,6 @@ def test_the_better_of_guide_and_learner_is_the_policy():
         chex.assert_trees_all_equal(q_learning._best(state._replace(guide=guide)), best)
         params = QParams(ONLINE.agent, jnp.ones(()))
         weights = q_learning._members(
-            params, guide, Hyperparameters({"epsilon": jnp.float32(0.05)})
+            params, guide, Hyperparameters(epsilon=jnp.float32(0.05))
         ).weights
         np.testing.assert_array_equal(weights, [1, 0 if best is ONLINE.agent else 1])

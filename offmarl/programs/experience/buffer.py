@@ -1,8 +1,9 @@
 """Trajectories in a flashbax buffer on the device, written to a vault by a thread."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -331,22 +332,6 @@ def _empty_step(spec: EnvSpec) -> tuple[Transition, View]:
 # ---------------------------------------------------------------------------------- writing
 
 
-class NoWriter:
-    """Stands for the vault in processes that write nothing."""
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def annotate(self, _provenance: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> "NoWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
-
-
 class ChunkWriter:
     """Writes chunks to a vault in order, in a thread, while the device computes.
 
@@ -357,7 +342,7 @@ class ChunkWriter:
     Parameters
     ----------
     vault
-        The vault, open for writing; a `NoWriter` where another process writes it.
+        The vault, open for writing; None where another process writes it.
     run
         Name of the chunks' run in the vault.
     start
@@ -371,7 +356,7 @@ class ChunkWriter:
 
     def __init__(
         self,
-        vault: Writer | NoWriter,
+        vault: Writer | None,
         run: str,
         start: int = 0,
         written: int = 0,
@@ -433,12 +418,14 @@ class ChunkWriter:
         """Block until all chunks are on disk."""
         while self._pending:
             self._wait()
-        self._vault.flush()
+        if self._vault is not None:
+            self._vault.flush()
 
     def complete(self, **provenance: Any) -> None:
         """Mark the recording as complete, and add to its provenance."""
         self.flush()
-        self._vault.annotate(provenance | {"complete": True})
+        if self._vault is not None:
+            self._vault.annotate(provenance | {"complete": True})
 
     def __enter__(self) -> "ChunkWriter":
         return self
@@ -450,7 +437,7 @@ class ChunkWriter:
         traceback: TracebackType | None,
     ) -> None:
         self._thread.shutdown()
-        with self._vault:
+        with self._vault or nullcontext():
             while self._pending and kind is None:
                 self._wait()
 
@@ -467,7 +454,7 @@ class ChunkWriter:
         try:
             for index, chunk in enumerate(_divided(chunks, count), first):
                 self._check(chunk)
-                if isinstance(self._vault, Writer) and index >= self._vault.chunks(self._run):
+                if self._vault is not None and index >= self._vault.chunks(self._run):
                     self._append(self._vault, index, chunk)
         except BaseException:
             self._failed = True

@@ -30,9 +30,9 @@ from offmarl.networks import (
     PolicyConfig,
     agent_head,
     agent_network,
-    blank_view,
     init_mixer,
     init_network,
+    init_one_step,
     init_policy,
     linear_weights,
     make_linear_mixer,
@@ -134,10 +134,8 @@ class ActionValues(NamedTuple):
 
     def init(self, key: PRNGKeyArray) -> ArrayTree:
         """Draw the parameters."""
-        inputs = blank_view(self.spec).observation
-        if isinstance(self.spec.action, Continuous):
-            inputs = inputs, jnp.zeros((self.spec.num_agents, self.spec.action_size))
-        return self.network.init(key, self.network.initial_carry(self.spec.num_agents), inputs)
+        draw = init_one_step if isinstance(self.spec.action, Continuous) else init_network
+        return draw(self.network, self.spec, key)
 
     def __call__(
         self, params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Array

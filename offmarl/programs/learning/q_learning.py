@@ -231,14 +231,12 @@ def q_program(
         state: QState, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[QState, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
-        progress = training_progress(
-            state.iteration, args.total_steps, args.num_envs, args.num_steps
-        )
+        progress = training_progress(args, state.iteration)
         epsilon = linear_schedule(progress, 1.0, hyper.epsilon, hyper.exploration)
         acting, params, number = policy, QParams(state.params.agent, epsilon), state.iteration
         if state.guide is not None:
             acting, params, number = mixture, _members(params, state.guide, hyper), jnp.int32(0)
-        after, transitions, next_views = rollout(
+        after, transitions, next_views, _ = rollout(
             env, acting, params, state.rollout, rollout_key, args.num_steps, number
         )
         extra = {"epsilon": epsilon}
@@ -317,9 +315,7 @@ def _learn(
     def step(learner: _Learner, x: tuple[Array, Array]) -> tuple[_Learner, dict[str, Array]]:
         params, target, optimiser, priorities = learner
         number, key = x
-        progress = training_progress(
-            (number - 1) / args.updates, args.total_steps, args.num_envs, args.num_steps
-        )
+        progress = training_progress(args, (number - 1) / args.updates)
         batch, slots = _draw(args, priorities, capture, key, progress)
         grads, metrics = jax.grad(loss, has_aux=True)(params, target, hyper, batch)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)

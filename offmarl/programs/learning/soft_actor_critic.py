@@ -295,12 +295,11 @@ def make_soft_actor_critic(
     ) -> tuple[State, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
         actor = state.params.actor
-        after, transitions, next_views = rollout(
+        after, transitions, next_views, _ = rollout(
             env, policy, actor, state.rollout, rollout_key, args.num_steps, state.iteration
         )
         capture = add(buffer, state.capture, transitions, next_views)
-        steps = args.total_steps, args.num_envs, args.num_steps
-        progress = training_progress(state.iteration, *steps)
+        progress = training_progress(args, state.iteration)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)
         learner, metrics = jax.lax.scan(
             lambda learner, key: learn(learner, key, capture, hyper, rate),
