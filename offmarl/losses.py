@@ -152,26 +152,6 @@ def q_lambda_targets(
     return jax.lax.stop_gradient(targets)
 
 
-def lookahead_targets(
-    r_t: Float[Array, "T *b"],
-    discount_t: Float[Array, "T *b"],
-    v_t: Float[Array, "T *b"],
-    goes_on: Bool[Array, "T"],
-    num_steps: int,
-) -> Float[Array, "T *b"]:
-    """Return n-step targets: the rewards of up to ``num_steps`` steps, then the value.
-
-    Fewer steps count where the episode or the window ends. Arguments are those of
-    `q_lambda_targets`.
-    """
-    follows = goes_on.reshape(-1, *(1,) * (r_t.ndim - 1))
-    targets = v_t
-    for number in range(num_steps):
-        later = jnp.roll(targets, -1, axis=0) if number else v_t
-        targets = r_t + discount_t * jnp.where(follows, later, v_t)
-    return jax.lax.stop_gradient(targets)
-
-
 # ---------------------------------------------------------------------- conservatism and imitation
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         make_sequence_policy as make_sequence_policy,
     )
     from offmarl.networks.encoders import (
+        ActionEncoder as ActionEncoder,
         CentralInput as CentralInput,
         Encoder as Encoder,
         blank_view as blank_view,

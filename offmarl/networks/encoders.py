@@ -162,6 +162,18 @@ class JointEncoder(nn.Module):
         return _joined(self.encoder(observation))
 
 
+class ActionEncoder(nn.Module):
+    """Encodes each agent's observation and a continuous action, or noise, as one vector."""
+
+    observation: nn.Module | None = None
+
+    def __call__(self, inputs: tuple[ArrayTree, Float[Array, "*b N A"]]) -> Float[Array, "*b N _"]:
+        """Encode a batch of any number of leading axes."""
+        x, action = inputs
+        x = x if self.observation is None else self.observation(x)
+        return jnp.concatenate([x, action], axis=-1)
+
+
 class ViewEncoder(nn.Module):
     """Encodes what a critic of each agent sees: the global state and the agent's observation.
 

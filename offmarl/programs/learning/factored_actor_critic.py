@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -23,6 +22,7 @@ from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
 from offmarl.networks import (
+    ActionEncoder,
     AgentNetwork,
     Head,
     LinearMixer,
@@ -102,18 +102,6 @@ class Target(NamedTuple):
 # ---------------------------------------------------------------------------------- networks
 
 
-class _Concatenated(nn.Module):
-    """Encodes an observation and a continuous action of each agent as one vector."""
-
-    observation: nn.Module | None
-
-    @nn.compact
-    def __call__(self, inputs: tuple[ArrayTree, Float[Array, "*b N A"]]) -> Float[Array, "*b N _"]:
-        x, action = inputs
-        x = x if self.observation is None else self.observation(x)
-        return jnp.concatenate([x, action], axis=-1)
-
-
 class ActionValues(NamedTuple):
     """The network of the agents' action values Q_i.
 
@@ -129,7 +117,7 @@ class ActionValues(NamedTuple):
         config = policy_config(args, "q")
         if not isinstance(spec.action, Continuous):
             return cls(agent_network(config, spec), spec)
-        encoder = _Concatenated(observation_encoder(spec, args.hidden))
+        encoder = ActionEncoder(observation_encoder(spec, args.hidden))
         return cls(make_network(config, spec, 1, encoder), spec)
 
     def init(self, key: PRNGKeyArray) -> ArrayTree:

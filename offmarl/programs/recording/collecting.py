@@ -81,8 +81,7 @@ def collect(
         for seed, writer in enumerate(writers):
             if writer is not None:
                 last = done == schedule.updates
-                capture = writer.put(states[seed].capture, program.num_steps, last, count)
-                states[seed] = states[seed]._replace(capture=capture)
+                writer.put(states[seed].capture, program.num_steps, last, count)
         logs = jax.device_get(metrics)
         yield done, states, {x: np.stack([log[x][:count] for log in logs]) for x in logs[0]}
 
