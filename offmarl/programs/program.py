@@ -398,11 +398,6 @@ for _name in _OPERATORS.split():
 # ---------------------------------------------------------------------------------- program
 
 
-def same_state(state: ArrayTree) -> ArrayTree:
-    """Return the state: the default of `Stage.on_start`."""
-    return state
-
-
 class Stage(NamedTuple):
     """A part of a program's training, such as pretraining."""
 
@@ -415,9 +410,6 @@ class Stage(NamedTuple):
     where they can."""
     updates: int | None = None
     """Number of updates; None for the updates that the other stages leave."""
-    on_start: Callable[[ArrayTree], ArrayTree] = same_state
-    """Function of the state of a seed, applied before the first update. It is not compiled, so it
-    may read files."""
 
 
 class Values(NamedTuple):

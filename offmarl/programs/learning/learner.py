@@ -86,9 +86,7 @@ def make_optimiser(
     hyper: Hyperparameters,
     done: Int[Array, ""] | int = 0,
     *,
-    learning_rate: Number | None = None,
     updates: int | None = None,
-    eps: float = 1e-8,
     separately: bool = False,
 ) -> optax.GradientTransformation:
     """Return Adam with the step size, the schedule and the clipping of a program's arguments.
@@ -104,31 +102,23 @@ def make_optimiser(
         Its hyperparameters.
     done
         Number of updates done; at 0 the step size is the full one.
-    learning_rate
-        Step size at the first update, for a part with one of its own, such as
-        ``hyper.critic_learning_rate``; by default ``hyper.learning_rate``.
     updates
         Number of updates over which the step size decreases; by default those of the run.
-    eps
-        Added to the root of the second moment.
     separately
         Clip each field of the parameters' NamedTuple by its own norm; see `clipped_adam`.
     """
-    rate = step_size(args, hyper, done, learning_rate=learning_rate, updates=updates)
+    rate = step_size(args, hyper, done, updates)
     if args.max_grad_norm is None:
-        return optax.adam(rate, eps=eps)
-    return clipped_adam(rate, args.max_grad_norm, eps=eps, separately=separately)
+        return optax.adam(rate)
+    return clipped_adam(rate, args.max_grad_norm, separately=separately)
 
 
 def step_size(
     args: LearnerArgs,
     hyper: Hyperparameters,
     done: Int[Array, ""] | int,
-    *,
-    learning_rate: Number | None = None,
     updates: int | None = None,
 ) -> Number:
     """Return the step size of an update; the arguments are those of `make_optimiser`."""
-    rate = hyper.learning_rate if learning_rate is None else learning_rate
     progress = jnp.asarray(done) / (updates or args.updates or 1)
-    return scheduled(rate, progress, args.schedule)
+    return scheduled(hyper.learning_rate, progress, args.schedule)

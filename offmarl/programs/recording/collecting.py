@@ -58,15 +58,15 @@ def collect(
     """
     run = train if learns else play
     mesh_of, writers = [layout.mesh_of(seed) for seed in range(len(states))], list(chunks)
-    states = [place_state(*pair) for pair in zip(states, mesh_of, strict=True)]
+    # Copies, because donated leaves must have no other references. Buffers have none.
+    copies = [_but_buffer(state) for state in states]
+    states = [place_state(*pair) for pair in zip(copies, mesh_of, strict=True)]
     metrics: list[dict[str, Array]] = [{} for _ in states]
     most, size = _most_at_once(program, states, writers), 1
     while done < schedule.updates:
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
-            # Copies, because donated leaves must have no other references. Buffers have none.
-            started = [_but_buffer(program.stages[stage].on_start(state)) for state in states]
-            states, size = [place_state(*pair) for pair in zip(started, mesh_of, strict=True)], 1
+            size = 1
         # Powers of two, so that few programs that copy steps out of the buffer are compiled.
         count = 1 << (min(size, most, schedule.next_stop(done) - done).bit_length() - 1)
         start_time = time.monotonic()
