@@ -97,7 +97,7 @@ def learn(
     """
     program, key = registry.load("recorder", oracle), jax.random.key(limits["seed"])
     require_learner(program, oracle)
-    name, is_own = registry.program_of(program.Args)
+    origin = registry.origin_of(program.make)
     players = {side.name: team_policy(source, env, side) for side, source in given}
     about = json.dumps([*(dict(player.about) for player in players.values()), limits])
     place = local(out) / f"exploitability-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
@@ -111,7 +111,7 @@ def learn(
         options = {"side": team.name, "opponents": opponents, "out": place}
         args = program.Args.for_env(env.spec.name, tiers="", **options, **limits)
         program.main(args)
-        run, file = run_directory(args, name), None if is_own else oracle
+        run, file = run_directory(args, origin.name), origin.file and oracle
         best, against = load_policy(run, program=file), side_of(env, team.name, opponents)
         with tracking.progress(f"returns of {team.name}", 1, note=COMPILING):
             outcome = play_policy(against, best.policy, episodes, None, best.params, key)

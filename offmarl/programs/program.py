@@ -89,7 +89,7 @@ from offmarl.config import (
     option,
     with_role,
 )
-from offmarl.programs.registry import program_of
+from offmarl.programs.registry import origin_of
 from offmarl.settings import fill
 from offmarl.types import ArrayTree, Policy, View
 
@@ -131,8 +131,8 @@ class _Configurable(DeviceArgs):
         """
         if issubclass(cls, OnlineArgs):
             given["env"] = env
-        program, packaged = program_of(cls)
-        return fill(cls, program, env, given, settings, packaged)
+        origin = origin_of(cls)
+        return fill(cls, origin.name, env, given, settings, origin.file is None)
 
 
 @dataclass(frozen=True)
