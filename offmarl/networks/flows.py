@@ -20,20 +20,6 @@ from offmarl.networks.torsos import FeedForward
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
 
-class _Joint(nn.Module):
-    """The observations and actions of all agents and the time, as those of one agent."""
-
-    encoder: Encoder | None = None
-
-    def __call__(
-        self, inputs: tuple[ArrayTree, Float[Array, "*b N A"], Bool[Array, "*b N"], Array]
-    ) -> Float[Array, "*b 1 _"]:
-        observation, action, alive, time = inputs
-        x = observation if self.encoder is None else self.encoder(observation)
-        x = jnp.where(alive[..., None], jnp.concatenate([x, action], axis=-1), 0.0)
-        return jnp.concatenate([x.reshape(*time.shape, -1), time[..., None]], -1)[..., None, :]
-
-
 class JointFlow(nn.Module):
     """The velocity v(o, x, t) of the joint action x at time t, given all observations o.
 
@@ -72,14 +58,12 @@ class JointFlow(nn.Module):
         time
             From 0, where it is noise, to 1.
         """
-        torso = FeedForward(
-            self.num_agents * self.action_size,
-            self.hidden,
-            agent_id="none",
-            encoder=_Joint(self.encoder),
-            layers=self.layers,
-        )
-        velocity, _ = torso((), (observation, action, alive, time))
+        x = observation if self.encoder is None else self.encoder(observation)
+        x = jnp.where(alive[..., None], jnp.concatenate([x, action], axis=-1), 0.0)
+        inputs = jnp.concatenate([x.reshape(*time.shape, -1), time[..., None]], axis=-1)
+        outputs = self.num_agents * self.action_size
+        torso = FeedForward(outputs, self.hidden, agent_id="none", layers=self.layers)
+        velocity, _ = torso((), inputs[..., None, :])  # all agents are those of one
         return velocity.reshape(action.shape)
 
 

@@ -45,7 +45,7 @@ from offmarl.programs.runs.identity import (
     numerics,
     require_same_numerics,
 )
-from offmarl.programs.runs.loop import Schedule, copy_arrays
+from offmarl.programs.runs.loop import Schedule
 from offmarl.programs.runs.sharding import SeedLayout, recorder_layout
 from offmarl.programs.runs.training import CheckpointTimer, checkpoint_timer
 from offmarl.replay.device import bytes_of, require_room
@@ -356,7 +356,7 @@ def _record(
         ChunkWriter(writer, "policy", start, start * num_steps, join_agents) as chunks,
         progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
-        states = [begin._replace(params=copy_arrays(recording.params))]  # it will be donated
+        states = [begin._replace(params=recording.params)]
         work = collect(program, states, [hyper], [key], schedule, start, [chunks], layout, False)
         for done, (state,), _ in work:
             timer.work_done()
