@@ -46,7 +46,7 @@ class Evaluation(NamedTuple):
                 "Evaluation.team_returns."
             )
         if not isinstance(self.ended, jax.core.Tracer):
-            _require_ended("the environment", "all", self.ended)
+            require_ended(self.ended)
         return self.team_returns[..., 0]
 
 
@@ -58,16 +58,14 @@ def returns_by_team(spec: EnvSpec, found: Evaluation) -> Float[np.ndarray, "*b e
     ShapeError
         Episodes have not ended at the time limit of the spec, so their returns are not whole.
     """
-    require_ended(spec, found.ended)
+    require_ended(found.ended, spec.name, spec.time_limit)
     return np.asarray(found.team_returns)
 
 
-def require_ended(spec: EnvSpec, ended: ArrayTree) -> None:
-    """Raise `ShapeError` unless all episodes ended within the time limit of the spec."""
-    _require_ended(spec.name, str(spec.time_limit), ended)
-
-
-def _require_ended(name: str, limit: str, ended: ArrayTree) -> None:
+def require_ended(
+    ended: ArrayTree, name: str = "the environment", limit: int | str | None = "all"
+) -> None:
+    """Raise `ShapeError` unless all episodes ended within the time limit of a spec."""
     going = ~np.asarray(ended)
     if going.any():
         raise ShapeError(

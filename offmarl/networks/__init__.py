@@ -57,7 +57,6 @@ if TYPE_CHECKING:
         Mixer as Mixer,
         MixerWeights as MixerWeights,
         init_mixer as init_mixer,
-        linear_weights as linear_weights,
         make_linear_mixer as make_linear_mixer,
         make_mixer as make_mixer,
         mix as mix,

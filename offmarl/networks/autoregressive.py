@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.distributions import Distribution
@@ -190,7 +189,8 @@ class AgentSequence(nn.Module):
         those before it.
         """
         memory = self.empty(first.shape[:-1]) if memory is None else memory
-        ids = jnp.broadcast_to(self._ids(), (*action.shape[:-1], self._ids().shape[-1]))
+        ids = id_features(self.agent_id, self.num_agents)
+        ids = jnp.broadcast_to(ids, (*action.shape[:-1], ids.shape[-1]))
         tokens = jnp.take(self.token(action, ids), order, axis=-2)
         start = jnp.broadcast_to(self.first_token(), tokens[..., :1, :].shape)
         tokens = jnp.concatenate([start, tokens[..., :-1, :]], axis=-2)
@@ -249,9 +249,6 @@ class AgentSequence(nn.Module):
         return self.value_output(jnp.concatenate([features, action], axis=-1)).squeeze(-1)
 
     # ---------------------------------------------------------------------------------- inside
-
-    def _ids(self) -> Float[np.ndarray, "N F"]:
-        return id_features(self.agent_id, self.num_agents)
 
     def _embedded(self, observation: ArrayTree) -> Float[Array, "*b N hidden"]:
         x = observation if self.encoder is None else self.encoder(observation)

@@ -195,19 +195,13 @@ def init_mixer(
     return mixer.init(key, _seen(mixer, blank_view(spec)))
 
 
-def mixing_weights(mixer: Any, params: ArrayTree, view: View) -> MixerWeights:
+def mixing_weights(mixer: Any, params: ArrayTree, view: View) -> Any:
     """Return the mixing functions of views with any number of leading axes.
 
-    ``mixer`` comes from `make_mixer`, or is a module that takes what `central` returns.
+    ``mixer`` comes from `make_mixer`, or is a module that takes what `central` returns. The result
+    is `MixerWeights`; `LinearWeights` of a mixer from `make_linear_mixer`.
     """
-    weights: MixerWeights = mixer.apply(params, _seen(mixer, view))
-    return weights
-
-
-def linear_weights(mixer: LinearMixer, params: ArrayTree, view: View) -> LinearWeights:
-    """Return the weights of views with any number of leading axes."""
-    weights: LinearWeights = mixer.apply(params, central(view))
-    return weights
+    return mixer.apply(params, _seen(mixer, view))
 
 
 def _seen(mixer: Any, view: View) -> ArrayTree:

@@ -77,7 +77,7 @@ def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray)
             "Overcooked, or give your environment a method scene(state) and a time limit."
         )
     scenes, reward, last = jax.device_get(_compiled_episode()(env, policy, params, key))
-    require_ended(env.spec, last.any())
+    require_ended(last.any(), env.spec.name, env.spec.time_limit)
     stop = int(last.argmax()) + 1
     return _playback(env, scenes, reward[1:stop])
 

@@ -34,11 +34,11 @@ from offmarl.networks import (
     init_network,
     init_one_step,
     init_policy,
-    linear_weights,
     make_linear_mixer,
     make_network,
     make_policy,
     mix_linearly,
+    mixing_weights,
     observation_encoder,
     unroll_batch,
 )
@@ -184,7 +184,7 @@ class Networks(NamedTuple):
         self, critic: MixedParams, view: View, first: Bool[Array, "B T"], action: Array
     ) -> Float[Array, "B T 1"]:
         """Return Q_tot of the actions taken in windows."""
-        weights = linear_weights(self.mixer, critic.mixer, view)
+        weights = mixing_weights(self.mixer, critic.mixer, view)
         q = self.action_values(critic.agent, view, first, action)
         return mix_linearly(weights, q)[..., None]
 
@@ -198,7 +198,7 @@ def critic_loss(
     """Return the mean squared error of Q_tot, and metrics."""
     view = batch.view_tm1
     q_tot = networks.joint_values(critic, view, batch.first[:, :-1], batch.action)[..., 0]
-    weights_t = linear_weights(networks.mixer, target.critic.mixer, batch.view_t)
+    weights_t = mixing_weights(networks.mixer, target.critic.mixer, batch.view_t)
     v_tot_t = mix_linearly(weights_t, networks.values(target.value, batch)[:, 1:])
     error, known = team_errors(batch, q_tot, v_tot_t, hyper.gamma)
     metrics = {"q_tot": masked_mean(q_tot, batch.mask), TD_ERRORS: error}
