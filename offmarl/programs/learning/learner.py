@@ -29,7 +29,7 @@ from jaxtyping import Array, Int
 from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.networks import AgentId, PolicyConfig
 from offmarl.programs.learning.optimisers import Number, ScheduleKind, clipped_adam, scheduled
-from offmarl.programs.program import Args, Hyperparameters
+from offmarl.programs.program import Args, Hyperparameters, OnlineArgs
 from offmarl.types import ArrayTree
 
 
@@ -65,6 +65,24 @@ class ValueArgs(LearnerArgs):
     scale_rewards: bool = True
     """Multiply rewards so that the largest absolute return of the data's episodes is 20, the unit
     of temperatures and penalties. Otherwise they are in the unit of the data's rewards."""
+
+
+@dataclass(frozen=True)
+class NetworkArgs(OnlineArgs):
+    """Arguments that all recorders with networks share."""
+
+    schedule: ScheduleKind = "constant"
+    """How the step size changes over the training: not at all, or down to zero at its end, along a
+    line or half a cosine."""
+    reward_scale: Positive = 1.0
+    """Factor of the rewards that are learned from; recorded rewards are not scaled."""
+    hidden: PositiveInt = 64
+    """Width of the networks' layers."""
+    share_parameters: bool = True
+    """Let all agents share networks. Otherwise each agent has networks of its own."""
+    agent_id: AgentId = "onehot"
+    """How shared networks distinguish the agents. onehot: by their index, which ties them to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 class TargetState(NamedTuple):
