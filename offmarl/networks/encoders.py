@@ -302,10 +302,26 @@ class AttentionPool(nn.Module):
         logits = Dense(self.heads, kernel_init=nn.initializers.zeros)(hidden)
         weights = jax.nn.softmax(jnp.where(mask[..., None], logits, -1e9), axis=-2)
         means = jnp.einsum("...nh,...nf->...hf", weights, hidden)
-        # Weights sum to one, so the layer of the mean is the mean of the layer. Head h has part h.
-        outputs = Dense(self.features, name="Dense_2")(means)
-        parts = outputs.reshape(*outputs.shape[:-1], self.heads, -1)
-        return nn.relu(jnp.einsum("...hhf->...hf", parts).reshape(*outputs.shape[:-2], -1))
+        return nn.relu(_HeadDense(self.features, name="Dense_2")(means))
+
+
+class _HeadDense(nn.Module):
+    """A dense layer whose outputs are divided among the heads; each head has an input of its own.
+
+    Attention weights sum to one, so the layer of the mean is the mean of the layer's outputs, and
+    takes one product for each head instead of one for each of the N vectors.
+    """
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b H F"]) -> Float[Array, "*b {self.features}"]:
+        """Apply part h of the layer to vector h, and concatenate."""
+        heads, size = x.shape[-2:]
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, self.features))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        parts = jnp.einsum("...hf,fhg->...hg", x, kernel.reshape(size, heads, -1))
+        return parts.reshape(*parts.shape[:-2], -1) + bias
 
 
 class PooledEncoder(nn.Module):
