@@ -189,8 +189,8 @@ class AgentSequence(nn.Module):
         those before it.
         """
         memory = self.empty(first.shape[:-1]) if memory is None else memory
-        ids = id_features(self.agent_id, self.num_agents)
-        ids = jnp.broadcast_to(ids, (*action.shape[:-1], ids.shape[-1]))
+        of_agents = id_features(self.agent_id, self.num_agents)
+        ids = jnp.broadcast_to(of_agents, (*action.shape[:-1], of_agents.shape[-1]))
         tokens = jnp.take(self.token(action, ids), order, axis=-2)
         start = jnp.broadcast_to(self.first_token(), tokens[..., :1, :].shape)
         tokens = jnp.concatenate([start, tokens[..., :-1, :]], axis=-2)
