@@ -101,7 +101,7 @@ class StepChunk(NamedTuple):
     """Final views of the episodes that end in the chunk; the views are padded."""
     stop: int
     """Total number of time steps at the end of the chunk."""
-    cut: NDArray[np.bool_] | bool = False
+    cut: NDArray[np.bool_]
     """``(E,)``: whether the recording, and not the environment, ended the row's last step."""
 
 
