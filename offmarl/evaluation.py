@@ -50,7 +50,9 @@ class Evaluation(NamedTuple):
         return self.team_returns[..., 0]
 
 
-def returns_by_team(spec: EnvSpec, found: Evaluation) -> Float[np.ndarray, "*b episodes teams"]:
+def returns_by_team(
+    spec: EnvSpec, evaluation: Evaluation
+) -> Float[np.ndarray, "*b episodes teams"]:
     """Return an evaluation's `team_returns`, outside of jit.
 
     Raises
@@ -58,8 +60,8 @@ def returns_by_team(spec: EnvSpec, found: Evaluation) -> Float[np.ndarray, "*b e
     ShapeError
         Episodes have not ended at the time limit of the spec, so their returns are not whole.
     """
-    require_ended(found.ended, spec.name, spec.time_limit)
-    return np.asarray(found.team_returns)
+    require_ended(evaluation.ended, spec.name, spec.time_limit)
+    return np.asarray(evaluation.team_returns)
 
 
 def require_ended(

@@ -273,7 +273,7 @@ def scores(
             "best_response_share": apart[number, columns].sum() / best if best > 0 else np.nan,
         }
 
-    rows = [row(own) for own in scored]
+    rows = [row(number) for number in scored]
     statistics = _over_policies(play, scored, [x for x in partners if x not in scored])
     means = {x: _mean([cells[x] for cells in rows]) for x in ("worst", "best_response_share")}
     estimates = zip(("self_play", "cross_play", "gap"), statistics, strict=True)
