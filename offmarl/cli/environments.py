@@ -166,11 +166,11 @@ def _speed(env: Any, seconds: float) -> float:
         lambda key: init_rollout(env, policy, key, _NUM_ENVS), compiler_options=quickly()
     )
     act = jit_rarely_run()(lambda state, key: rollout(env, policy, (), state, key, num_steps))
-    state, steps, _ = act(begin(jax.random.key(0)), jax.random.key(0))  # compiles
+    state, steps, *_ = act(begin(jax.random.key(0)), jax.random.key(0))  # compiles
     steps.last.block_until_ready()
     start, rounds, elapsed = time.perf_counter(), 0, 0.0
     while not rounds or elapsed < seconds:
-        state, steps, _ = act(state, jax.random.key(rounds))
+        state, steps, *_ = act(state, jax.random.key(rounds))
         steps.last.block_until_ready()
         rounds, elapsed = rounds + 1, time.perf_counter() - start
     return rounds * num_steps * _NUM_ENVS / elapsed

@@ -23,7 +23,7 @@ from offmarl.cli.tasks import Divided, TaskOptions
 from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
 from offmarl.paths import path_text
-from offmarl.programs.registry import Kind, find, load, program_of
+from offmarl.programs.registry import Kind, find, load, origin_of
 from offmarl.terminal import number
 from offmarl.tracking import replace_file
 
@@ -79,7 +79,7 @@ def _search(arguments: list[str]) -> "tuple[TrialsWork, SearchSpace]":
     args = program.Args.for_env(env, settings=file, **values)
     print_sources(args)
     place = re.sub(r"[^\w-]", "-", env) or "unknown"
-    out = options.out or Path("tuned") / f"{program_of(program.Args)[0]}-{place}.toml"
+    out = options.out or Path("tuned") / f"{origin_of(program.make).name}-{place}.toml"
     file = options.search
     space = derive_space(args) if file is None else read_space(file, program.Args)
     if untuned.intersection(space):

@@ -101,7 +101,7 @@ def test_the_temperature_divides_what_is_weighed(
     """Of one step with w = ½ and ¼, Q = 3 and 0, and V = 1 and 2."""
     w, v = np.array([0.5, 0.25]), jnp.array([1.0, 2.0])
     weights = SimpleNamespace(w=jnp.array(w)[None, None])
-    monkeypatch.setattr(omiga, "linear_weights", lambda *_: weights)
+    monkeypatch.setattr(omiga, "mixing_weights", lambda *_: weights)
     networks = SimpleNamespace(
         mixer=None,
         action_values=lambda *_: jnp.array([[[3.0, 0.0]]]),

@@ -165,17 +165,6 @@ def test_several_updates_between_checkpoints_and_none(tmp_path: Path) -> None:
         assert_same(tree["state"], begin(VECTORS) if step == 1 else state)
 
 
-@pytest.mark.slow
-def test_steps_from_before_the_run_are_kept_too(tmp_path: Path) -> None:
-    state = grow(begin(VECTORS), VECTORS, 7, 1)
-    state = state._replace(capture=state.capture._replace(total=jnp.zeros((), jnp.int32)))
-    checkpoints = CaptureCheckpoints(tmp_path, keep=2)
-    for step in (1, 2):
-        state = grow(state, VECTORS, 3, step + 1)
-        checkpoints.save(step, {"state": state}, {})
-    assert_same(resumed(tmp_path, state)[1], state)
-
-
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.slow
 def test_work_after_the_last_checkpoint_is_repeated(tmp_path: Path, lost: bool) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,9 +21,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
 from offmarl.programs import registry
 from offmarl.programs.offline import run_directory
-from offmarl.programs.program import Stage
 from offmarl.programs.runs import loop
-from offmarl.programs.runs.sharding import SeedLayout
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
 from tests.children import python, run, stopped
@@ -299,19 +296,6 @@ def evaluated(run: Path) -> list[dict]:
     (tasks,) = document.values()
     (algorithms,) = tasks.values()
     return [seed["absolute_metrics"] for seed in algorithms["bc"].values()]
-
-
-def test_a_stage_begins_with_what_it_makes_of_the_state_of_each_seed() -> None:
-    def on_start(state: dict[str, Any]) -> dict[str, Any]:
-        assert state["now"].shape == ()
-        return {"now": state["now"], "before": state["now"] + 1}
-
-    stage = Stage(lambda *_: None, on_start=on_start)  # type: ignore[arg-type,return-value]
-    learned = loop.Learned({"now": jnp.array([1.0, 5.0]), "before": jnp.zeros(2)})
-    result = loop.start_stage(stage, learned, SeedLayout(2))
-    assert result.priorities is None
-    np.testing.assert_array_equal(result.state["now"], [1, 5])
-    np.testing.assert_array_equal(result.state["before"], [2, 6])
 
 
 @pytest.mark.nightly

@@ -78,7 +78,7 @@ def test_what_is_recorded_is_what_was_played(whole, fixed):
     play = jax.jit(lambda state, key: rollout(auto, POLICY, fixed["params"], state, key, 44, 0))
     steps, led_to = [], []
     for chunk in range(3):
-        state, transitions, next_views = play(state, jax.random.fold_in(key, chunk))
+        state, transitions, next_views, _ = play(state, jax.random.fold_in(key, chunk))
         steps.append(transitions)
         led_to.append(next_views)
     steps, led_to = (

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import vault
 from offmarl._compiling import pinned, quickly
@@ -28,7 +28,6 @@ from offmarl.programs.cluster import any_process, ends_with_others, is_first, on
 from offmarl.programs.experience.buffer import (
     Capture,
     ChunkWriter,
-    NoWriter,
     add,
     init_capture,
     make_buffer,
@@ -46,7 +45,7 @@ from offmarl.programs.runs.identity import (
     numerics,
     require_same_numerics,
 )
-from offmarl.programs.runs.loop import Schedule, copy_arrays
+from offmarl.programs.runs.loop import Schedule
 from offmarl.programs.runs.sharding import SeedLayout, recorder_layout
 from offmarl.programs.runs.training import CheckpointTimer, checkpoint_timer
 from offmarl.replay.device import bytes_of, require_room
@@ -210,7 +209,7 @@ class Recording:
 
     def compile_ahead(self) -> "Future[None]":
         """Compile what `record` runs on one device, in a thread."""
-        program, key, hyper = self.program(1), jax.random.key(self.seed), Hyperparameters({})
+        program, key, hyper = self.program(1), jax.random.key(self.seed), Hyperparameters()
         state = jax.eval_shape(program.init, key, hyper)._replace(params=self.params)
         return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
 
@@ -278,7 +277,7 @@ def _fixed(env: Environment, policy: Policy, num_envs: int, num_steps: int, grou
     def update(
         state: _State, _batch: None, key: PRNGKeyArray, _hyper: Hyperparameters
     ) -> tuple[_State, dict[str, Array]]:
-        after, transitions, next_views = play_once(
+        after, transitions, next_views, _ = play_once(
             env, policy, state.params, state.rollout, key, num_steps, 0
         )
         capture = add(buffer, state.capture, transitions, next_views)
@@ -302,7 +301,7 @@ def _rollout_in_groups(
     key: PRNGKeyArray,
     num_steps: int,
     policy_id: int,
-) -> tuple[RolloutState, Transition, View]:
+) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
     """Do as `rollout`, in groups of environments, of which each device plays one after the other.
 
     The last bits of floating-point numbers may depend on how many environments the compiler
@@ -349,7 +348,7 @@ def _record(
     env, program, num_envs = recording.env, recording.program(groups), recording.num_envs
     key = jax.random.key(recording.seed) if recording.key is None else recording.key
     init_key, key = jax.random.split(key)
-    hyper = Hyperparameters({})
+    hyper = Hyperparameters()
     start, begin = _begin(env, program, checkpoints, init_key, hyper)
     num_chunks, num_steps = recipe["chunks"]
     timer.begin(start * num_envs * num_steps)
@@ -361,7 +360,7 @@ def _record(
         ChunkWriter(writer, "policy", start, start * num_steps, join_agents) as chunks,
         progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
-        states = [begin._replace(params=copy_arrays(recording.params))]  # it will be donated
+        states = [begin._replace(params=recording.params)]
         work = collect(program, states, [hyper], [key], schedule, start, [chunks], layout, False)
         for done, (state,), _ in work:
             timer.work_done()
@@ -371,7 +370,7 @@ def _record(
                 checkpoints.save(done, {"state": state._replace(params=())}, {})
                 timer.saved(done * num_steps * num_envs)
         chunks.flush()
-        if isinstance(writer, vault.Writer):
+        if writer is not None:
             chunks.complete(recorded=recorded_return(Reader(writer.store)))
     any_process(False)  # no process ends, or reads the vault, before it is complete
     if is_first():
@@ -464,14 +463,14 @@ def open_for_recording(
     size: tuple[int, int],
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
-) -> vault.Writer | NoWriter:
+) -> vault.Writer | None:
     """Create the vault of a recording, or resume it, in the process that writes it.
 
     ``size`` is its rows, and the steps that each of them will have.
     The provenance is stored with the data, with the recipe (see `is_complete`) and `software`.
     """
     if not is_first():
-        return NoWriter()
+        return None
     if path.exists():
         return vault.resume(path)
     about = dict(provenance) | {"recipe": dict(recipe), **software(spec.name), "complete": False}

@@ -27,7 +27,6 @@ from offmarl.programs.program import (
     OnlineArgs,
     Program,
     Stage,
-    same_state,
     shaping_values,
     structure,
 )
@@ -179,20 +178,6 @@ class Learned(NamedTuple):
     """None where batches are not drawn by priorities."""
 
 
-def start_stage(stage: Stage, learned: Learned, layout: SeedLayout) -> Learned:
-    """Apply a stage's ``on_start`` to the state of each seed."""
-    if stage.on_start is same_state:
-        return layout.place(copy_arrays(learned), per_seed=True)
-    states = learned.state
-    seeds = len(jax.tree.leaves(states)[0])
-    started = [
-        stage.on_start(jax.tree.map(lambda leaf, seed=seed: leaf[seed], states))
-        for seed in range(seeds)
-    ]
-    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *started)
-    return layout.place(copy_arrays(learned)._replace(state=states), per_seed=True)
-
-
 @jax.jit
 def copy_arrays(tree: ArrayTree) -> ArrayTree:
     """Copy every array, so that the result may be donated while the original is kept."""
@@ -224,12 +209,10 @@ def updates(
     host the metrics of each update since the last yield.
     """
     seeds, size, data, stages = len(learners.keys), 1, None, learners.program.stages
-    learned = learners.layout.place(learned, per_seed=True)
+    learned = learners.layout.place(copy_arrays(learned), per_seed=True)
     per_seed, draws = _per_seed(learners), learners.layout.place(batches.draws, per_seed=False)
     while done < schedule.updates:
         stage = schedule.stage(done)
-        if done == schedule.starts[stage]:
-            learned = start_stage(stages[stage], learned, learners.layout)
         offset = done % batches.updates
         if data is None or (offset == 0 and not isinstance(data, Replay)):
             data = place_data(learners.layout, next(batches.data))
@@ -246,13 +229,9 @@ def updates(
         yield done, learned, metrics
 
 
-def updates_ahead(
-    learners: Learners, learned: Learned, batches: BatchSource
-) -> "Future[None] | None":
+def updates_ahead(learners: Learners, learned: Learned, batches: BatchSource) -> "Future[None]":
     """Compile the first updates in a thread; the arguments are those of `updates`."""
     layout, stage = learners.layout, learners.program.stages[0]
-    if stage.on_start is not same_state:
-        return None
     learned = layout.place(learned, per_seed=True)
     data = place_data(layout, next(batches.data))
     draws = layout.place(batches.draws, per_seed=False)
