@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from offmarl.config import Validated
 from offmarl.envs.base import restart, transition
 from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
 
@@ -34,7 +35,7 @@ class ProbeState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Probe(ABC):
+class _Probe(Validated, ABC):
     """Everything except the observation and the reward, which differ between probes.
 
     Parameters

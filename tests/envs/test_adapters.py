@@ -235,7 +235,7 @@ def test_all_that_jumanji_and_matrax_register_for_several_has_a_name():
         ("jaxmarl/mpe/simple_v3:action_type=both", OptionError, "action_type=both.*not supported"),
         ("jaxmarl/switch_riddle:num_agents=2", OptionError, "minimum number of agents"),
         ("jumanji/lbf:fov=20", OptionError, "Field of view"),
-        ("jumanji/lbf:num_agents=0", OptionError, "num_agents must be above 0"),
+        ("jumanji/lbf:num_agents=0", OptionError, "num_agents must be at least 1"),
         ("jumanji/connector:grid_size=3", OptionError, "10 paths have no room"),
         ("matrax/penalty-3", OptionError, "its numbers are 0, 25, 50, 75, 100"),
     ],

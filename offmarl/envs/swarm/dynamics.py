@@ -26,7 +26,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.swarm.neighbours import find_points
 
-DYNAMICS = ("velocity", "acceleration", "unicycle", "quadrotor")
 WITH_DRAG = ("acceleration", "quadrotor")
 """Dynamics with a drag of the air that can be randomised."""
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from offmarl.config import Positive
 from offmarl.envs.base import Scene, restart, transition
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.collisions import RESTITUTION, collide
@@ -288,7 +289,7 @@ class GrowingArena(SwarmEnv):
         The area (volume) of the arena over N; its side is rounded to whole cells.
     """
 
-    cells_per_agent: float = 32.0
+    cells_per_agent: Positive = 32.0
 
     @property
     def side(self) -> int:
