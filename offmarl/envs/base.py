@@ -46,10 +46,10 @@ class Environment(Protocol):
         ...
 
 
-def extras_of(env: Any, key: PRNGKeyArray, state: EnvState) -> dict[str, Array] | None:
-    """Return the extras of the step that ``env.step(key, state, action)`` takes; None for none."""
+def extras_of(env: Any, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
+    """Return the extras of the step that ``env.step(key, state, action)`` takes."""
     if not env.spec.extras or not hasattr(env, "extras"):
-        return None
+        return {}
     extras: dict[str, Array] = env.extras(key, state)
     return extras
 
@@ -182,7 +182,7 @@ class AutoReset(Wrapper):
     def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
         """Return the extras of the step that ``step(key, state, action)`` takes."""
         step_key, _ = jax.random.split(key)
-        return extras_of(self.env, step_key, state) or {}
+        return extras_of(self.env, step_key, state)
 
     def _first(self, key: PRNGKeyArray) -> tuple[EnvState, View]:
         state, timestep = self.env.reset(key)
@@ -202,17 +202,8 @@ def _reset_if(
     """
 
     @jax.custom_batching.custom_vmap
-    def reset_one(over: Bool[Array, ""], key: PRNGKeyArray, old: ArrayTree) -> ArrayTree:
-        return jax.lax.cond(over, lambda: begin(key), lambda: old)
-
-    @jax.custom_batching.custom_vmap
     def reset_many(over: Bool[Array, "B"], keys: Key[Array, "B"], old: ArrayTree) -> ArrayTree:
         return _reset_in_parts(over, keys, old, begin)
-
-    @reset_one.def_vmap
-    def reset_batch(size: int, batched: ArrayTree, *args: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-        new = reset_many(*_broadcast(size, batched, args))
-        return new, jax.tree.map(lambda _: True, new)
 
     @reset_many.def_vmap
     def reset_batches(
@@ -224,7 +215,8 @@ def _reset_if(
         new = jax.tree.map(lambda x: x.reshape(size, count, *x.shape[1:]), reset_many(*flat))
         return new, jax.tree.map(lambda _: True, new)
 
-    return reset_one(over, key, old)
+    single = jax.tree.map(lambda x: x[None], (over, key, old))
+    return jax.tree.map(lambda x: x[0], reset_many(*single))
 
 
 def _reset_in_parts(

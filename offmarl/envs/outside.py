@@ -51,7 +51,7 @@ class Outside(Wrapper):
 
     def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
         """Return the extras of the step that ``step(key, state, action)`` takes."""
-        extras = extras_of(self.env, key, state) or {}
+        extras = extras_of(self.env, key, state)
         specs = {name: self.spec.extras[name] for name in self.spec.extras if name in extras}
         return _cast(f"{self.spec.name}: extras", specs, extras)
 

@@ -34,7 +34,7 @@ class RecordsStates(Wrapper):
 
     def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
         """Return the extras of the step that ``step(key, state, action)`` takes."""
-        extras = extras_of(self.env, key, state) or {}
+        extras = extras_of(self.env, key, state)
         return extras | {STATE: to_bytes(state), KEY: to_bytes(key)}
 
 
