@@ -39,11 +39,11 @@ from offmarl.envs.spaces import (
     flatten,
     pad,
     sizes_if_unequal,
-    specs_of,
     strengthen_types,
+    trace_spec,
 )
 from offmarl.errors import OptionError
-from offmarl.types import ArrayTree, Discrete, EnvSpec, Timestep, View
+from offmarl.types import ArrayTree, Continuous, Discrete, EnvSpec, Timestep, View
 
 _WARNINGS = (
     "scatter inputs have incompatible types",
@@ -442,36 +442,23 @@ def _wrap(env: JaxMarl) -> _Wrapped:
 @lru_cache(maxsize=256)
 def _spec(env: JaxMarl) -> EnvSpec:
     wrapped = _wrap(env)
-    view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
-    native_state = jax.eval_shape(lambda key: _native_state(wrapped, key), jax.random.key(0))
-    observation, state = specs_of(view)
-    sides = [wrapped.compat.team_of(str(agent)) for agent in wrapped.env.agents]
+    inner, compat = wrapped.env, wrapped.compat
+    sides = [compat.team_of(str(agent)) for agent in inner.agents]
     teams = list(dict.fromkeys(sides))
-    names = [agent if isinstance(agent, str) else f"agent_{agent}" for agent in wrapped.env.agents]
-    return EnvSpec(
-        env.name,
-        len(names),
-        0,
-        0,
-        wrapped.actions.joint,
-        wrapped.compat.time_limit(wrapped.env),
-        wrapped.compat.reward,
-        "concatenated" if native_state is None else "native",
+    names = [agent if isinstance(agent, str) else f"agent_{agent}" for agent in inner.agents]
+    return trace_spec(
+        env,
+        Discrete if wrapped.actions.discrete else Continuous,
+        time_limit=compat.time_limit(inner),
+        reward=compat.reward,
+        state="concatenated" if compat.state is None else "native",
         agents=tuple(names),
         observation_sizes=sizes_if_unequal(wrapped.observation_sizes),
         action_sizes=sizes_if_unequal(wrapped.actions.sizes),
-        observation=observation,
-        global_state=state,
         teams=tuple(map(teams.index, sides)) if len(teams) > 1 else None,
         team_names=tuple(teams) if len(teams) > 1 else None,
         package=release("jaxmarl"),
     )
-
-
-def _native_state(wrapped: _Wrapped, key: PRNGKeyArray) -> Array | None:
-    with quiet(*_WARNINGS):
-        state = wrapped.compat.state
-        return state and state(wrapped.env, *wrapped.env.reset(key))
 
 
 def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:

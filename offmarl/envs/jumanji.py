@@ -23,7 +23,7 @@ from offmarl._imports import import_optional
 from offmarl.config import PositiveInt, Validated
 from offmarl.envs.base import restart, transition
 from offmarl.envs.registry import release
-from offmarl.envs.spaces import flatten, specs_of, strengthen_types
+from offmarl.envs.spaces import flatten, strengthen_types, trace_spec
 from offmarl.errors import OptionError
 from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
 
@@ -154,21 +154,13 @@ def _wrap(env: Jumanji) -> Wrapped:
 @lru_cache(maxsize=256)
 def _spec(env: Jumanji) -> EnvSpec:
     wrapped = _wrap(env)
-    view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
-    num_agents, num_actions = view.legal_actions.shape
-    observation, state = specs_of(view)
     discrete = jnp.issubdtype(wrapped.env.action_spec.dtype, jnp.integer)
-    return EnvSpec(
-        env.name,
-        num_agents,
-        0,
-        0,
-        (Discrete if discrete else Continuous)(num_actions),
-        wrapped.time_limit,
-        wrapped.reward,
-        "concatenated" if wrapped.state is None else "native",
-        observation=observation,
-        global_state=state,
+    return trace_spec(
+        env,
+        Discrete if discrete else Continuous,
+        time_limit=wrapped.time_limit,
+        reward=wrapped.reward,
+        state="concatenated" if wrapped.state is None else "native",
         package=release(wrapped.package),
     )
 

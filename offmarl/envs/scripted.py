@@ -1,9 +1,9 @@
 """Scripted policies of environments, by name.
 
-An environment offers its own with a method ``scripted() -> Policy`` (the policy ``scripted``), or
-``scripted_policies() -> Mapping[str, Policy]``. `register_policy` adds others to any family of
-environments. Code that is not registered is named ``path/to/file.py:FUNCTION`` or
-``package.module:FUNCTION``, where ``FUNCTION(env)`` returns the policy.
+An environment offers its own, the policy ``scripted``, with a method ``scripted() -> Policy``.
+`register_policy` adds others to any family of environments. Code that is not registered is named
+``path/to/file.py:FUNCTION`` or ``package.module:FUNCTION``, where ``FUNCTION(env)`` returns the
+policy.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,8 +51,6 @@ def scripted_policies(env: Environment) -> dict[str, Policy]:
     policies: dict[str, Policy] = {}
     if hasattr(env, "scripted"):
         policies[SCRIPTED] = env.scripted()
-    if hasattr(env, "scripted_policies"):
-        policies |= env.scripted_policies()
     return policies | {name: make(env) for name, make in _registered_for(env).items()}
 
 

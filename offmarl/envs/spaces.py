@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from offmarl.errors import ShapeError
 from offmarl.gate import to_unit_range
-from offmarl.types import ArraySpec, Continuous, Discrete, SpecTree, View, map_tree, spec_tree
+from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, map_tree
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,20 @@ def flatten(tree: Any) -> Float[Array, "O"]:
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves)
 
 
-def specs_of(view: View) -> tuple[SpecTree, SpecTree]:
-    """Return the specs of a view's observation and state, for `EnvSpec`."""
-    observation = map_tree(lambda x: ArraySpec(x.shape[1:], x.dtype.name), view.observation)
-    state = map_tree(lambda x: ArraySpec(x.shape, x.dtype.name), view.state)
-    return spec_tree(observation), spec_tree(state)
+def trace_spec(env: Any, kind: type[Discrete | Continuous], **fields: Any) -> EnvSpec:
+    """Return the spec of an adapter: the shapes and types of its first view, and other fields."""
+    view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
+    num_agents, num_actions = view.legal_actions.shape
+    return EnvSpec(
+        env.name,
+        num_agents,
+        observation_size=0,
+        state_size=0,
+        action=kind(num_actions),
+        observation=map_tree(lambda x: ArraySpec(x.shape[1:], x.dtype.name), view.observation),
+        global_state=map_tree(lambda x: ArraySpec(x.shape, x.dtype.name), view.state),
+        **fields,
+    )
 
 
 def sizes_if_unequal(sizes: Sequence[int]) -> tuple[int, ...] | None:
