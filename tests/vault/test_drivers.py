@@ -5,11 +5,12 @@ import pickle
 from threading import Lock
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultNotFoundError
-from offmarl.testing import DriverConformance
+from offmarl.testing import DriverConformance, assert_same, experience
 from offmarl.vault.storage.store import openers
 
 from .experience import recorded
@@ -71,6 +72,16 @@ class TestMemory(DriverConformance):
 
 class TestMemoryZstd(TestMemory):
     options: ClassVar[dict[str, Any]] = {"chunk_steps": 8, "codec": "zstd"}
+
+
+def test_appended_arrays_are_copied(tmp_path):
+    spec, path = DriverConformance.spec, tmp_path / "v.vlt"
+    transition, finals = experience(spec, 2, 12)
+    reward = np.array(transition.reward)
+    with vault.create(path, spec, rows=2) as writer:
+        writer.append(transition._replace(reward=reward), finals)
+        reward[:] = 0
+    assert_same(vault.open_vault(path).transitions(), transition)
 
 
 def write(url="memory://m/v.vlt/main", **options):
