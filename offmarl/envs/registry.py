@@ -365,15 +365,8 @@ def _longer(family: Family, base: str) -> list[str]:
 
 def _overlap(family: Family, other: Family) -> bool:
     """Whether a name can belong to both families."""
-    return (
-        family.name == other.name
-        or family.match(_example(other)) is not None
-        or other.match(_example(family)) is not None
-    )
-
-
-def _example(family: Family) -> str:
-    return re.sub(r"-[A-Z]\b", "-1", family.name)
+    pairs = ((family, other), (other, family))
+    return any(x.match(re.sub(r"-[A-Z]\b", "-1", y.name)) is not None for x, y in pairs)
 
 
 def _is_same(factory: Any, other: Any) -> bool:
@@ -515,7 +508,8 @@ def _check(
 def _convert(name: str, key: str, value: Option, default: Any) -> Option:
     kind = type(default)
     if kind is float and type(value) is int:
-        return float(value)
+        with suppress(OverflowError):
+            return float(value)
     if kind in (bool, int, float, str) and type(value) is not kind:
         raise OptionError(f"{name}: {key} must be of type {kind.__name__}, not {value!r}.")
     return value

@@ -92,7 +92,9 @@ class Translator:
         tree = None if flat else common_specs([spec_of(space) for space in self._spaces])
         self._flat = tree is None
         self._readers = [*map(flat_reader if self._flat else make_reader, self._spaces)]
-        observation = ArraySpec((max(map(flatdim, self._spaces)),)) if tree is None else tree
+        sizes = [flatdim(space) for space in self._spaces]
+        observation = ArraySpec((max(sizes),)) if tree is None else tree
+        is_vector = isinstance(observation, ArraySpec) and len(observation.shape) == 1
         state = state_of(env)
         self._state_shape = np.shape(state)
         self.spec = EnvSpec(
@@ -105,19 +107,13 @@ class Translator:
             reward="individual",
             state="concatenated" if state is None else "native",
             agents=self.agents,
-            observation_sizes=self._own_sizes(observation),
+            observation_sizes=sizes_if_unequal(sizes) if is_vector else None,
             action_sizes=sizes_if_unequal(self.actions.sizes),
             observation=observation,
             global_state=self._state_spec(state, observation),
             package=release_of(type(getattr(env, "unwrapped", env)).__module__),
         )
         self._blank = empty_view(self.spec)
-
-    def _own_sizes(self, observation: Any) -> tuple[int, ...] | None:
-        """Return the sizes of the agents' vectors, if they differ."""
-        if not isinstance(observation, ArraySpec) or len(observation.shape) != 1:
-            return None
-        return sizes_if_unequal([flatdim(space) for space in self._spaces])
 
     def _state_spec(self, state: Any, observation: Any) -> ArraySpec:
         if state is not None:

@@ -70,6 +70,11 @@ def test_keywords_win_over_the_name():
         ("swarm/coverage-3:time_limit", OptionError, "write option=value"),
         ("swarm/coverage-3:time_limit=true", OptionError, "must be of type int, not True"),
         ("swarm/coverage-3:recovery_time=NaN", OptionError, "recovery_time must be above 0"),
+        (
+            f"swarm/flock-3:journey={10**400}",
+            OptionError,
+            "journey must be of type float, not 1000",
+        ),
         ("probe/match:action=both", OptionError, "action must be one of discrete, continuous"),
         ("classic/bridge:time_limit=0", OptionError, "time_limit must be at least 1"),
         ("probe/match:time_limit=3", UnknownNameError, "known: action"),
