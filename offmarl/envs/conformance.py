@@ -14,16 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from offmarl._arrays import is_key
 from offmarl._compiling import quickly
 from offmarl.envs.base import autoreset
 from offmarl.envs.outside import faults, outcome
-from offmarl.types import Continuous, EnvSpec, Timestep
+from offmarl.types import Continuous, EnvSpec, Timestep, View
 
 NUM_ENVS = 2
 NUM_STEPS = 500
-CHUNK = 125
-"""Steps in one call of a program; the first call is made twice, to compare the results."""
 
 
 class RandomSteps(NamedTuple):
@@ -43,7 +40,7 @@ class RecordedSteps(NamedTuple):
     """``(E, ...)``"""
     steps: RandomSteps
     again: RandomSteps
-    """The first `CHUNK` steps from a second call with the same arguments."""
+    """The same steps from a second call with the same arguments."""
 
 
 class Programs(NamedTuple):
@@ -52,11 +49,9 @@ class Programs(NamedTuple):
     reset: Callable[..., Any]
     """``env.reset``"""
     step: Callable[..., Any]
-    """``env.step``"""
+    """``env.step``, which must not be compiled again for other states."""
     run: Callable[..., Any]
-    """`_rollout` under vmap."""
-    traces: list[Any]
-    """One entry for each time ``step`` was compiled."""
+    """`_run`"""
 
 
 def sample_actions(spec: EnvSpec, legal_actions: Any, key: Any) -> Any:
@@ -66,8 +61,8 @@ def sample_actions(spec: EnvSpec, legal_actions: Any, key: Any) -> Any:
     return jax.random.categorical(key, jnp.where(legal_actions, 0.0, -jnp.inf)).astype(jnp.int32)
 
 
-def _rollout(env: Any, carry: Any, key: Any) -> tuple[Any, RandomSteps]:
-    """Take random actions in one environment, starting from a state and its view."""
+def _run(env: Any, resets: list[Any], keys: Any) -> tuple[Timestep, RandomSteps]:
+    """Return the first timesteps after resets, and random steps from there on."""
     resetting = autoreset(env)
 
     def step(carry: Any, key: Any) -> tuple[Any, RandomSteps]:
@@ -77,44 +72,29 @@ def _rollout(env: Any, carry: Any, key: Any) -> tuple[Any, RandomSteps]:
         after, timestep = resetting.step(step_key, state, action)
         return (after, timestep.view), RandomSteps(state, action, step_key, timestep)
 
-    return jax.lax.scan(step, carry, jax.random.split(key, CHUNK))
+    def rollout(state: Any, view: View, key: Any) -> RandomSteps:
+        return jax.lax.scan(step, (state, view), jax.random.split(key, NUM_STEPS))[1]
+
+    states, first = jax.tree.map(lambda *leaves: jnp.stack(leaves), *resets)
+    return first, jax.vmap(rollout)(states, first.view, keys)
 
 
 @functools.lru_cache(maxsize=4)
 def compile_programs(env: Any) -> Programs:
     """Return the programs of an environment; equal environments share them."""
-    traces: list[Any] = []
-
-    def step(key: Any, state: Any, action: Any) -> Any:
-        traces.append(key)
-        return env.step(key, state, action)
-
-    run = jax.vmap(functools.partial(_rollout, env))
-    compile_quickly = functools.partial(jax.jit, compiler_options=quickly())
-    return Programs(compile_quickly(env.reset), compile_quickly(step), compile_quickly(run), traces)
+    step = chex.assert_max_traces(env.step, n=1)
+    run = functools.partial(_run, env)
+    return Programs(*(jax.jit(f, compiler_options=quickly()) for f in (env.reset, step, run)))
 
 
 @functools.lru_cache(maxsize=2)
 def record(env: Any) -> RecordedSteps:
     """Take `NUM_STEPS` random steps in each of `NUM_ENVS` environments."""
     program = compile_programs(env)
-    reset_key, *keys = jax.random.split(jax.random.key(7), 1 + NUM_STEPS // CHUNK)
-    keys = [jax.random.split(key, NUM_ENVS) for key in keys]
-    resets = [program.reset(key) for key in jax.random.split(reset_key, NUM_ENVS)]
-    state, first = jax.tree.map(lambda *leaves: _join("stack", leaves, 0), *resets)
-    carry = start = state, first.view
-    chunks = []
-    for key in keys:
-        carry, steps = program.run(carry, key)
-        chunks.append(jax.device_get(steps))
-    steps = jax.tree.map(lambda *leaves: _join("concatenate", leaves, 1), *chunks)
-    again = program.run(start, keys[0])[1]
-    return jax.device_get(RecordedSteps(first, steps, again))
-
-
-def _join(how: str, arrays: Any, axis: int) -> Any:
-    """Stack or concatenate: with NumPy, which compiles nothing, except for random keys."""
-    return getattr(jnp if is_key(arrays[0]) else np, how)(arrays, axis=axis)
+    reset_keys, keys = jax.random.split(jax.random.key(7), (2, NUM_ENVS))
+    resets = [program.reset(key) for key in reset_keys]
+    first, steps = program.run(resets, keys)
+    return jax.device_get(RecordedSteps(first, steps, again=program.run(resets, keys)[1]))
 
 
 def _assert_close(left: Any, right: Any, tolerance: float) -> None:
@@ -183,7 +163,6 @@ class EnvironmentConformance:
         chex.assert_trees_all_equal_structs(later, fresh)
         assert _types(later) == _types(fresh)
         program.step(jax.random.key(3), after, action)
-        assert len(program.traces) == 1
 
     def _check_an_episode_begins_with_nothing_earned(
         self, env: Any, recording: RecordedSteps
@@ -194,8 +173,7 @@ class EnvironmentConformance:
         assert not (first.terminated.any() or first.truncated.any() or first.last.any())
 
     def _check_the_same_keys_give_the_same_bits(self, env: Any, recording: RecordedSteps) -> None:
-        once = jax.tree.map(lambda x: x[:, :CHUNK], recording.steps.timestep)
-        chex.assert_trees_all_equal(recording.again.timestep, once)
+        chex.assert_trees_all_equal(recording.again.timestep, recording.steps.timestep)
 
     def _check_a_batch_equals_its_members_and_keeps_what_the_action_led_to(
         self, env: Any, recording: RecordedSteps
