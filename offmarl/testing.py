@@ -268,16 +268,14 @@ class DriverConformance:
         assert dataset.length == steps.last.shape[1]
         assert_same(dataset.transitions(), steps)
         assert table_of(dataset.episodes) == episodes_of(steps)
-        self._check_finals(dataset, parts)
-
-    def _check_finals(self, data: Any, parts: list[tuple[Transition, FinalObservations]]) -> None:
-        ends = zip(data.episodes.row, data.episodes.start + data.episodes.length, strict=True)
-        number = dict(zip(ends, data.episodes.final, strict=True))
+        episodes = dataset.episodes
+        ends = zip(episodes.row, episodes.start + episodes.length, strict=True)
+        number = dict(zip(ends, episodes.final, strict=True))
         begin = 0
         for transition, finals in parts:
             for index, (row, time) in enumerate(zip(finals.row, finals.time, strict=True)):
                 final = number[int(row), begin + int(time) + 1]
-                actual = map_tree(lambda leaf, at=final: leaf[at], data.finals)
+                actual = map_tree(lambda leaf, at=final: leaf[at], dataset.finals)
                 expected = map_tree(lambda leaf, at=index: leaf[at], finals.view)
                 map_tree(np.testing.assert_array_equal, actual, expected)
             begin += transition.last.shape[1]

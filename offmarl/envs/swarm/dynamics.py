@@ -103,12 +103,6 @@ class Disturbance(NamedTuple):
     """Standard deviation of the error in observed positions (cells) and velocities (cells/step)."""
 
 
-def spawn(key: PRNGKeyArray, num_agents: int, side: float, dims: int = 2) -> DroneState:
-    """Place drones at rest, uniformly in the arena."""
-    position = jax.random.uniform(key, (num_agents, dims), maxval=side)
-    return at_rest(position)
-
-
 def at_rest(position: Float[Array, "N D"]) -> DroneState:
     """Return drones that do not move, with heading 0."""
     return DroneState(position, jnp.zeros_like(position), jnp.zeros(position.shape[0]))

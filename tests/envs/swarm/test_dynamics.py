@@ -25,7 +25,7 @@ def move(drones, command, kind=motion.STANDARD, wind=(0.0, 0.0), dynamics="veloc
 
 @pytest.mark.parametrize("dims", [2, 3])
 def test_spawn_covers_the_arena_at_rest(dims):
-    drones = motion.spawn(jax.random.key(0), 1000, SIDE, dims)
+    drones = motion.at_rest(jax.random.uniform(jax.random.key(0), (1000, dims), maxval=SIDE))
     assert drones.position.shape == (1000, dims)
     assert 0 <= drones.position.min() < 0.1
     assert SIDE - 0.1 < drones.position.max() <= SIDE
