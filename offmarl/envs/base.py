@@ -2,14 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
+from offmarl.config import Rule
 from offmarl.errors import OptionError
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Timestep, View
+
+
+def among(*choices: str) -> Rule:
+    """Return the rule that an option is one of several words."""
+    return Rule(f"one of {', '.join(choices)}", choices.__contains__)
+
+
+ActionKind = Annotated[str, among("discrete", "continuous")]
 
 EnvState = Any
 """The state of an environment: a pytree of arrays; only the environment reads it."""

@@ -12,14 +12,14 @@ same, and a reward is linear in each agent's action.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl.config import Validated
-from offmarl.envs.base import restart, transition
+from offmarl.envs.base import ActionKind, restart, transition
 from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
 
 
@@ -45,7 +45,7 @@ class _Probe(Validated, ABC):
     """
 
     name: str = ""
-    action: Literal["discrete", "continuous"] = "discrete"
+    action: ActionKind = "discrete"
 
     length: ClassVar[int] = 1
     """Steps until the episode terminates."""

@@ -70,8 +70,7 @@ def collide(
     num_drones, dims = before.position.shape
     index = jnp.arange(num_drones, dtype=jnp.int32)
     step = after.position - before.position
-    columns = (tuple(vector.T) for vector in (before.position, step, after.velocity))
-    motion = _Motion(*columns, mass, index)
+    motion = _Motion(tuple(before.position.T), tuple(step.T), tuple(after.velocity.T), mass, index)
     drones = Points(before.position, alive, (motion,))
     reach = _CONTACT + 2 * fastest
 

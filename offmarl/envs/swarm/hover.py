@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.config import Positive
-from offmarl.envs.base import MARKS
+from offmarl.envs.base import MARKS, ActionKind
 from offmarl.envs.swarm import dynamics
 from offmarl.envs.swarm.dynamics import length_of, steer_around
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.observations import Blocks, SwarmState
-from offmarl.envs.swarm.options import Action, Collisions, Dims, Dynamics
+from offmarl.envs.swarm.options import Collisions, Dims, Dynamics
 
 _NEAR = 0.5
 _SLOW = 0.25
@@ -55,7 +55,7 @@ class Hover(GrowingArena):
     cells_per_agent: Positive = 128.0
     dims: Dims = 3
     dynamics: Dynamics = "quadrotor"
-    action: Action = "continuous"
+    action: ActionKind = "continuous"
     collisions: Collisions = "elastic"
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from offmarl.config import Fraction, Positive, PositiveInt, Rule, Validated
+from offmarl.envs.base import ActionKind, among
 from offmarl.envs.swarm import dynamics, quadrotor, randomisation
 from offmarl.envs.swarm.dynamics import Kind
 from offmarl.errors import OptionError
@@ -17,10 +18,10 @@ GAP = 1.0
 """Free space between two obstacles."""
 
 Dims = Annotated[int, Rule("2 or 3", lambda x: x in (2, 3))]
-Dynamics = Literal["velocity", "acceleration", "unicycle", "quadrotor"]
-Action = Literal["discrete", "continuous"]
-Comm = Literal["none", "status", "learned"]
-Collisions = Literal["none", "elastic", "inelastic"]
+Dynamics = Annotated[str, among("velocity", "acceleration", "unicycle", "quadrotor")]
+Control = Annotated[str, among("rates", "motors")]
+Comm = Annotated[str, among("none", "status", "learned")]
+Collisions = Annotated[str, among("none", "elastic", "inelastic")]
 Obstacles = Annotated[float, Rule("from 0 to 0.25", lambda x: 0 <= x <= 0.25)]
 """Each obstacle needs a grid cell and free space around it."""
 
@@ -101,8 +102,8 @@ class SwarmOptions(Validated, ABC):
     time_limit: PositiveInt = 50
     dims: Dims = 2
     dynamics: Dynamics = "velocity"
-    control: Literal["rates", "motors"] = "rates"
-    action: Action = "discrete"
+    control: Control = "rates"
+    action: ActionKind = "discrete"
     sensing_range: Positive = 5.0
     num_neighbours: PositiveInt = 4
     comm: Comm = "none"

@@ -4,12 +4,13 @@ An evader escapes any single pursuer; several pursuers must cut it off, using th
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.config import Positive, PositiveInt
+from offmarl.envs.base import among
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.dynamics import Kind
 from offmarl.envs.swarm.env import Advanced, GrowingArena
@@ -25,7 +26,7 @@ _THREATS = 3
 _WALL = 1.5
 """Distance within which fleeing evaders avoid walls."""
 
-Control = Literal["scripted", "learned"]
+Control = Annotated[str, among("scripted", "learned")]
 
 
 class PursuitTask(NamedTuple):
