@@ -88,7 +88,9 @@ class Compat(NamedTuple):
     """The package below ``jaxmarl.environments`` that defines the environments' classes."""
     time_limit: Callable[[Any], int]
     """Steps after which an episode is truncated if it has not ended before."""
-    terminal: Callable[[Any, State, Any, State], Bool[Array, ""] | bool] | None = None
+    terminal: Callable[[Any, State, Any, State], Bool[Array, ""] | bool] = (
+        lambda env, before, actions, after: False
+    )
     """For the last step of an episode, ``(env, before, actions, after)``: True if the task ended,
     False if the time limit was reached. By default, it is always the limit."""
     reward: Literal["team", "individual"] = "individual"
@@ -96,11 +98,15 @@ class Compat(NamedTuple):
     """The global state, if JaxMARL has one."""
     legal: Callable[[Any, State], Any] | None = None
     """Legal actions by agent, if not all are legal."""
-    alive: Callable[[Any, State], Bool[Array, "N"]] | None = None
+    alive: Callable[[Any, State], Bool[Array, "N"]] = lambda env, state: jnp.ones(
+        len(env.agents), bool
+    )
     """Agents that still act, if some die."""
     won: Callable[[Any, State], Bool[Array, ""]] | None = None
     """Whether the agents have won, if they can."""
-    split: Callable[[Any, Observations], Sequence[Any]] | None = None
+    split: Callable[[Any, Observations], Sequence[Any]] = lambda env, observations: [
+        observations[agent] for agent in env.agents
+    ]
     """Each agent's own observation, an array or a tree of arrays, if they are not by name."""
     team_of: Callable[[str], str] = lambda agent: ""
     """The name of an agent's team by the agent's name; the same for all if they are one team."""
@@ -391,14 +397,11 @@ class JaxMarl:
         with quiet(*_WARNINGS):
             observations, inner, rewards, dones, info = env.step_env(key, state.inner, joint_action)
             view = _view(wrapped, observations, inner)
-            terminal = compat.terminal and compat.terminal(env, state.inner, by_agent, inner)
+            ended = jnp.asarray(compat.terminal(env, state.inner, by_agent, inner))
         reward = _by_agent(env, rewards)
         time = state.time + 1
         over = dones["__all__"] | (time >= compat.time_limit(env))
-        everyone, ended = (
-            jnp.ones(len(env.agents), bool),
-            jnp.asarray(False if terminal is None else terminal),
-        )
+        everyone = jnp.ones(len(env.agents), bool)
         timestep = transition(
             view,
             reward,
@@ -418,31 +421,24 @@ class _Wrapped(NamedTuple):
     env: Any
     compat: Compat
     actions: Actions
-    observation_sizes: tuple[int, ...]
-    """Entries of each agent's observation."""
-    are_vectors: bool
-    """Whether observations are float32 vectors."""
 
 
 @lru_cache(maxsize=256)
 def _wrap(env: JaxMarl) -> _Wrapped:
     """Create the JaxMARL environment once: JAX compiles once for the same object."""
-    compat = COMPAT[env.compat]
-    with quiet(*_WARNINGS):
-        with jax.ensure_compile_time_eval():
-            inner = _construct(env)
-        observations, _ = jax.eval_shape(inner.reset, jax.random.key(0))
-    trees = jax.eval_shape(lambda by_agent: _split(compat, inner, by_agent), observations)
+    with quiet(*_WARNINGS), jax.ensure_compile_time_eval():
+        inner = _construct(env)
     actions = Actions(tuple(_action_space(inner, agent) for agent in inner.agents))
-    sizes = tuple(sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in trees)
-    are_vectors = all(leaf.ndim < 2 for leaf in jax.tree.leaves(trees))
-    return _Wrapped(inner, compat, actions, sizes, are_vectors)
+    return _Wrapped(inner, COMPAT[env.compat], actions)
 
 
 @lru_cache(maxsize=256)
 def _spec(env: JaxMarl) -> EnvSpec:
     wrapped = _wrap(env)
     inner, compat = wrapped.env, wrapped.compat
+    with quiet(*_WARNINGS):
+        observations, _ = jax.eval_shape(inner.reset, jax.random.key(0))
+    sizes = _sizes(jax.eval_shape(partial(compat.split, inner), observations))
     sides = [compat.team_of(str(agent)) for agent in inner.agents]
     teams = list(dict.fromkeys(sides))
     names = [agent if isinstance(agent, str) else f"agent_{agent}" for agent in inner.agents]
@@ -453,7 +449,7 @@ def _spec(env: JaxMarl) -> EnvSpec:
         reward=compat.reward,
         state="concatenated" if compat.state is None else "native",
         agents=tuple(names),
-        observation_sizes=sizes_if_unequal(wrapped.observation_sizes),
+        observation_sizes=sizes_if_unequal(sizes),
         action_sizes=sizes_if_unequal(wrapped.actions.sizes),
         teams=tuple(map(teams.index, sides)) if len(teams) > 1 else None,
         team_names=tuple(teams) if len(teams) > 1 else None,
@@ -470,15 +466,13 @@ def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:
         observation=observation,
         state=concatenated if state is None else state.astype(jnp.float32),
         legal_actions=wrapped.actions.legal(legal and [legal[agent] for agent in env.agents]),
-        alive=compat.alive(env, inner) if compat.alive else jnp.ones(len(env.agents), bool),
+        alive=compat.alive(env, inner),
     )
 
 
-def _split(compat: Compat, env: Any, observations: Observations) -> Sequence[Any]:
-    """Return each agent's own observation."""
-    if compat.split:
-        return compat.split(env, observations)
-    return [observations[agent] for agent in env.agents]
+def _sizes(trees: Sequence[Any]) -> list[int]:
+    """Return the number of entries of each agent's observation."""
+    return [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in trees]
 
 
 def _observe(wrapped: _Wrapped, observations: Observations) -> tuple[ArrayTree, ArrayTree]:
@@ -487,14 +481,15 @@ def _observe(wrapped: _Wrapped, observations: Observations) -> tuple[ArrayTree, 
     That state is all vectors concatenated without padding; observations of other shapes would only
     be stored twice, so there is no state then.
     """
-    trees = _split(wrapped.compat, wrapped.env, observations)
-    if len(set(wrapped.observation_sizes)) > 1:
+    trees = wrapped.compat.split(wrapped.env, observations)
+    sizes = _sizes(trees)
+    if len(set(sizes)) > 1:
         vectors = [flatten(tree) for tree in trees]
-        return pad(vectors, max(wrapped.observation_sizes)), jnp.concatenate(vectors)
+        return pad(vectors, max(sizes)), jnp.concatenate(vectors)
     # Stack before flattening: JaxMARL sliced these out of one array, and XLA undoes the slicing
     # only in this order.
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-    if not wrapped.are_vectors:
+    if any(leaf.ndim > 2 for leaf in jax.tree.leaves(stacked)):
         return stacked, jnp.zeros(0)
     observation = jax.vmap(flatten)(stacked)
     return observation, observation.ravel()

@@ -84,10 +84,9 @@ class Translator:
             self.keys = [by_name[name] for name in like.agents or ()]
         self.agents = tuple(map(str, self.keys))
         self._spaces = [_without_mask(env.observation_space(a)) for a in self.keys]
-        self.actions = Actions(tuple(_action_space(a, env.action_space(a)) for a in self.keys))
-        self._starts = [int(getattr(env.action_space(a), "start", 0)) for a in self.keys]
+        self._action_spaces = [env.action_space(a) for a in self.keys]
+        self.actions = Actions(tuple(map(_action_space, self.keys, self._action_spaces)))
         self._masks = [ArraySpec((size,), "bool") for size in self.actions.sizes]
-        self._shapes = [env.action_space(a).shape for a in self.keys]
         flat = like is not None and like.is_vector
         tree = None if flat else common_specs([spec_of(space) for space in self._spaces])
         self._flat = tree is None
@@ -196,7 +195,7 @@ class Translator:
 
     def _number(self, i: int, actions: Mapping[str, Any]) -> int:
         """Return an agent's discrete action, counted from 0."""
-        agent, start = self.keys[i], self._starts[i]
+        agent, start = self.keys[i], int(self._action_spaces[i].start)
         action = np.asarray(actions.get(agent, start))
         number = action.item() if action.size == 1 else action.tolist()
         stop = start + self.actions.sizes[i]
@@ -212,10 +211,11 @@ class Translator:
         actions: dict[str, Any] = {}
         for agent in agents:
             i = self.keys.index(agent)
+            space = self._action_spaces[i]
             if self.actions.discrete:
-                actions[agent] = int(split[i]) + self._starts[i]
+                actions[agent] = int(split[i]) + int(space.start)
             else:
-                actions[agent] = np.asarray(split[i], np.float32).reshape(self._shapes[i])
+                actions[agent] = np.asarray(split[i], np.float32).reshape(space.shape)
         return actions
 
 
@@ -381,12 +381,10 @@ def to_space(spec: SpecTree) -> spaces.Space[Any]:
     return spaces.Dict({name: to_space(part) for name, part in spec.items()})
 
 
-def as_value(spec: SpecTree, arrays: Any) -> Any:
-    """Return arrays as a value of the space that `to_space` returns."""
-    if isinstance(spec, ArraySpec):
-        space = to_space(spec)
-        return np.asarray(arrays).astype(space.dtype)
-    return {name: as_value(part, arrays[name]) for name, part in spec.items()}
+def as_sample(array: np.ndarray) -> np.ndarray:
+    """Return an array in the type that it has in the space that `to_space` returns."""
+    names = {"bool": "int8", "bfloat16": "float32"}
+    return np.asarray(array).astype(names.get(array.dtype.name, array.dtype))
 
 
 def _box(spec: ArraySpec) -> spaces.Space[Any]:
