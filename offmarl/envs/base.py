@@ -6,7 +6,9 @@ from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from numpy.typing import NDArray
 
 from offmarl.config import Rule
 from offmarl.errors import OptionError
@@ -83,14 +85,18 @@ def transition(
     return Timestep(view, view, reward, terminated, truncated, last, shaping, won=won)
 
 
+def no_action(spec: EnvSpec) -> NDArray[Any]:
+    """Return zeros of the shape and type of a joint action."""
+    if isinstance(spec.action, Continuous):
+        return np.zeros((spec.num_agents, spec.action_size), np.float32)
+    return np.zeros(spec.num_agents, np.int32)
+
+
 def has_shaping(env: Environment) -> bool:
     """Whether the steps of an environment have shaped rewards (`Timestep.shaping`)."""
-    spec, key = env.spec, jax.random.key(0)
-    size = (spec.num_agents, spec.action_size)
-    continuous = isinstance(spec.action, Continuous)
-    action = jnp.zeros(size) if continuous else jnp.zeros(size[:1], jnp.int32)
+    key = jax.random.key(0)
     state, _ = jax.eval_shape(env.reset, key)
-    _, timestep = jax.eval_shape(env.step, key, state, action)
+    _, timestep = jax.eval_shape(env.step, key, state, no_action(env.spec))
     return timestep.shaping is not None
 
 

@@ -18,13 +18,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of, restart
+from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of, no_action, restart
 from offmarl.errors import OptionError, ShapeError
 from offmarl.teams import Team, find_side, name_of_side, spec_of
 from offmarl.types import (
     ArraySpec,
     ArrayTree,
-    Continuous,
     EnvSpec,
     FinalObservations,
     Policy,
@@ -130,7 +129,7 @@ def _compose(spec: EnvSpec, seats: tuple[Seat, ...]) -> Policy:
             )
     # With NumPy, because policies are cached: JAX's arrays could be those of a trace.
     first = np.cumsum([0, *(seat.size for seat in seats)], dtype=np.int32)
-    idle, silent = _no_action(spec), np.zeros(spec.num_agents, np.float32)
+    idle, silent = no_action(spec), np.zeros(spec.num_agents, np.float32)
 
     def fill(parts: Sequence[Array], default: NDArray[Any]) -> Array:
         joint = jnp.asarray(default)
@@ -597,13 +596,6 @@ def _pack(others: ArrayTree) -> dict[str, Any]:
     return {f"{_PACKED}{number:03}": leaf for number, leaf in enumerate(leaves)}
 
 
-def _no_action(spec: EnvSpec) -> NDArray[Any]:
-    """Return zeros of the shape of a joint action."""
-    if isinstance(spec.action, Continuous):
-        return np.zeros((spec.num_agents, spec.action_size), np.float32)
-    return np.zeros(spec.num_agents, np.int32)
-
-
 def _others_of(
     side: Team, view: View, action: Array, log_prob: Array, number: Array, timestep: Timestep
 ) -> tuple[Transition, View]:
@@ -633,7 +625,7 @@ def _shapes(env: Environment, side: Team) -> tuple[Transition, View]:
 
     def others(key: PRNGKeyArray) -> tuple[Transition, View]:
         inner, first = env.reset(key)
-        action, none = jnp.asarray(_no_action(spec)), jnp.zeros(spec.num_agents)
+        action, none = jnp.asarray(no_action(spec)), jnp.zeros(spec.num_agents)
         _, timestep = env.step(key, inner, action)
         return _others_of(side, first.view, action, none, none.astype(jnp.int32), timestep)
 
