@@ -133,7 +133,11 @@ def _check(env: Outside) -> None:
     sizes = {name: getattr(spec, name) for name in least}
     wrong = [x for x, size in sizes.items() if type(size) is not int or size < least[x]]
     tuples = {name: getattr(spec, name) for name in _BY_AGENT}
-    wrong += [x for x, y in tuples.items() if y is not None and len(y) != spec.num_agents]
+    wrong += [
+        x
+        for x, y in tuples.items()
+        if not (y is None or (isinstance(y, tuple) and len(y) == spec.num_agents))
+    ]
     if wrong:
         raise ShapeError(
             f"the spec of {spec.name} has {wrong[0]} {getattr(spec, wrong[0])!r:.80}: sizes are "
