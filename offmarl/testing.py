@@ -1,4 +1,4 @@
-"""Helpers for tests: random experience, a slow reference, and conformance tests.
+"""Helpers for tests: random experience, and conformance tests.
 
 `DriverConformance` tests a driver that is registered with `offmarl.vault.register_driver`; pytest
 collects its tests from a subclass::
@@ -10,7 +10,6 @@ collects its tests from a subclass::
 """
 
 import os
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,17 +25,11 @@ from offmarl.types import (
     Transition,
     View,
     map_tree,
-    unflatten_tree,
 )
 from offmarl.vault.format import encoding
-from offmarl.vault.format.layout import METADATA
-from offmarl.vault.storage.store import store_of
 
 EnvironmentConformance = conformance.EnvironmentConformance
 """Conformance tests of environments: see `offmarl.envs.conformance`."""
-
-Episode = tuple[int, int, int, str, int, list[float]]
-"""Row, start, length, cause, policy and returns."""
 
 
 def experience(
@@ -160,69 +153,6 @@ def assert_same(actual: Transition, expected: Transition) -> None:
     np.testing.assert_array_equal(actual.last, expected.last)
 
 
-def episodes_of(transition: Transition) -> list[Episode]:
-    """Find every episode, step by step."""
-    episodes = []
-    rows, length = transition.last.shape
-    for row in range(rows):
-        start = 0
-        while start < length:
-            end = start
-            while end < length - 1 and not transition.last[row, end]:
-                end += 1
-            episodes.append(_episode(transition, row, start, end))
-            start = end + 1
-    return episodes
-
-
-def _episode(transition: Transition, row: int, start: int, end: int) -> Episode:
-    cause = "open"
-    if transition.last[row, end]:
-        cause = "truncated" if transition.truncated[row, end].any() else "terminated"
-    returns = np.zeros(transition.reward.shape[-1])
-    for step in range(start, end + 1):
-        returns = returns + np.asarray(transition.reward[row, step], np.float64)
-    policy = int(transition.policy_id[row, start, 0])
-    return row, start, end + 1 - start, cause, policy, returns.tolist()
-
-
-def table_of(episodes: vault.Episodes) -> list[Episode]:
-    """Return an episode table as `episodes_of` does."""
-    names = ("row", "start", "length", "cause", "policy_id", "returns")
-    return list(zip(*(getattr(episodes, name).tolist() for name in names), strict=True))
-
-
-_FLAGS = ("terminals", "truncations", "infos.legals", "infos.alive")
-
-
-def write_stock(path: Path, transition: Transition) -> Path:
-    """Write steps ``(rows, T, ...)`` to ``<directory>/<name>.vlt/<uid>`` by stock flashbax."""
-    import flashbax  # tests of environments do not need it
-    import jax
-    from flashbax.vault import Vault
-
-    arrays = {name: array for name, array in encoding.to_disk(transition).items() if array.size}
-    floats = dict.fromkeys(_FLAGS, np.float32)
-    steps = unflatten_tree(
-        {x: jax.numpy.asarray(array, floats.get(x, array.dtype)) for x, array in arrays.items()}
-    )
-    state = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
-        experience=steps, current_index=jax.numpy.array(0), is_full=jax.numpy.array(True)
-    )
-    first = jax.tree.map(lambda x: x[:, :1], steps)
-    stock = Vault(path.parent.name, first, rel_dir=str(path.parents[1]), vault_uid=path.name)
-    stock.write(state, source_interval=(0, transition.last.shape[1]))
-    return path
-
-
-def copy_stock(path: Path, place: "Place") -> None:
-    """Copy a vault of stock flashbax, key by key, to a place that any driver keeps."""
-    source, target = store_of(path), store_of(place)
-    keys = source.keys("")
-    target.commit(dict(zip(keys, source.get_all(keys), strict=True)), {}).result()
-    target.write(METADATA, (path / METADATA).read_bytes())
-
-
 Place = str | os.PathLike[str]
 """A path or URL of a vault, as `offmarl.vault.open_vault` takes it."""
 
@@ -267,7 +197,6 @@ class DriverConformance:
         steps = concatenate([transition for transition, _ in parts])
         assert dataset.length == steps.last.shape[1]
         assert_same(dataset.transitions(), steps)
-        assert table_of(dataset.episodes) == episodes_of(steps)
         episodes = dataset.episodes
         ends = zip(episodes.row, episodes.start + episodes.length, strict=True)
         number = dict(zip(ends, episodes.final, strict=True))
@@ -407,15 +336,6 @@ class DriverConformance:
             report = vault.verify(place, deep=deep)
             assert report.sound, report.faults
             assert report.length == 29
-
-    def test_a_vault_of_stock_flashbax(self, place: Place, tmp_path: Path) -> None:
-        """It can be read, and verification passes."""
-        ((transition, _),) = self.parts(20)
-        copy_stock(write_stock(tmp_path / "stock.vlt" / "a", transition), place)
-        dataset = vault.open_vault(place)
-        assert (dataset.native, dataset.rows, dataset.length) == (False, self.rows, 20)
-        assert_same(dataset.transitions(), transition)
-        assert vault.verify(place, deep=True).sound
 
     def test_it_is_copied(self, place: Place) -> None:
         """The verbs read from the place and write to it."""
