@@ -340,8 +340,24 @@ class JaxMarl:
 
     @classmethod
     def options(cls, env_class: str, compat: str) -> dict[str, Option]:
-        """Return the options of an environment with their defaults."""
-        return _options(env_class, compat)
+        """Return the arguments of the class that fit into a name, with their defaults.
+
+        An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen.
+        """
+        wrapped_class = _load_class(env_class, compat)
+        arguments, passes_on = _arguments(wrapped_class)
+        if env_class == "HeuristicEnemySMAX":
+            arguments |= _arguments(_load_class("SMAX", compat))[0]
+        elif compat == "mabrax":
+            arguments |= _arguments(wrapped_class.__mro__[1])[0]
+        elif passes_on:
+            base = _arguments(_load_class("SimpleMPE", compat))[0]
+            base = {k: v for k, v in base.items() if k not in _SET_BY_MPE_SUBCLASSES}
+            arguments = base | arguments
+        if env_class == "OvercookedV2":
+            arguments["agent_view_size"] = 0
+        kinds = (bool, int, float, str)
+        return {k: v for k, v in arguments.items() if type(v) in kinds and k not in _NOT_OPTIONS}
 
     @classmethod
     def build(cls, name: str, env_class: str, compat: str, **arguments: Option) -> "JaxMarl":
@@ -506,26 +522,6 @@ def _action_space(env: Any, agent: Any) -> ActionSpace:
 # ------------------------------------------------------------------ options and construction
 
 
-def _options(env_class: str, compat: str) -> dict[str, Option]:
-    """Return the arguments of a class that fit into a name, with defaults.
-
-    An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen.
-    """
-    cls = _load_class(env_class, compat)
-    arguments, passes_on = _arguments(cls)
-    if env_class == "HeuristicEnemySMAX":
-        arguments |= _arguments(_load_class("SMAX", compat))[0]
-    elif compat == "mabrax":
-        arguments |= _arguments(cls.__mro__[1])[0]
-    elif passes_on:
-        base = _arguments(_load_class("SimpleMPE", compat))[0]
-        arguments = {k: v for k, v in base.items() if k not in _SET_BY_MPE_SUBCLASSES} | arguments
-    if env_class == "OvercookedV2":
-        arguments["agent_view_size"] = 0
-    kinds = (bool, int, float, str)
-    return {k: v for k, v in arguments.items() if type(v) in kinds and k not in _NOT_OPTIONS}
-
-
 def _arguments(cls: Any) -> tuple[dict[str, Any], bool]:
     """Return a class's arguments with defaults, and whether it passes others to its base."""
     parameters = inspect.signature(cls).parameters.values()
@@ -571,7 +567,7 @@ def _convert(env: JaxMarl, arguments: Mapping[str, Option]) -> dict[str, Any]:
     if values.get("agent_view_size") == 0:
         values["agent_view_size"] = None
     if COMPAT[env.compat].time_limit is inner_steps:
-        default = _options(env.env_class, env.compat)["num_inner_steps"]
+        default = env.options(env.env_class, env.compat)["num_inner_steps"]
         values["num_inner_steps"] = 1 + values.get("num_inner_steps", default)
     if env.compat == "mabrax":
         values["auto_reset"] = False

@@ -218,7 +218,7 @@ def find_neighbours(
 ) -> Neighbours:
     """Find the ``count`` nearest other drones of each drone within reach."""
     itself = jnp.arange(position.shape[0], dtype=jnp.int32)
-    return _find(position, Points(position, alive), itself, count, reach, side)
+    return find_points(position, position, count, reach, side, alive, itself)
 
 
 def find_points(
@@ -228,10 +228,26 @@ def find_points(
     reach: float,
     side: float,
     mask: Bool[Array, "M"] | None = None,
+    hidden: Int[Array, "N"] | None = None,
 ) -> Neighbours:
-    """Find the ``count`` nearest points of each drone within reach."""
+    """Find the ``count`` nearest points of each drone within reach, except the one hidden from it.
+
+    Points outside of the mask are hidden from all.
+    """
+
+    def add(best: _Nearest, squared: Float[Array, "C N"], index: Int[Array, "C N"]) -> _Nearest:
+        if hidden is not None:
+            squared = jnp.where(index == hidden, jnp.inf, squared)
+        return _take(jnp.concatenate([best[0], squared]), jnp.concatenate([best[1], index]), count)
+
+    shape = (count, position.shape[0])
+    none_yet = jnp.full(shape, jnp.inf), jnp.full(shape, _NONE, jnp.int32)
     mask = jnp.ones(points.shape[0], bool) if mask is None else mask
-    return _find(position, Points(points, mask), None, count, reach, side)
+    candidates = Points(points, mask, (jnp.arange(points.shape[0], dtype=jnp.int32),))
+    squared, which = reduce_within(add, none_yet, position, candidates, reach, side)
+    within = (squared <= reach**2) & (squared < jnp.inf)
+    distance = jnp.where(within, jnp.sqrt(squared), jnp.inf)
+    return Neighbours(jnp.where(within, which, 0).T, distance.T)
 
 
 def find_distance(
@@ -301,31 +317,6 @@ def can_see(
     solid = Points(obstacles, jnp.ones(len(obstacles), bool), tuple(obstacles.T))
     none = jnp.zeros((num_targets, num_drones), bool)
     return ~reduce_within(add, none, position, solid, reach + radius, side).T
-
-
-def _find(
-    position: Float[Array, "N D"],
-    points: Points,
-    hidden: Int[Array, "N"] | None,
-    count: int,
-    reach: float,
-    side: float,
-) -> Neighbours:
-    """Find the nearest points, except the one point hidden from each drone."""
-
-    def add(best: _Nearest, squared: Float[Array, "C N"], index: Int[Array, "C N"]) -> _Nearest:
-        if hidden is not None:
-            squared = jnp.where(index == hidden, jnp.inf, squared)
-        return _take(jnp.concatenate([best[0], squared]), jnp.concatenate([best[1], index]), count)
-
-    shape = (count, position.shape[0])
-    none_yet = jnp.full(shape, jnp.inf), jnp.full(shape, _NONE, jnp.int32)
-    index = jnp.arange(points.position.shape[0], dtype=jnp.int32)
-    points = points._replace(values=(index,))
-    squared, which = reduce_within(add, none_yet, position, points, reach, side)
-    within = (squared <= reach**2) & (squared < jnp.inf)
-    distance = jnp.where(within, jnp.sqrt(squared), jnp.inf)
-    return Neighbours(jnp.where(within, which, 0).T, distance.T)
 
 
 def _take(squared: Float[Array, "C N"], index: Int[Array, "C N"], count: int) -> _Nearest:
