@@ -76,6 +76,7 @@ def test_keywords_win_over_the_name():
             "journey must be of type float, not 1000",
         ),
         ("probe/match:action=both", OptionError, "action must be one of discrete, continuous"),
+        ("classic/rps:rock=-1", OptionError, "rock must be above 0"),
         ("classic/bridge:time_limit=0", OptionError, "time_limit must be at least 1"),
         ("probe/match:time_limit=3", UnknownNameError, "known: action"),
     ],

@@ -120,9 +120,9 @@ class SwarmOptions(Validated, ABC):
         super().__post_init__()
         if self.opaque and not self.obstacles:
             raise OptionError("there are no obstacles to block sight: give obstacles=0.1 too.")
-        parts = ("none", "all", "full", *randomisation.PARTS)
-        if wrong := [part for part in self._randomised if part not in parts]:
-            choices = ", ".join(parts)
+        names = ("none", "all", "full", *randomisation.PARTS)
+        if wrong := [name for name in self.randomise.split("+") if name not in names]:
+            choices = ", ".join(names)
             raise OptionError(f"randomise must be of {choices}, joined by +, not {wrong[0]}.")
         if self.dynamics == "quadrotor" and (self.dims, self.action) != (3, "continuous"):
             raise OptionError(
@@ -184,13 +184,12 @@ class SwarmOptions(Validated, ABC):
         return labels
 
     @property
-    def _randomised(self) -> tuple[str, ...]:
-        if self.randomise == "all":
-            return randomisation.DISTURBANCES
-        if self.randomise == "full":
-            has_drag = self.dynamics in dynamics.WITH_DRAG
-            return tuple(part for part in randomisation.PARTS if has_drag or part != "drag")
-        return tuple(self.randomise.split("+"))
+    def _randomised(self) -> set[str]:
+        """The parts that are drawn for each episode."""
+        has_drag = self.dynamics in dynamics.WITH_DRAG
+        every = {part for part in randomisation.PARTS if has_drag or part != "drag"}
+        sets = {"none": set[str](), "all": {*randomisation.DISTURBANCES}, "full": every}
+        return set[str]().union(*(sets.get(name, {name}) for name in self.randomise.split("+")))
 
     @property
     def _num_obstacles(self) -> int:
