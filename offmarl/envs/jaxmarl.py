@@ -81,6 +81,10 @@ def _side(agent: str) -> str:
     return "adversaries" if agent.startswith(("adversary", "leadadversary", "eve")) else "agents"
 
 
+def _by_name(env: Any, observations: Observations) -> Sequence[Any]:
+    return [observations[agent] for agent in env.agents]
+
+
 class Compat(NamedTuple):
     """How the adapter reads one kind of environment; functions take JaxMARL's environment first."""
 
@@ -104,9 +108,7 @@ class Compat(NamedTuple):
     """Agents that still act, if some die."""
     won: Callable[[Any, State], Bool[Array, ""]] | None = None
     """Whether the agents have won, if they can."""
-    split: Callable[[Any, Observations], Sequence[Any]] = lambda env, observations: [
-        observations[agent] for agent in env.agents
-    ]
+    split: Callable[[Any, Observations], Sequence[Any]] = _by_name
     """Each agent's own observation, an array or a tree of arrays, if they are not by name."""
     team_of: Callable[[str], str] = lambda agent: ""
     """The name of an agent's team by the agent's name; the same for all if they are one team."""
