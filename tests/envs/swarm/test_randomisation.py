@@ -73,6 +73,18 @@ def test_names_of_several_parts_are_joined_with_others():
     assert envs.make(FULL)._randomised == everything | {"drag"}
 
 
+def at_half_speed(part, value):
+    """Return the velocity of a drone at (0.5, 0), with no command and with full thrust."""
+    env = envs.make("swarm/coverage-1:dynamics=acceleration,action=continuous", randomise=part)
+    state, _ = reset(env)
+    drones = at_rest(jnp.asarray([[2.0, 2.0]]))._replace(velocity=jnp.asarray([[0.5, 0.0]]))
+    state = state._replace(
+        drones=drones, params=state.params._replace(**{part: jnp.asarray([value])})
+    )
+    steps = [take_step(env, state, jnp.asarray([[u, 0.0]]))[0] for u in (0.0, 1.0)]
+    return [float(after.drones.velocity[0, 0]) for after in steps]
+
+
 @pytest.mark.parametrize(
     ("part", "value", "coasts", "pushed"),
     [
