@@ -49,9 +49,11 @@ class Programs(NamedTuple):
     reset: Callable[..., Any]
     """``env.reset``"""
     step: Callable[..., Any]
-    """``env.step``, which must not be compiled again for other states."""
+    """``env.step``"""
     run: Callable[..., Any]
     """`_run`"""
+    traces: list[Any]
+    """One entry for each time ``step`` was compiled."""
 
 
 def sample_actions(spec: EnvSpec, legal_actions: Any, key: Any) -> Any:
@@ -82,9 +84,14 @@ def _run(env: Any, resets: list[Any], keys: Any) -> tuple[Timestep, RandomSteps]
 @functools.lru_cache(maxsize=4)
 def compile_programs(env: Any) -> Programs:
     """Return the programs of an environment; equal environments share them."""
-    step = chex.assert_max_traces(env.step, n=1)
-    run = functools.partial(_run, env)
-    return Programs(*(jax.jit(f, compiler_options=quickly()) for f in (env.reset, step, run)))
+    traces: list[Any] = []
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        traces.append(key)
+        return env.step(key, state, action)
+
+    functions = env.reset, step, functools.partial(_run, env)
+    return Programs(*(jax.jit(f, compiler_options=quickly()) for f in functions), traces)
 
 
 @functools.lru_cache(maxsize=2)
@@ -163,6 +170,7 @@ class EnvironmentConformance:
         chex.assert_trees_all_equal_structs(later, fresh)
         assert _types(later) == _types(fresh)
         program.step(jax.random.key(3), after, action)
+        assert len(program.traces) == 1
 
     def _check_an_episode_begins_with_nothing_earned(
         self, env: Any, recording: RecordedSteps

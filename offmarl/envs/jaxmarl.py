@@ -479,11 +479,14 @@ def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:
     env, compat = wrapped.env, wrapped.compat
     observation, concatenated = _observe(wrapped, observations)
     state = compat.state and compat.state(env, observations, inner)
-    legal = compat.legal(env, inner) if compat.legal and wrapped.actions.discrete else None
+    legal = jnp.asarray(wrapped.actions.mask)
+    if compat.legal and wrapped.actions.discrete:
+        masks = compat.legal(env, inner)
+        legal = pad([masks[agent] for agent in env.agents], legal.shape[1]).astype(bool)
     return View(
         observation=observation,
         state=concatenated if state is None else state.astype(jnp.float32),
-        legal_actions=wrapped.actions.legal(legal and [legal[agent] for agent in env.agents]),
+        legal_actions=legal,
         alive=compat.alive(env, inner),
     )
 

@@ -282,7 +282,14 @@ class _Entry(NamedTuple):
         """Import the factory: a callable, or a class of offmarl with ``options`` and ``build``."""
         factory = self.family.factory
         if isinstance(factory, EntryPoint):
-            return _load_plugin(self.family.name, factory)
+            try:
+                return factory.load()
+            except (Exception, SystemExit) as error:
+                raise PluginError(
+                    f"the package {_package(factory)} provides the environment "
+                    f"{self.family.name!r} as {factory.value}, which cannot be imported "
+                    f"({summarize(error)}): update or uninstall the package."
+                ) from error
         if not isinstance(factory, str) or self.family.source != "offmarl":
             return factory
         module, _, name = factory.partition(":")
@@ -400,17 +407,6 @@ def _plugins(path: tuple[str, ...]) -> tuple[Family, ...]:
 def _package(point: EntryPoint) -> str:
     """Return the name and version of the package that an entry point belongs to."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package"
-
-
-def _load_plugin(name: str, point: EntryPoint) -> Any:
-    """Import a plug-in's factory."""
-    try:
-        return point.load()
-    except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"the package {_package(point)} provides the environment {name!r} as {point.value}, "
-            f"which cannot be imported ({summarize(error)}): update or uninstall the package."
-        ) from error
 
 
 # ------------------------------------------------------------------ arguments

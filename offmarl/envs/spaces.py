@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from offmarl.errors import ShapeError
 from offmarl.gate import to_unit_range
@@ -100,12 +100,6 @@ class Actions:
                 low, high = np.array(space.low), np.array(space.high)
                 joint[i, : space.size] = to_unit_range(np.ravel(action), low, high).clip(-1, 1)
         return joint
-
-    def legal(self, masks: Sequence[Any] | None) -> Bool[Array, "N A"]:
-        """Pad the agents' masks of legal actions; None if all are legal."""
-        if masks is None:
-            return jnp.asarray(self.mask)
-        return pad(masks, max(self.sizes)).astype(bool)
 
 
 def _from_unit_range(action: Any, space: Box) -> Any:

@@ -376,18 +376,8 @@ def common_specs(trees: Sequence[Any]) -> Any:
 
 def to_space(spec: SpecTree) -> spaces.Space[Any]:
     """Return the space of the arrays that a spec describes."""
-    if isinstance(spec, ArraySpec):
-        return _box(spec)
-    return spaces.Dict({name: to_space(part) for name, part in spec.items()})
-
-
-def as_sample(array: np.ndarray) -> np.ndarray:
-    """Return an array in the type that it has in the space that `to_space` returns."""
-    names = {"bool": "int8", "bfloat16": "float32"}
-    return np.asarray(array).astype(names.get(array.dtype.name, array.dtype))
-
-
-def _box(spec: ArraySpec) -> spaces.Space[Any]:
+    if not isinstance(spec, ArraySpec):
+        return spaces.Dict({name: to_space(part) for name, part in spec.items()})
     if spec.dtype == "bool":
         return spaces.MultiBinary(spec.shape)
     if "float" in spec.dtype:
@@ -395,6 +385,12 @@ def _box(spec: ArraySpec) -> spaces.Space[Any]:
         return spaces.Box(-np.inf, np.inf, spec.shape, dtype)
     limits = np.iinfo(spec.dtype)
     return spaces.Box(limits.min, limits.max, spec.shape, np.dtype(spec.dtype).type)
+
+
+def as_sample(array: np.ndarray) -> np.ndarray:
+    """Return an array in the type that it has in the space that `to_space` returns."""
+    names = {"bool": "int8", "bfloat16": "float32"}
+    return np.asarray(array).astype(names.get(array.dtype.name, array.dtype))
 
 
 def _map(group: Callable[[dict[str, tuple[Any, Any]]], Any], leaf: Any, space: Any) -> Any:
@@ -405,17 +401,14 @@ def _map(group: Callable[[dict[str, tuple[Any, Any]]], Any], leaf: Any, space: A
     if not isinstance(space, _GROUPS):
         return leaf(space)
     items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    parts = {_name(key): (key, _map(group, leaf, part)) for key, part in items}
+    named = ((re.sub(r"[^\w-]", "_", str(key))[:64], key, part) for key, part in items)
+    parts = {name: (key, _map(group, leaf, part)) for name, key, part in named}
     if len(parts) < len(space.spaces):
         raise ShapeError(
             f"the names of {space} are not distinct as names of leaves, of letters, digits, _ "
             "and -: rename them in a wrapper."
         )
     return group(parts)
-
-
-def _name(name: Any) -> str:
-    return re.sub(r"[^\w-]", "_", str(name))[:64]
 
 
 def _bare_spec(space: spaces.Space[Any]) -> ArraySpec:

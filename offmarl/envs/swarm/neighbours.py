@@ -139,7 +139,10 @@ def reduce_cells(
 ) -> Carry:
     """Reduce over the pairs in the same or adjacent cells: the cost grows with N + M."""
     num_points, dims = points.position.shape
-    grid = _lay_grid(num_points, dims, reach, side)
+    # The smallest cells that the reach allows, up to about two per point.
+    most = math.ceil((2 * num_points) ** (1 / dims))
+    per_axis = max(1, min(math.floor(side / (_MARGIN * reach)), most))
+    grid = _Grid(per_axis + 2, side / per_axis, dims)
     runs = _find_runs(grid, observers, points)
     columns = jax.tree.map(lambda x: x[runs.order], ([*points.position.T], points.values))
     around = _around(points.position.shape, grid.width, side)
@@ -160,13 +163,6 @@ def reduce_cells(
         return offset + block, add(carry, squared, *values)
 
     return jax.lax.while_loop(unread, read_block, (jnp.zeros((), jnp.int32), initial))[1]
-
-
-def _lay_grid(num_points: int, dims: int, reach: float, side: float) -> _Grid:
-    """Return the grid with the smallest cells that the reach allows, up to about two per point."""
-    most = math.ceil((2 * num_points) ** (1 / dims))
-    per_axis = max(1, min(math.floor(side / (_MARGIN * reach)), most))
-    return _Grid(per_axis + 2, side / per_axis, dims)
 
 
 def _find_runs(grid: _Grid, observers: Float[Array, "N D"], points: Points) -> _Runs:
