@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl.config import Rule
-from offmarl.errors import OptionError
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Timestep, View
 
 
@@ -268,10 +267,3 @@ def _broadcast(size: int, batched: ArrayTree, args: ArrayTree) -> ArrayTree:
 def autoreset(env: Environment) -> AutoReset:
     """Wrap an environment so that it starts a new episode when one ends; see `AutoReset`."""
     return AutoReset(env)
-
-
-def require_positive(**values: float) -> None:
-    """Raise `OptionError` for the first option that is not positive."""
-    for name, value in values.items():
-        if not value > 0:
-            raise OptionError(f"{name} must be above 0, not {value}: choose a larger one.")

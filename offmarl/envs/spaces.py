@@ -46,12 +46,9 @@ class Actions:
     def __post_init__(self) -> None:
         kinds = {type(space) for space in self.spaces}
         if len(kinds) != 1:
-            names = ", ".join(
-                "discrete" if isinstance(space, Discrete) else "continuous" for space in self.spaces
-            )
             raise ShapeError(
-                f"the agents' actions are of both kinds ({names}), and a dataset holds one: wrap "
-                "the environment so that all its agents act alike."
+                "the agents' actions are of both kinds, discrete and continuous, and a dataset "
+                "holds one: wrap the environment so that all its agents act alike."
             )
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from offmarl import tracking, vault
-from offmarl.envs.base import require_positive
+from offmarl.config import PositiveInt, check_rules
 from offmarl.errors import OptionError
 from offmarl.launch import Work
 from offmarl.paths import local
@@ -53,8 +53,7 @@ class RecordWork(Work):
 
     def __init__(self, recording: Recording, block_steps: int | None = None):
         env, num_envs = recording.env, recording.num_envs
-        if block_steps is not None:
-            require_positive(block_steps=block_steps)
+        check_rules("block_steps", PositiveInt, block_steps)
         if recording.devices is not None:
             raise OptionError(
                 "--devices divides the environments of one program, and a task records its blocks "
