@@ -223,7 +223,11 @@ def _reset_if(
     def reset_batches(
         size: int, batched: ArrayTree, *args: ArrayTree
     ) -> tuple[ArrayTree, ArrayTree]:
-        batch = _broadcast(size, batched, args)
+        batch = jax.tree.map(
+            lambda is_batched, x: x if is_batched else jnp.broadcast_to(x, (size, *x.shape)),
+            tuple(batched),
+            args,
+        )
         flat = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), batch)
         count = batch[0].shape[1]
         new = jax.tree.map(lambda x: x.reshape(size, count, *x.shape[1:]), reset_many(*flat))
@@ -253,15 +257,6 @@ def _reset_in_parts(
 
     initial = (jnp.zeros((), jnp.int32), old)
     return jax.lax.while_loop(lambda x: x[0] < over.sum(), lambda x: reset_part(*x), initial)[1]
-
-
-def _broadcast(size: int, batched: ArrayTree, args: ArrayTree) -> ArrayTree:
-    """Broadcast unbatched leaves to the batch."""
-
-    def broadcast(is_batched: bool, x: Array) -> Array:
-        return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-
-    return jax.tree.map(broadcast, tuple(batched), args)
 
 
 def autoreset(env: Environment) -> AutoReset:

@@ -416,13 +416,12 @@ class JaxMarl:
             observations, inner, rewards, dones, info = env.step_env(key, state.inner, joint_action)
             view = _view(wrapped, observations, inner)
             ended = jnp.asarray(compat.terminal(env, state.inner, by_agent, inner))
-        reward = _by_agent(env, rewards)
         time = state.time + 1
         over = dones["__all__"] | (time >= compat.time_limit(env))
         everyone = jnp.ones(len(env.agents), bool)
         timestep = transition(
             view,
-            reward,
+            _by_agent(env, rewards),
             terminated=everyone & over & ended,
             truncated=everyone & over & ~ended,
             shaping=_by_agent(env, info["shaped_reward"]) if "shaped_reward" in info else None,

@@ -67,12 +67,18 @@ def outcome(spec: EnvSpec, method: str, result: Any) -> tuple[EnvState, Timestep
         )
     state, timestep = result
     numbers, flags = (ArraySpec((spec.num_agents,), dtype) for dtype in ("float32", "bool"))
-    shaping = None if timestep.shaping is None else numbers
     extras = {name: spec.extras[name] for name in spec.extras if name in (timestep.extras or ())}
     last = ArraySpec((), "bool")
-    won = None if timestep.won is None else last
-    arrays: Any = (numbers, flags, flags, last, shaping, extras or None, won)
-    specs = Timestep(spec.view_spec, spec.view_spec, *arrays)
+    rest: Any = (
+        numbers,
+        flags,
+        flags,
+        last,
+        None if timestep.shaping is None else numbers,
+        extras or None,
+        None if timestep.won is None else last,
+    )
+    specs = Timestep(spec.view_spec, spec.view_spec, *rest)
     return state, _cast(f"{spec.name}: {method}", specs, timestep)
 
 

@@ -494,8 +494,6 @@ def _check(
     checked = {}
     for key, value in options.items():
         if key not in defaults:
-            if not defaults:
-                raise UnknownNameError(f"{name} takes no options: remove {key!r}.")
             raise unknown_name(f"option of {name}", key, defaults)
         checked[key] = _convert(name, key, value, defaults[key])
     return {key: value for key, value in checked.items() if value != defaults[key]}

@@ -144,9 +144,5 @@ def strengthen_types(state: Any) -> Any:
     Python constants are weakly typed in JAX: otherwise a state after a reset could have other types
     than one after a step.
     """
-
-    def strengthen(leaf: Any) -> Array:
-        array = jnp.asarray(leaf)
-        return jax.lax.convert_element_type(array, array.dtype)
-
-    return jax.tree.map(strengthen, state)
+    arrays = jax.tree.map(jnp.asarray, state)
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), arrays)
