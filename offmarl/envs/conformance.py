@@ -90,8 +90,9 @@ def compile_programs(env: Any) -> Programs:
         traces.append(key)
         return env.step(key, state, action)
 
-    functions = env.reset, step, functools.partial(_run, env)
-    return Programs(*(jax.jit(f, compiler_options=quickly()) for f in functions), traces)
+    compile_quickly = functools.partial(jax.jit, compiler_options=quickly())
+    run = compile_quickly(functools.partial(_run, env))
+    return Programs(compile_quickly(env.reset), compile_quickly(step), run, traces)
 
 
 @functools.lru_cache(maxsize=2)
