@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl._mesh import DATA, by_shards, spec
-from offmarl.envs.base import Environment, EnvState, require_positive
+from offmarl.config import PositiveInt, check_rules
+from offmarl.envs.base import Environment, EnvState
 from offmarl.envs.sides import others_of, with_others
 from offmarl.errors import OptionError, ShapeError
 from offmarl.replay.device import bytes_of, require_room
@@ -140,7 +141,7 @@ def evaluate(
     ShapeError
         The environment has no time limit, so that an episode has no largest length.
     """
-    require_positive(num_episodes=num_episodes)
+    check_rules("num_episodes", PositiveInt, num_episodes)
     require_room_for(env.spec, num_episodes)
     time_limit, teams = require_time_limit(env.spec), teams_of(env.spec)
 

@@ -124,7 +124,7 @@ def _play(
         number = None
         if policy.number is not None:
             number = jax.vmap(policy.number, axis_size=num_envs)(carry)
-        extras = jax.vmap(partial(extras_of, env))(keys[1], state.env_state) or {}
+        extras = jax.vmap(partial(extras_of, env))(keys[1], state.env_state)
         env_state, timestep = jax.vmap(env.step)(keys[1], state.env_state, action)
         extras = {**extras, **(timestep.extras or {})}
         transition = Transition(

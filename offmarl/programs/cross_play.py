@@ -19,9 +19,8 @@ from scipy.special import stdtrit
 
 from offmarl import records, tracking
 from offmarl._compiling import pinned
-from offmarl.config import check_seed
+from offmarl.config import PositiveInt, check_rules, check_seed
 from offmarl.envs import Environment
-from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Seat, compose, one_of, rest_of
 from offmarl.errors import OptionError, RunError
 from offmarl.evaluation import returns_by_team
@@ -68,7 +67,7 @@ class CrossPlayWork(Work):
         seed: int = 0,
         programs: Sequence[Path] = (),
     ):
-        require_positive(eval_episodes=episodes)
+        check_rules("eval_episodes", PositiveInt, episodes)
         self.env, self.side, self.rest = _environment((*policies, *partners), env, side)
         self.episodes, self._seed, self._programs = episodes, check_seed(seed), programs
         self._pool: dict[str, Member] = {}

@@ -139,4 +139,4 @@ def test_what_a_user_gets_wrong(offmarl, runs, random_data, tmp_path):
     wide = replace(envs.make("probe/match").spec, observation_size=9)
     write_policy(tmp_path / "wide", PolicyConfig("feedforward"), wide, [0])
     wrong = offmarl("ope", "wide", "--vault", data, "--program", plain.__file__)
-    assert wrong.code == 1 and "differ in observation_size (3, not 9)" in wrong.err
+    assert wrong.code == 1 and "differ in observation (float32 (3,), not float32 (9,))" in wrong.err

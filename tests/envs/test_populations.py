@@ -100,7 +100,7 @@ def test_members_of_several_kinds_have_a_memory_of_their_own():
 
 @pytest.mark.parametrize("weights", [[1, -1], [0, 0], [1], [float("nan"), 1], [float("inf"), 1]])
 def test_weights_must_be_shares(weights):
-    with pytest.raises(OptionError, match=r"2 policies cannot have the weights|are not finite"):
+    with pytest.raises(OptionError, match="2 policies cannot have the weights"):
         conventions(0, 1, weights=weights)
 
 

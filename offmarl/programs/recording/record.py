@@ -18,9 +18,8 @@ from offmarl._compiling import pinned, quickly
 from offmarl._mesh import DATA, by_shards, spec
 from offmarl._version import __version__
 from offmarl.checkpoint import Checkpoints
-from offmarl.config import check_seed
+from offmarl.config import PositiveInt, check_rules, check_seed
 from offmarl.envs import Environment, autoreset
-from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Side, without_others
 from offmarl.errors import RunError
 from offmarl.paths import local, safe_path
@@ -186,7 +185,8 @@ class Recording:
     """Number of policies; their ids are 0, 1 and so on."""
 
     def __post_init__(self) -> None:
-        require_positive(num_envs=self.num_envs, steps=self.steps)
+        check_rules("num_envs", PositiveInt, self.num_envs)
+        check_rules("steps", PositiveInt, self.steps)
         check_seed(self.seed)
 
     @pinned()
