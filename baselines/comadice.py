@@ -43,7 +43,7 @@ from offmarl.losses import (
     soft_chi_square_conjugate,
     soft_chi_square_ratio,
 )
-from offmarl.networks import linear_weights, mix_linearly, unroll_batch
+from offmarl.networks import mix_linearly, mixing_weights, unroll_batch
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program
 from offmarl.programs.learning.factored_actor_critic import (
     FactoredArgs,
@@ -75,7 +75,7 @@ def local_losses(
 ) -> dict[str, Float[Array, ""]]:
     """Return the losses of the values and of the actor, and the mean weight ω."""
     view, first, alpha = batch.view_tm1, batch.first[:, :-1], hyper.value_temperature
-    weights = linear_weights(networks.mixer, target.critic.mixer, view)
+    weights = mixing_weights(networks.mixer, target.critic.mixer, view)
     q = networks.action_values(target.critic.agent, view, first, batch.action)
     nu = networks.values(params.value, batch)[:, :-1]
     x = (weights.w * (q - nu)).sum(-1) / alpha

@@ -33,7 +33,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from offmarl import cli, programs
 from offmarl.config import Fraction, Positive
 from offmarl.distributions import categorical, select
-from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
+from offmarl.losses import cross_entropy, masked_mean, q_lambda_targets, softmax_weights
 from offmarl.networks import (
     MixedParams,
     MixerWeights,
@@ -120,10 +120,11 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         discount = hyper.gamma * (1 - batch.terminated.all(-1))
         # The data's next action is needed: the last step of a window, or of an episode, has none.
         has_next = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))
-        targets = jax.vmap(lambda_targets, in_axes=(0, 0, 0, 0, None))(
-            batch.reward.mean(-1), discount, weighted, has_next, hyper.td_lambda
-        )
         known = batch.mask & (has_next | (discount == 0))
+        v_t, goes_on = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (weighted, known))
+        targets = jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))(
+            batch.reward.mean(-1), discount, v_t, goes_on, hyper.td_lambda
+        )
         error = jnp.where(known, q_tot - targets, 0.0)
         value = masked_mean(error**2, known, batch.weight)
         return value, (q, q_tot, weights, error)

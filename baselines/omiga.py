@@ -33,7 +33,7 @@ from jaxtyping import Array, Float
 
 from offmarl import cli, programs
 from offmarl.losses import masked_mean
-from offmarl.networks import linear_weights, stochastic_head, unroll_batch
+from offmarl.networks import mixing_weights, stochastic_head, unroll_batch
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program
 from offmarl.programs.learning.factored_actor_critic import (
     FactoredArgs,
@@ -76,7 +76,7 @@ def local_losses(
     """Return the losses of the values V_i and of the actor."""
     view, first, alpha = batch.view_tm1, batch.first[:, :-1], hyper.value_temperature
     counts = batch.mask[..., None] & view.alive
-    weight = linear_weights(networks.mixer, target.critic.mixer, view).w
+    weight = mixing_weights(networks.mixer, target.critic.mixer, view).w
     q = networks.action_values(target.critic.agent, view, first, batch.action)
     v = networks.values(params.value, batch)[:, :-1]
     z = exponents(weight, q, v, alpha)

@@ -53,7 +53,7 @@ def returns_of(args: Args, lag: int, correct: bool) -> np.ndarray:
     updates = args.total_steps // (options.num_envs * options.num_steps)
 
     def train(rate: jax.Array, seed: jax.Array) -> jax.Array:
-        hyper = Hyperparameters({**vars(values)["_values"], "learning_rate": rate})
+        hyper = Hyperparameters(**vars(values) | {"learning_rate": rate})
         start, steps, play = jax.random.split(jax.random.key(seed), 3)
 
         def update(state, key):

@@ -159,7 +159,7 @@ def player(
     def play(params: ArrayTree) -> Array:
         begin_key, key = jax.random.split(jax.random.key(0))
         state = init_rollout(env, policy, begin_key, episodes)
-        _, transitions, _ = rollout(env, policy, params, state, key, limit)
+        _, transitions, *_ = rollout(env, policy, params, state, key, limit)
         return transitions.reward.sum(0).mean(0)
 
     def by_side(params: ArrayTree) -> dict[str, float]:

@@ -42,7 +42,13 @@ from benchmarks import results
 from offmarl import envs, vault
 from offmarl.cli.ope import ope
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.ope import Options, Ratios, bootstrap, weighted_importance_sampling, with_interval
+from offmarl.ope import (
+    Options,
+    bootstrap,
+    cumulative_ratios,
+    weighted_importance_sampling,
+    with_interval,
+)
 from offmarl.ope.history import Histories, recorded_log_prob
 from offmarl.programs import record_policy, registry
 from offmarl.statistics import mean_interval
@@ -214,7 +220,7 @@ def episodes_of(name: str, count: int, directory: Path) -> tuple[np.ndarray, ...
 def value(arrays: tuple[jax.Array, ...], counts: jax.Array) -> jax.Array:
     log_prob, behaviour, reward, mask = arrays
     return weighted_importance_sampling(
-        Ratios.of(log_prob, behaviour, mask), jnp.where(mask, reward, 0), GAMMA, counts
+        cumulative_ratios(log_prob, behaviour, mask), jnp.where(mask, reward, 0), GAMMA, counts
     )
 
 

@@ -158,18 +158,9 @@ def cold(path: Path) -> dict[str, float]:
     dataset.windows(row, row, WINDOW, LEAVES)
     batches = starts_in(dataset.length, 1)[:COLD_BATCHES]
     start = time.perf_counter()
-    dataset.prefetch(row, batches[0], WINDOW, LEAVES)
-    for i, starts in enumerate(batches):
-        if i + 1 < len(batches):
-            dataset.prefetch(row, batches[i + 1], WINDOW, LEAVES)
+    for starts in batches:
         dataset.windows(row, starts, WINDOW, LEAVES)
-    ahead = time.perf_counter() - start
-    drop_cache(path)
-    start = time.perf_counter()
-    for starts in starts_in(dataset.length, 2)[:COLD_BATCHES]:
-        dataset.windows(row, starts, WINDOW, LEAVES)
-    plain = time.perf_counter() - start
-    return {"prefetched": ahead / (BATCH * COLD_BATCHES), "plain": plain / (BATCH * COLD_BATCHES)}
+    return {"plain": (time.perf_counter() - start) / (BATCH * COLD_BATCHES)}
 
 
 def disk(path: Path) -> dict[str, float]:
@@ -217,7 +208,7 @@ def checked(path: Path) -> dict[str, float]:
     def opened_as(name: str) -> vault.Dataset:
         """Open the vault again and map its files, which is not part of the measurement."""
         opened = vault.open_vault(path, checked=name == "checked")
-        opened.prefetch(row[:1], row[:1], 1, ["rewards"])
+        opened.prepare_fork()
         return opened
 
     def sequential(opened: vault.Dataset) -> None:
@@ -327,7 +318,6 @@ def report_large(path: Path, size: float) -> None:
     print(f"mapped / the faster of these     {cached['window'] / fast:10.2f}")
     print(f"making the map took              {1e3 * cached['open']:10.0f} ms")
     away, raw = measure("cold", path), measure("disk", path)
-    print(f"mapped, cold, prefetched         {1e6 * away['prefetched']:10.1f}")
     print(f"mapped, cold                     {1e6 * away['plain']:10.1f}")
     print(f"the disk, one read at a time     {1e6 * raw['one']:10.1f}")
     print(f"the disk, 32 at a time           {1e6 * raw['many']:10.1f}")

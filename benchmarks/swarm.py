@@ -69,7 +69,7 @@ class Runner:
 
         def run(state: Any, key: jax.Array) -> Any:
             def step(state: Any, key: jax.Array) -> Any:
-                state, transition, _ = rollout(auto, policy, (), state, key, 1)
+                state, transition, *_ = rollout(auto, policy, (), state, key, 1)
                 return state, transition.reward.sum()
 
             return jax.lax.scan(step, state, jax.random.split(key, num_steps))

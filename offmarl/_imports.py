@@ -13,11 +13,10 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
-from importlib.machinery import SourceFileLoader
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from offmarl.errors import MissingExtraError, OptionError
@@ -35,21 +34,19 @@ def import_file(path: Path, name: str | None = None) -> ModuleType:
     """
     if path.suffix != ".py" or not path.is_file():
         raise OptionError(f"{path} is not a Python file: give the path of an existing .py file.")
-    loader = None
+    source = path.read_bytes()
     if name is None:
-        digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()
+        digest = hashlib.sha256(bytes(path) + source).hexdigest()
         name = f"_offmarl_file_{path.stem}_{digest[:16]}"
-        loader = _FromSource(name, str(path))
         _add_to_path(path.parent)
     if name in sys.modules:
         return sys.modules[name]
-    spec = spec_from_file_location(name, path, loader=loader)
-    if spec is None or spec.loader is None:
-        raise OptionError(f"{path} cannot be imported as Python code.")
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look up their module by name
+    sys.modules[name] = module = ModuleType(name)  # dataclasses look up their module by name
+    module.__file__ = str(path)
     try:
-        spec.loader.exec_module(module)
+        # Not by an import, which would use the code that Python has compiled of a file of the same
+        # size and second.
+        exec(compile(source, path, "exec"), vars(module))
     except BaseException as error:
         del sys.modules[name]
         if not isinstance(error, (Exception, SystemExit)):  # such as KeyboardInterrupt
@@ -87,20 +84,6 @@ def _imported(path: Path, source: bytes) -> Iterator[Path]:
                 inside = level == 1 and parts[0] == path.parent.name
                 place = path.parents[level - 1].joinpath(*parts[inside:])
                 yield from (place.parent / f"{place.name}.py", place / "__init__.py")
-
-
-class _FromSource(SourceFileLoader):
-    """Compiles a file each time.
-
-    Python reuses compiled code if the file's size and its time in seconds are the same, so a change
-    soon after the import would have no effect.
-    """
-
-    def get_code(self, fullname: str) -> CodeType:
-        """Return the code of the file as it is."""
-        del fullname
-        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
-        return code
 
 
 def import_module(name: str) -> ModuleType:
@@ -157,7 +140,7 @@ def import_optional(module: str, extra: str, parents_on_use: bool = False) -> Mo
     """
     package = module.partition(".")[0]
     try:
-        with _untouched_streams(), warnings.catch_warnings():
+        with quiet():
             warnings.simplefilter("ignore", DeprecationWarning)  # packages warn about each other
             for size in range(1, module.count(".") + 1) if parents_on_use else ():
                 _defer(".".join(module.split(".")[:size]))
@@ -213,27 +196,21 @@ def _defer(package: str) -> None:
 
 
 @contextmanager
-def _untouched_streams() -> Iterator[None]:
-    """Hide what a package prints, and restore the streams that it replaces.
+def quiet(*messages: str) -> Iterator[None]:
+    """Hide a package's output and its warnings that begin with these messages.
 
-    JaxMARL prints when it is imported, and resets ``sys.stdout`` and ``sys.stderr`` to Python's
-    own, although a notebook or a test may have replaced them.
+    The streams that it replaces are restored: JaxMARL resets ``sys.stdout`` and ``sys.stderr`` to
+    Python's own when it is imported, although a notebook or a test may have replaced them.
     """
     before = sys.stdout, sys.stderr, sys.__stdout__
     sys.stdout = sys.__stdout__ = io.StringIO()  # type: ignore[misc, assignment]
     try:
-        yield
+        with warnings.catch_warnings():
+            for message in messages:
+                warnings.filterwarnings("ignore", message)
+            yield
     finally:
         sys.stdout, sys.stderr, sys.__stdout__ = before  # type: ignore[misc]
-
-
-@contextmanager
-def quiet(*messages: str) -> Iterator[None]:
-    """Hide a package's output and its warnings that begin with these messages."""
-    with redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        for message in messages:
-            warnings.filterwarnings("ignore", message)
-        yield
 
 
 # -------------------------------------------------------------------------------- lazy names

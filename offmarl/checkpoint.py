@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 import warnings
 from collections.abc import Container, Iterator, Mapping
 from functools import cached_property
@@ -39,10 +38,6 @@ _ABOUT = "about"
 
 _OWN_LEFTOVER = re.compile(r"\d+\.(deleted|orbax-checkpoint-tmp(-\d+)?)")
 """Directories that a killed process leaves: half deleted by offmarl, or half written by orbax."""
-
-
-_OF_ORBAX = "_CHECKPOINT_METADATA"
-"""A file in each of orbax's checkpoints."""
 
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of the operating system for a missing part of a checkpoint."""
@@ -79,21 +74,13 @@ class Checkpoints:
 
         The step is larger than all earlier ones. Of several processes only the first one writes.
         After an `OSError`, such as that of a full disk, the earlier checkpoints are intact.
-        `RunError` if another file has the name; a checkpoint that has lost a part is renamed to
-        ``<step>.damaged``, with a warning.
+        The next save removes what the failed one wrote. `RunError` if another file has the name.
         """
         from orbax.checkpoint import args
 
         if jax.process_index():
             return
         path = self._directory / str(step)
-        if _is_remnant(path):
-            aside = _rename_damaged(path)
-            warnings.warn(
-                f"checkpoint {path} has lost a part: it was renamed to {aside.name}, and a new "
-                "checkpoint is written.",
-                stacklevel=2,
-            )
         if path.exists() or path.is_symlink():
             raise RunError(f"{path} has the name of a new checkpoint: move or rename it.")
         host = {name: jax.device_get(_without_keys(part)) for name, part in tree.items()}
@@ -115,13 +102,8 @@ class Checkpoints:
             saved = args.Composite(**parts, **{_ABOUT: args.JsonSave(about)})
             self._checkpointer.save(path, saved)
         except ValueError as error:  # TensorStore's, of a full disk
-            self._remove_what_failed(path)
             raise _of_system(error, path) or error from error
         self.remove_old()
-
-    def exists(self) -> bool:
-        """Whether the checkpoint directory exists."""
-        return self._directory.is_dir()
 
     def steps(self) -> list[int]:
         """Return the numbers of all complete checkpoints, in order."""
@@ -143,7 +125,12 @@ class Checkpoints:
         ``like``, or cannot be read for a reason that may not be damage; `OSError` if the operating
         system cannot read it now.
         """
-        step = self._existing(step)
+        step = self.latest() if step is None else step
+        if step is None or step not in self.steps():
+            raise RunError(
+                f"{self._directory} has no checkpoint{'' if step is None else f' {step}'}: "
+                "give the directory of a run that has saved one."
+            )
         about = self._read_about(step)
         for name, part in like.items():
             expected, saved = _leaf_types(part), about["leaves"].get(name, {})
@@ -172,26 +159,6 @@ class Checkpoints:
             self._set_aside(step, first)
         return None
 
-    def close(self) -> None:
-        """Release the resources of saving."""
-        self._checkpointer.close()
-
-    def _existing(self, step: int | None) -> int:
-        """Return the number of a checkpoint, by default of the newest, or raise `RunError`."""
-        step = self.latest() if step is None else step
-        if step is None or step not in self.steps():
-            if self._directory.parent.is_file():
-                raise RunError(
-                    f"{self._directory.parent} is a file, as the cells of a benchmark are, and "
-                    "holds no checkpoints: give the directory of a run, such as one of those in "
-                    "`runs` beside a benchmark's `cells`."
-                )
-            raise RunError(
-                f"{self._directory} has no checkpoint{'' if step is None else f' {step}'}: "
-                "give the directory of a run that has saved one."
-            )
-        return step
-
     def remove_old(self) -> None:
         """Delete the checkpoints beyond `keep`, each atomically."""
         if self._keep is not None:
@@ -207,18 +174,12 @@ class Checkpoints:
             if _OWN_LEFTOVER.fullmatch(path.name) and _is_directory(path):
                 shutil.rmtree(path)
 
-    def _remove_what_failed(self, path: Path) -> None:
-        """Delete what a failed save wrote; its threads may still write for a short while."""
-        partial = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
-        for _ in range(100):
-            shutil.rmtree(partial, ignore_errors=True)
-            time.sleep(0.02)
-            if not partial.exists():
-                return
-
     def _set_aside(self, step: int, reason: str) -> None:
+        """Rename a checkpoint to the first free name of ``<step>.damaged``, ``.damaged.2`` ..."""
         path = self._directory / str(step)
-        aside = _rename_damaged(path)
+        names = (f"{step}.damaged{f'.{n}' if n > 1 else ''}" for n in count(1))
+        free = (aside for name in names if not os.path.lexists(aside := path.with_name(name)))
+        aside = path.rename(next(free))
         before = self.latest()
         on = "starts from the beginning" if before is None else f"resumes from checkpoint {before}"
         warnings.warn(
@@ -247,25 +208,23 @@ class Checkpoints:
                     raise self._damaged(step, f"the checksum of {name}{leaf} is wrong")
         return {name: _with_keys(part, trees[name]) for name, part in like.items()}
 
-    def _can_save_and_read(self, parts: Mapping[str, Any]) -> bool:
+    @staticmethod
+    def _can_save_and_read(parts: Mapping[str, Any]) -> bool:
         """Whether a small checkpoint of the same structure can be saved and read.
 
         If it can, the files are damaged. The libraries' errors are the same for damage and for
         missing or incompatible libraries.
         """
-        from orbax.checkpoint import args
 
         def small(leaf: jax.ShapeDtypeStruct) -> NDArray[Any]:
             return np.zeros([min(size, 1) for size in leaf.shape], leaf.dtype)
 
         trees = {name: jax.tree.map(small, part) for name, part in parts.items()}
-        saved = {name: args.StandardSave(_wrap(tree)) for name, tree in trees.items()}
         try:
             with tempfile.TemporaryDirectory() as directory:
-                path = Path(directory) / "0"
-                self._checkpointer.save(path, args.Composite(**saved))
+                Checkpoints(directory).save(0, trees, {})
                 for name, tree in trees.items():
-                    _read(path / name, tree)
+                    _read(Path(directory) / "0" / name, tree)
         except Exception:
             return False
         return True
@@ -309,11 +268,8 @@ class Checkpoints:
         # For good, because the threads of a save go on after it has failed.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).addFilter(_is_news)
-        if jax.process_count() == 1:
-            return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-        process = jax.process_index()  # otherwise orbax waits for the other processes
-        options = ocp.options.MultiprocessingOptions(
-            primary_host=process, active_processes={process}, barrier_sync_key_prefix="offmarl"
+        options = ocp.options.MultiprocessingOptions(  # otherwise it waits for other processes
+            primary_host=0, active_processes={0}, barrier_sync_key_prefix="offmarl"
         )
         composite = ocp.CompositeOptions(multiprocessing_options=options)
         handler = ocp.CompositeCheckpointHandler(composite_options=composite)
@@ -394,20 +350,6 @@ def _is_whole(path: Path) -> bool:
     """Whether a path is a complete checkpoint, and not another file of the user."""
     number = path.name.isascii() and path.name.isdigit() and path.name == str(int(path.name))
     return number and _is_directory(path) and (path / _ABOUT).is_dir()
-
-
-def _is_remnant(path: Path) -> bool:
-    """Whether a path is an incomplete checkpoint."""
-    number = path.name.isascii() and path.name.isdigit()
-    ours = _is_directory(path) and (path / _OF_ORBAX).is_file()
-    return number and ours and not _is_whole(path)
-
-
-def _rename_damaged(path: Path) -> Path:
-    """Rename a checkpoint to the first free name of ``<step>.damaged``, ``<step>.damaged.2`` ..."""
-    names = (f"{path.name}.damaged{f'.{n}' if n > 1 else ''}" for n in count(1))
-    aside = next(free for name in names if not os.path.lexists(free := path.with_name(name)))
-    return path.rename(aside)
 
 
 # ---------------------------------------------------------------------------------- arrays

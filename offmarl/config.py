@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Flag, auto
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -99,18 +98,11 @@ def option(default: Any, roles: Role) -> Any:
     return field(default=default, metadata={"roles": roles})
 
 
-_cache: Any = cache  # type checkers take the class of a dataclass for unhashable
-
-
-@_cache
 def with_role(kind: Any, role: Role) -> frozenset[str]:
     """Return the names of a dataclass's fields that have a role, or one of several."""
-    names = set()
-    for base in getattr(kind, "__mro__", ()):
-        for entry in fields(base) if is_dataclass(base) else ():
-            if entry.metadata.get("roles", Role(0)) & role:
-                names.add(entry.name)
-    return frozenset(names)
+    bases = filter(is_dataclass, getattr(kind, "__mro__", ()))
+    entries = (entry for base in bases for entry in fields(base))
+    return frozenset(x.name for x in entries if x.metadata.get("roles", Role(0)) & role)
 
 
 Vaults = str | Path | Mapping[str, float] | tuple[str, ...]
@@ -240,15 +232,6 @@ def check_names(kind: type, names: Iterable[str], refused: Collection[str] = ())
             raise unknown_name("argument", name, arguments)
 
 
-_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Path: "text",
-}
-
-
 def converted(name: str, hint: Any, value: Any) -> Any:
     """Return a value of a file as a field of this type holds it; `OptionError` if it cannot.
 
@@ -260,23 +243,10 @@ def converted(name: str, hint: Any, value: Any) -> Any:
 
     try:
         result = msgspec.convert(value, hint, dec_hook=path, str_keys=True)
-    except msgspec.ValidationError:
-        raise OptionError(f"{name} must be {_words(hint)}, not {value!r:.80}.") from None
+    except msgspec.ValidationError as error:
+        conditions = "".join(f"; it must be {rule.words}" for rule in _rules(hint))
+        raise OptionError(f"{name} cannot be {value!r:.80}: {error}{conditions}.") from None
     except TypeError:  # msgspec reads no such type
         result = tuple(value) if isinstance(value, list) else value
     check_rules(name, hint, result)
     return result
-
-
-def _words(hint: Any) -> str:
-    """Return what values of a type are, for an error message."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _words(inside[0])
-    if origin in (Union, UnionType):
-        return " or ".join(_words(part) for part in inside if part is not NoneType)
-    if origin is Literal:
-        return " or ".join(repr(value) for value in inside)
-    if origin is tuple:
-        return f"a list in which each entry is {_words(inside[0])}"
-    return _WORDS.get(hint, "of another type")

@@ -25,23 +25,18 @@ class Distribution(Protocol):
 
     def sample(self, key: PRNGKeyArray) -> Array:
         """Draw an action."""
-        ...
 
     def sample_and_log_prob(self, key: PRNGKeyArray) -> tuple[Array, Float[Array, "*b"]]:
         """Draw an action, and return its log-probability too."""
-        ...
 
     def mode(self) -> Array:
         """Return the greedy action."""
-        ...
 
     def log_prob(self, action: Array) -> Float[Array, "*b"]:
         """Return the log-probability (density) of an action."""
-        ...
 
     def entropy(self) -> Float[Array, "*b"]:
         """Return the entropy."""
-        ...
 
 
 # ---------------------------------------------------------------------------------- discrete

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl._mesh import DATA, by_shards, spec
-from offmarl.envs.base import Environment, EnvState, require_positive
+from offmarl.config import PositiveInt, check_rules
+from offmarl.envs.base import Environment, EnvState
 from offmarl.envs.sides import others_of, with_others
 from offmarl.errors import OptionError, ShapeError
 from offmarl.replay.device import bytes_of, require_room
@@ -46,11 +47,13 @@ class Evaluation(NamedTuple):
                 "Evaluation.team_returns."
             )
         if not isinstance(self.ended, jax.core.Tracer):
-            _require_ended("the environment", "all", self.ended)
+            require_ended(self.ended)
         return self.team_returns[..., 0]
 
 
-def returns_by_team(spec: EnvSpec, found: Evaluation) -> Float[np.ndarray, "*b episodes teams"]:
+def returns_by_team(
+    spec: EnvSpec, evaluation: Evaluation
+) -> Float[np.ndarray, "*b episodes teams"]:
     """Return an evaluation's `team_returns`, outside of jit.
 
     Raises
@@ -58,16 +61,14 @@ def returns_by_team(spec: EnvSpec, found: Evaluation) -> Float[np.ndarray, "*b e
     ShapeError
         Episodes have not ended at the time limit of the spec, so their returns are not whole.
     """
-    require_ended(spec, found.ended)
-    return np.asarray(found.team_returns)
+    require_ended(evaluation.ended, spec.name, spec.time_limit)
+    return np.asarray(evaluation.team_returns)
 
 
-def require_ended(spec: EnvSpec, ended: ArrayTree) -> None:
-    """Raise `ShapeError` unless all episodes ended within the time limit of the spec."""
-    _require_ended(spec.name, str(spec.time_limit), ended)
-
-
-def _require_ended(name: str, limit: str, ended: ArrayTree) -> None:
+def require_ended(
+    ended: ArrayTree, name: str = "the environment", limit: int | str | None = "all"
+) -> None:
+    """Raise `ShapeError` unless all episodes ended within the time limit of a spec."""
     going = ~np.asarray(ended)
     if going.any():
         raise ShapeError(
@@ -140,7 +141,7 @@ def evaluate(
     ShapeError
         The environment has no time limit, so that an episode has no largest length.
     """
-    require_positive(num_episodes=num_episodes)
+    check_rules("num_episodes", PositiveInt, num_episodes)
     require_room_for(env.spec, num_episodes)
     time_limit, teams = require_time_limit(env.spec), teams_of(env.spec)
 
@@ -209,13 +210,14 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
     minus half the mean absolute difference of the entries that an agent has.
     """
 
-    def step(carry: ArrayTree, data: _Input) -> tuple[ArrayTree, Array]:
-        view = data.observation, data.legal_actions
+    def step(
+        carry: ArrayTree, observation: ArrayTree, legal_actions: Array, recorded: Array
+    ) -> tuple[Array, ArrayTree]:
+        view = observation, legal_actions
         action, _, after = policy.act(params, carry, *view, jax.random.key(0))
         if policy.log_prob is not None:  # the carry follows the recorded action
-            _, after = policy.log_prob(params, carry, *view, data.action)
-        agrees = _agreement(action, data.action, data.legal_actions)
-        return remember(policy, after, data.reward, data.done), agrees
+            _, after = policy.log_prob(params, carry, *view, recorded)
+        return _agreement(action, recorded, legal_actions), after
 
     return _means(policy, step, episodes, episodes.choices)
 
@@ -242,41 +244,33 @@ def log_likelihood(
     OptionError
         The policy has no likelihood.
     """
-    log_prob_of = policy.log_prob
-    if log_prob_of is None:
+    if policy.log_prob is None:
         raise OptionError("this policy has no log_prob, so the likelihood of actions is unknown.")
-
-    def step(carry: ArrayTree, data: _Input) -> tuple[ArrayTree, Array]:
-        log_prob, carry = log_prob_of(
-            params, carry, data.observation, data.legal_actions, data.action
-        )
-        return remember(policy, carry, data.reward, data.done), log_prob
-
-    return _means(policy, step, episodes, episodes.mask[..., None] & episodes.view_tm1.alive)
-
-
-class _Input(NamedTuple):
-    """A recorded step, as input of a policy."""
-
-    observation: ArrayTree
-    legal_actions: Bool[Array, "N A"]
-    action: Array
-    reward: Float[Array, "N"]
-    done: Bool[Array, "N"]
+    counted = episodes.mask[..., None] & episodes.view_tm1.alive
+    return _means(policy, partial(policy.log_prob, params), episodes, counted)
 
 
 def _means(
     policy: Policy,
-    step: Callable[[ArrayTree, _Input], tuple[ArrayTree, Array]],
+    step: Callable[..., tuple[Array, ArrayTree]],
     episodes: Sequence,
     counted: Bool[Array, "episodes T N"],
 ) -> Float[Array, "episodes"]:
-    """Scan over each episode, and return the means over what counts in it."""
+    """Scan over each episode, and return the means over what counts in it.
+
+    ``step(carry, observation, legal_actions, action)`` returns values of the agents, and the carry.
+    """
+
+    def of_step(carry: ArrayTree, data: tuple[Any, ...]) -> tuple[ArrayTree, Array]:
+        *outcome, inputs = data
+        values, carry = step(carry, *inputs)
+        return remember(policy, carry, *outcome), values
 
     def of_episode(episode: Sequence, counted: Bool[Array, "T N"]) -> Float[Array, ""]:
         view, done = episode.view_tm1, episode.terminated | episode.truncated
-        data = _Input(view.observation, view.legal_actions, episode.action, episode.reward, done)
-        _, values = jax.lax.scan(step, policy.initial_carry(), data)
+        inputs = view.observation, view.legal_actions, episode.action
+        data = episode.reward, done, inputs
+        _, values = jax.lax.scan(of_step, policy.initial_carry(), data)
         return jnp.where(counted, values, 0).sum() / counted.sum()
 
     return jax.vmap(of_episode)(episodes, counted)

@@ -70,47 +70,6 @@ def td_targets(
     return jax.lax.stop_gradient(r_t + discount_t * v_t)
 
 
-def lambda_targets(
-    r_t: Float[Array, "T"],
-    discount_t: Float[Array, "T"],
-    v_tm1: Float[Array, "T"],
-    has_next: Bool[Array, "T"],
-    lambda_: Scalar,
-) -> Float[Array, "T"]:
-    """Return TD(λ) targets of the values of the data's actions (Sutton and Barto, ch. 12).
-
-    G_tm1 = r_t + discount_t ((1 - λ) v_t + λ G_t), computed backwards.
-
-    Parameters
-    ----------
-    r_t, discount_t
-        Reward of each step and the discount of what follows it.
-    v_tm1
-        Value of each step's own state and action.
-    has_next
-        Steps whose next step is also in the window. If it is not, and the step is not terminal, the
-        target is unknown: the recursion then uses the step's own value, and the caller must mask
-        the step out.
-    lambda_
-        λ; 0 gives one-step targets.
-
-    Returns
-    -------
-    Targets of ``v_tm1``, through which no gradient flows.
-    """
-    v_t = jnp.append(v_tm1[1:], 0.0)
-
-    def step(target_t: Array, x: tuple[Array, ...]) -> tuple[Array, Array]:
-        r, discount, v, v_next, follows = x
-        target = r + discount * ((1 - lambda_) * v_next + lambda_ * target_t)
-        target = jnp.where(follows, target, jnp.where(discount == 0.0, r, v))
-        return target, target
-
-    inputs = (r_t, discount_t, v_tm1, v_t, has_next)
-    _, targets = jax.lax.scan(step, jnp.zeros_like(r_t[0]), inputs, reverse=True)
-    return jax.lax.stop_gradient(targets)
-
-
 def bootstrap_discounts(
     gamma: Scalar, terminated: Bool[Array, "*b N"], shared_reward: bool
 ) -> Float[Array, "*b N"]:
@@ -190,26 +149,6 @@ def q_lambda_targets(
         return target, target
 
     _, targets = jax.lax.scan(step, v_t[-1], (r_t, discount_t, v_t, goes_on), reverse=True)
-    return jax.lax.stop_gradient(targets)
-
-
-def lookahead_targets(
-    r_t: Float[Array, "T *b"],
-    discount_t: Float[Array, "T *b"],
-    v_t: Float[Array, "T *b"],
-    goes_on: Bool[Array, "T"],
-    num_steps: int,
-) -> Float[Array, "T *b"]:
-    """Return n-step targets: the rewards of up to ``num_steps`` steps, then the value.
-
-    Fewer steps count where the episode or the window ends. Arguments are those of
-    `q_lambda_targets`.
-    """
-    follows = goes_on.reshape(-1, *(1,) * (r_t.ndim - 1))
-    targets = v_t
-    for number in range(num_steps):
-        later = jnp.roll(targets, -1, axis=0) if number else v_t
-        targets = r_t + discount_t * jnp.where(follows, later, v_t)
     return jax.lax.stop_gradient(targets)
 
 

@@ -174,17 +174,13 @@ def may_be_name(text: str) -> bool:
     return len(parts) > 1 and not odd and not os.path.lexists(local(text))
 
 
-_schemes: dict[str, Callable[[Any], Any]] = {}
+openers: dict[str, Callable[[Any], Any]] = {}
+"""What opens URLs, by scheme: layers above the vault and `offmarl.vault.register_driver` add it."""
 
 
-def register_scheme(scheme: str, factory: Callable[[Any], Any]) -> None:
-    """Register what opens URLs of a scheme; layers above the vault define the drivers."""
-    _schemes[scheme] = factory
-
-
-def scheme_factory(scheme: str) -> Callable[[Any], Any] | None:
-    """Return what opens URLs of a scheme; None if no layer above the vault does."""
-    return _schemes.get(scheme)
+def register_scheme(scheme: str, opener: Callable[[Any], Any]) -> None:
+    """Register what opens URLs of a scheme."""
+    openers[scheme] = opener
 
 
 STREAM_CACHE = "OFFMARL_STREAM_CACHE_GB"

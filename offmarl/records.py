@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,7 +20,6 @@ from offmarl._imports import attribute, import_file, import_module
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError
 from offmarl.paths import local
 
-T = TypeVar("T")
 
 MOST_STEP_BYTES = 2**30
 """Maximum bytes of one step of all arrays of an environment."""
@@ -158,7 +157,7 @@ class PolicyCard(Struct, frozen=True):
     licence: Text
 
 
-def as_type(data: Any, kind: type[T], where: str, error: type[OffmarlError]) -> T:
+def as_type(data: Any, kind: Any, where: str, error: type[OffmarlError]) -> Any:
     """Return data of a file as a type; ``error`` names the file ``where``, and the field."""
     try:
         return msgspec.convert(data, kind)

@@ -55,7 +55,7 @@ def rollout(
     num_steps: int,
     policy_id: Int[Array, ""] | Int[Array, "N"] | int = -1,
     among: tuple[Int[Array, ""] | int, int] | None = None,
-) -> tuple[RolloutState, Transition, View]:
+) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
     """Take ``num_steps`` in each environment.
 
     Parameters
@@ -80,26 +80,10 @@ def rollout(
     Returns
     -------
     tuple
-        The state after the steps; the transitions ``(T, E, ...)``; and the views after the
-        actions, ``(T, E, ...)``, which at the end of an episode are its final views.
-    """
-    return rollout_shaped(env, policy, params, state, key, num_steps, policy_id, among)[:3]
-
-
-def rollout_shaped(
-    env: Environment,
-    policy: Policy,
-    params: ArrayTree,
-    state: RolloutState,
-    key: PRNGKeyArray,
-    num_steps: int,
-    policy_id: Int[Array, ""] | Int[Array, "N"] | int = -1,
-    among: tuple[Int[Array, ""] | int, int] | None = None,
-) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
-    """Do what `rollout` does, and also return the steps' shaped rewards.
-
-    They are None for an environment that has none (`offmarl.envs.has_shaping`). The rewards of the
-    transitions do not contain them.
+        The state after the steps; the transitions ``(T, E, ...)``; the views after the actions,
+        ``(T, E, ...)``, which at the end of an episode are its final views; and the steps' shaped
+        rewards, which those of the transitions do not contain. They are None for an environment
+        that has none (`offmarl.envs.has_shaping`).
     """
     num_envs = state.view.alive.shape[0]
     first, total = among or (0, num_envs)
@@ -124,7 +108,7 @@ def _play(
     keys: Key[Array, "num_steps 2 num_envs"],
     policy_id: Int[Array, "*agents"],
 ) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
-    """Take a step for each of ``keys``; see `rollout_shaped`."""
+    """Take a step for each of ``keys``; see `rollout`."""
     num_envs, others = state.view.alive.shape[0], state.others
     env, fresh_carry = with_others(env, others), _initial_carry(policy, num_envs)
     policy_ids = jnp.broadcast_to(policy_id, (num_envs, *policy_id.shape))
@@ -140,7 +124,7 @@ def _play(
         number = None
         if policy.number is not None:
             number = jax.vmap(policy.number, axis_size=num_envs)(carry)
-        extras = jax.vmap(partial(extras_of, env))(keys[1], state.env_state) or {}
+        extras = jax.vmap(partial(extras_of, env))(keys[1], state.env_state)
         env_state, timestep = jax.vmap(env.step)(keys[1], state.env_state, action)
         extras = {**extras, **(timestep.extras or {})}
         transition = Transition(

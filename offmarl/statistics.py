@@ -160,9 +160,7 @@ def probability_of_improvement(
     return np.asarray(np.mean((np.sign(difference) + 1) / 2, axis=(-3, -2, -1)))
 
 
-def estimate(
-    estimator: Estimator, *scores: Float[np.ndarray, "_ tasks"], resamples: int = 10_000
-) -> Estimate:
+def estimate(estimator: Estimator, *scores: Float[np.ndarray, "_ tasks"]) -> Estimate:
     """Return an estimate of runs, with its bootstrap interval from `MIN_RUNS` runs on.
 
     The draws have a fixed seed: the same runs always give the same interval.
@@ -175,7 +173,7 @@ def estimate(
     value = float(estimator(*map(checked, scores)))
     if min(map(len, scores)) < MIN_RUNS:
         return Estimate(value)
-    low, high = bootstrap_interval(estimator, *scores, seed=0, resamples=resamples)
+    low, high = bootstrap_interval(estimator, *scores, seed=0)
     return Estimate(value, float(low), float(high))
 
 

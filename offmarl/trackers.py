@@ -19,22 +19,22 @@ import shutil
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import groupby
+from operator import itemgetter
 from os import environ
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
-from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 
 from offmarl import tracking
-from offmarl._ahead import call_briefly, unreachable
+from offmarl._ahead import call_briefly
 from offmarl._imports import import_optional
 from offmarl.errors import MissingExtraError, OffmarlError, RunError, unknown_name
 from offmarl.paths import expand_user
@@ -42,10 +42,9 @@ from offmarl.paths import expand_user
 FILE = "tracking.json"
 """Holds the id of the tracked run."""
 
-_SECONDS, _SECONDS_HERE = 5.0, 60.0
-"""How long a training waits for a server, and for files and databases."""
-_SCHEMES = ("http", "https")
-"""Schemes of the URLs of servers."""
+_SECONDS = 60.0
+"""How long a training waits for a tracker that stands still."""
+_THREAD = "offmarl-tracker"
 _LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",
@@ -118,36 +117,31 @@ class Trackers:
 
     ``names`` are such as "tensorboard" or "mlflow=sqlite:///runs.db", ``record`` is the content of
     ``run.json``. The JSON lines in the directory end at the checkpoint that the run continues from.
-    Raises what `check_trackers` raises.
+    `RunError` for one that cannot be opened; `check_trackers` has checked the names.
     """
 
     def __init__(self, names: Iterable[str], directory: Path, record: Mapping[str, Any]):
-        self._path, self._offset = directory / tracking.METRICS_FILE, 0
-        self._single = len(record["seeds"]) == 1
+        self._path, self._single = directory / tracking.METRICS_FILE, len(record["seeds"]) == 1
+        self._last = -1
+        """The last step that the trackers have."""
         self._open: dict[str, Tracker] = {}
-        self._patience: dict[str, _Patience] = {}
-        check_trackers(names)
         for text in names:
             with _opening(text), _quiet():
-                self._make(text, facts_of_run(directory, record))
+                import_module(KINDS[text.partition("=")[0]].module)  # takes a while
+                make = partial(_tracker_of, text, facts_of_run(directory, record))
+                self._open[text] = call_briefly(make, _THREAD, _SECONDS)
         self.sync()
 
-    def _make(self, text: str, run: Tracked) -> None:
-        import_module(KINDS[text.partition("=")[0]].module)  # takes a while
-        seconds = _SECONDS if _server(text).scheme in _SCHEMES else _SECONDS_HERE
-        self._open[text] = _Patience(3 * seconds).wait(partial(_tracker_of, text, run))
-        self._patience[text] = _Patience(seconds)
-
     def sync(self) -> None:
-        """Give the trackers the lines that are new.
+        """Give the trackers the steps that are new.
 
         One that fails is closed with a warning: the run does not depend on it.
         """
-        steps = list(self._new_steps()) if self._open else []
+        steps = self._new_steps() if self._open else []
         for text, tracker in list(self._open.items()):
             try:
                 with _quiet():
-                    self._patience[text].wait(partial(_fill, tracker, steps))
+                    call_briefly(partial(_fill, tracker, steps), _THREAD, _SECONDS)
             except Exception as error:  # of any kind: trackers are foreign packages
                 del self._open[text]
                 warnings.warn(
@@ -163,30 +157,25 @@ class Trackers:
         """Close the trackers; a part of a search may have been ended early, and goes on no more."""
         if _part.get():
             self.sync()
-        for text, tracker in self._open.items():
+        for tracker in self._open.values():
             with suppress(Exception), _quiet():  # the metrics are in the JSON lines
-                self._patience[text].wait(tracker.close)
+                call_briefly(tracker.close, _THREAD, _SECONDS)
         self._open.clear()
 
-    def _new_steps(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield the steps of the lines since the last call, with the numbers of all seeds."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            content = file.read().rpartition(b"\n")[0]
-        self._offset += len(content) + 1 if content else 0
-        records = [json.loads(line) for line in content.splitlines()]
-        records.sort(key=lambda record: record["step"])  # stable: the seeds' lines stay in order
-        for step, same in groupby(records, key=lambda record: record["step"]):
-            yield step, dict(_scalars(same, self._single))
+    def _new_steps(self) -> list[tuple[int, dict[str, float]]]:
+        """Return the steps since the last call, with the numbers of all seeds."""
+        rows = [row for row in tracking.read(self._path) if row["step"] > self._last]
+        rows.sort(key=itemgetter("step"))  # stable: the seeds' lines stay in order
+        self._last = rows[-1]["step"] if rows else self._last
+        groups = groupby(rows, key=itemgetter("step"))
+        return [(step, dict(_scalars(same, self._single))) for step, same in groups]
 
 
 def check_trackers(names: Iterable[str]) -> None:
     """Raise an error if a tracker cannot be used.
 
     `UnknownNameError` if there is none of that name, `MissingExtraError` if its package is not
-    installed, and `RunError` if its server does not answer.
+    installed.
     """
     for name, value in _LIMITS.items():
         environ.setdefault(name, value)
@@ -199,10 +188,6 @@ def check_trackers(names: Iterable[str]) -> None:
                 f"{KINDS[name].module} is not installed: run `pip install 'offmarl[{name}]'`, or "
                 f"leave out --track {text}."
             )
-        with _opening(text):
-            server = _server(text)
-            if server.scheme in _SCHEMES and (reason := unreachable(server.geturl(), _SECONDS)):
-                raise OSError(reason)
 
 
 @contextmanager
@@ -245,7 +230,7 @@ def give_run(
             continue
         try:
             with _opening(text), _quiet():
-                _Patience(_SECONDS_HERE).wait(partial(fill, text))
+                call_briefly(partial(fill, text), _THREAD, _SECONDS)
         except RunError as error:
             if is_required:
                 raise
@@ -269,33 +254,6 @@ def _fill(tracker: Tracker, steps: Iterable[tuple[int, Mapping[str, float]]]) ->
         if step > tracker.last:
             tracker.log(step, scalars)
     tracker.flush()
-
-
-def _server(text: str) -> SplitResult:
-    """Return the address that a tracker sends to; one without a host for files."""
-    name, _, target = text.partition("=")
-    if name == "mlflow":
-        target = target or environ.get("MLFLOW_TRACKING_URI", "")
-    elif name == "wandb":
-        is_online = environ.get("WANDB_MODE") == "online"
-        target = environ.get("WANDB_BASE_URL", "https://api.wandb.ai") if is_online else ""
-    return urlsplit(target)
-
-
-class _Patience:
-    """The seconds for which a run still waits for a tracker; half a second more each time."""
-
-    def __init__(self, seconds: float):
-        self._most = self._left = seconds
-
-    def wait(self, work: Callable[[], Any]) -> Any:
-        """Return what work returns in a thread; `TimeoutError` if it goes on for too long."""
-        start = time.monotonic()
-        try:
-            return call_briefly(work, "offmarl-tracker", self._left)
-        finally:
-            remaining = max(start + self._left - time.monotonic(), 0)
-            self._left = min(remaining + 0.5, self._most)
 
 
 def facts_of_run(directory: Path, record: Mapping[str, Any]) -> Tracked:
@@ -380,8 +338,8 @@ class _MLflow(Tracker):
         runs = self._runs_of(run.id)
         if not runs:
             tags = {"offmarl_id": run.id, "directory": str(run.directory)}
-            if run.parent is not None:
-                tags["mlflow.parentRunId"] = self._runs_of(run.parent)[0].info.run_id
+            for parent in self._runs_of(run.parent) if run.parent else ():  # it may be deleted
+                tags["mlflow.parentRunId"] = parent.info.run_id
             runs = [self._client.create_run(self._experiment, tags=tags, run_name=run.name)]
             self._describe(runs[0].info.run_id, run.config)
         self._id = runs[0].info.run_id

@@ -12,12 +12,12 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path, PurePath
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import msgspec
 from rich.console import Console
@@ -112,8 +112,7 @@ def read_run(directory: Path) -> dict[str, Any]:
         records.as_type(data, records.RunRecord, file, RunError)
         try:
             EnvSpec.from_json(data["spec"])
-            record: dict[str, Any] = records.mark_names(data, file)
-            return record
+            return dict(records.mark_names(data, file))
         except (ShapeError, RecursionError) as error:
             raise RunError(f"{file} is not valid: {error}") from None
 
@@ -362,15 +361,11 @@ def as_dicts(record: Any) -> Any:
 # ---------------------------------------------------------------------------------- progress
 
 
-@runtime_checkable
-class Advance(Protocol):
-    """Advances a progress display by a number of steps, with a short note."""
+Advance = Callable[..., None]
+"""Advances a progress display by a number of steps, with a note such as "return 3.21".
 
-    def __call__(self, steps: int = 1, note: str = "") -> None:
-        """Advance by ``steps``; ``note`` replaces the last one, such as "return 3.21"."""
-        ...
-
-
+The note replaces the last one.
+"""
 _console = Console(stderr=True, emoji=False)
 _SECONDS_BETWEEN_LINES = 10.0
 

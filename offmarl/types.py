@@ -477,24 +477,21 @@ class EnvSpec:
     def difference(self, other: EnvSpec, extras: bool = True) -> str:
         """Return the first difference in what is recorded, or an empty string.
 
-        It is a size, such as "num_agents (3, not 8)", or a leaf, such as "observation.image (uint8
-        (84, 84, 3), not uint8 (64, 64, 3))". Without ``extras``, these may differ: policies and
-        environments do not use them. For packages see `release_difference`: the same name may
+        It is a number, such as "num_agents (3, not 8)", or a leaf, such as "observation.image
+        (uint8 (84, 84, 3), not uint8 (64, 64, 3))". Without ``extras``, these may differ: policies
+        and environments do not use them. For packages see `release_difference`: the same name may
         stand for another environment in another release.
         """
-        if reason := release_difference(self.package, other.package):
-            return reason
-        if self.num_agents != other.num_agents:
-            return f"num_agents ({self.num_agents}, not {other.num_agents})"
-        for name, size in (("observation", "observation_size"), ("global_state", "state_size")):
-            ours, theirs = getattr(self, name), getattr(other, name)
-            if ours is theirs is None and getattr(self, size) != getattr(other, size):
-                return f"{size} ({getattr(self, size)}, not {getattr(other, size)})"
-            if ours != theirs:
-                return leaf_difference(name, *(getattr(x, _SPEC_OF[name]) for x in (self, other)))
-        if self.action != other.action:
-            return f"action ({self.action}, not {other.action})"
-        return leaf_difference("extras", self.extras, other.extras) if extras else ""
+        pairs = {
+            "num_agents": (self.num_agents, other.num_agents),
+            "observation": (self.observation_spec, other.observation_spec),
+            "global_state": (self.state_spec, other.state_spec),
+            "action": (self.action, other.action),
+            "extras": (self.extras, other.extras) if extras else ({}, {}),
+        }
+        differences = (leaf_difference(name, *pair) for name, pair in pairs.items())
+        release = release_difference(self.package, other.package)
+        return release or next(filter(None, differences), "")
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back, without trees and names not set."""
@@ -541,7 +538,6 @@ def release_difference(package: str, other: str) -> str:
 
 
 _TREES = ("observation", "global_state", "extras")
-_SPEC_OF = {"observation": "observation_spec", "global_state": "state_spec"}
 
 
 class View(NamedTuple):

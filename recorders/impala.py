@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from offmarl import cli, envs, programs
-from offmarl.networks import make_network, unshared_critic_encoder, view_encoder
+from offmarl.networks import make_network, view_encoder
 from offmarl.programs import Program
 from offmarl.programs.learning.ppo import OffPolicyPPOArgs, make_program, policy_config
 from offmarl.teams import teams_of
@@ -38,8 +38,7 @@ class Args(OffPolicyPPOArgs):
 
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
-    encode = view_encoder if args.share_parameters else unshared_critic_encoder
-    encoder, outputs = encode(spec, args.hidden), len(teams_of(spec))
+    encoder, outputs = view_encoder(spec, args.hidden), len(teams_of(spec))
     critic = make_network(policy_config(spec, args), spec, outputs, encoder, sees="view")
     return make_program(spec, args, env, critic, critic_input=spec.shared)
 

@@ -11,8 +11,8 @@ If the agents share a team's reward, it continues after an agent's own death, an
 the episode terminates. The values of dead agents that have not terminated are learned and used,
 too.
 
-TD(λ) and n-step targets are options. Agents may be of several teams. The replay is the buffer that
-is recorded.
+TD(λ) targets are an option. Agents may be of several teams. The replay is the buffer that is
+recorded.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,6 @@ class Args(QArgs):
 
 def loss(
     network: AgentNetwork,
-    args: Args,
     shared_reward: bool,
     params: AgentParams,
     target: AgentParams,
@@ -65,7 +64,7 @@ def loss(
     q_target = unroll_batch(network, target.agent, observation, first)
     v_t = next_values(q[:, 1:], q_target[:, 1:], batch, of_dead=True)
     terminated = reward_ends(batch.terminated, shared_reward)
-    y = bootstrap(args, hyper, batch, batch.reward, terminated, v_t)
+    y = bootstrap(hyper, batch, batch.reward, terminated, v_t)
 
     q_tm1 = select(q[:, :-1], batch.action)
     has_values = has_value(batch.view_tm1.alive, batch.terminated, shared_reward)
@@ -82,7 +81,7 @@ def loss(
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
     shared = spec.reward == "team"
-    return agents_program(spec, args, env, lambda network: partial(loss, network, args, shared))
+    return agents_program(spec, args, env, lambda network: partial(loss, network, shared))
 
 
 # ---------------------------------------------------------------------------------- main

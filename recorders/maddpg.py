@@ -217,12 +217,11 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         rollout_key, learn_key = jax.random.split(key)
         uniform = (state.iteration < random_rounds).astype(jnp.float32)
         explore = NoisyParams(state.params.actor, hyper.noise, uniform)
-        after, transitions, next_views = rollout(
+        after, transitions, next_views, _ = rollout(
             env, policy, explore, state.rollout, rollout_key, args.num_steps, state.iteration
         )
         capture = add(buffer, state.capture, transitions, next_views)
-        sizes = args.total_steps, args.num_envs, args.num_steps
-        progress = training_progress(state.iteration, *sizes)
+        progress = training_progress(args, state.iteration)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)
         optimiser = clipped_adam(rate, hyper.max_grad_norm)
         losses = Losses(partial(critic_loss, networks, hyper), partial(actor_loss, networks, hyper))

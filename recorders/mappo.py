@@ -14,7 +14,7 @@ from rich.console import Console
 
 from offmarl import cli, envs, programs
 from offmarl.errors import OptionError
-from offmarl.networks import CriticKind, critic_encoder, make_network, unshared_critic_encoder
+from offmarl.networks import CentralInput, critic_encoder, make_network
 from offmarl.programs import Program
 from offmarl.programs.learning.ppo import PPOArgs, make_program, policy_config
 from offmarl.teams import teams_of
@@ -27,7 +27,7 @@ from offmarl.types import EnvSpec
 class Args(PPOArgs):
     """Arguments of MAPPO."""
 
-    critic: CriticKind = "state"
+    critic: CentralInput = "state"
     """What the critic sees beside an agent's own observation. state: the global state; pooled: the
     observations of all agents, by attention, with as many parameters for any number of agents."""
 
@@ -37,16 +37,12 @@ class Args(PPOArgs):
 
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
-    if args.share_parameters:
-        encoder = critic_encoder(spec, args.hidden, args.critic)
-    elif args.critic == "state":
-        encoder = unshared_critic_encoder(spec, args.hidden)
-    else:
+    if args.critic == "pooled" and not args.share_parameters:
         raise OptionError(
-            f"--critic {args.critic} is one critic that all agents share: give --critic state, or "
+            "--critic pooled is one critic that all agents share: give --critic state, or "
             "--share-parameters."
         )
-    outputs = len(teams_of(spec))
+    encoder, outputs = critic_encoder(spec, args.hidden, args.critic), len(teams_of(spec))
     critic = make_network(policy_config(spec, args), spec, outputs, encoder, sees="view")
     return make_program(spec, args, env, critic, critic_input=spec.shared)
 

@@ -28,7 +28,6 @@ from offmarl.losses import divergence
 from offmarl.networks import (
     make_network,
     observation_encoder,
-    unshared_critic_encoder,
     view_encoder,
 )
 from offmarl.programs import Program
@@ -125,9 +124,8 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         observation_encoder(spec, args.hidden),
         output_scale=0.01,
     )
-    encode = view_encoder if args.share_parameters else unshared_critic_encoder
     outputs = options * (1 + len(teams_of(spec)))
-    critic = make_network(config, spec, outputs, encode(spec, args.hidden), sees="view")
+    critic = make_network(config, spec, outputs, view_encoder(spec, args.hidden), sees="view")
     return make_program(spec, args, env, critic, spec.shared, (actor, head), Options)
 
 

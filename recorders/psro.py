@@ -412,9 +412,7 @@ class Responses(Work):
     def _is_recorded(self, seed: int) -> bool:
         size = [*chunks_of(self.args.steps, self.args.num_envs)]
         recipe = {"env": self.env.spec.name, "num_envs": self.args.num_envs, "chunks": size}
-        record = check_recipe(
-            self.vaults[seed], recipe, partly=True, hints={"chunks": "--steps decides it"}
-        )
+        record = check_recipe(self.vaults[seed], recipe, partly=True)
         return bool(record.get("complete"))
 
     def join(self) -> None:

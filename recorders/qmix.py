@@ -7,7 +7,7 @@ from the mean of the agents' rewards, with ε-greedy exploration:
 
     L = E[ ½ (Q_tot(s, a) - y)² ],     y = r + γ (1 - terminated) Q̄_tot(s', argmax Q_i).
 
-TD(λ) and n-step targets are options. The replay is the buffer that is recorded.
+TD(λ) targets are an option. The replay is the buffer that is recorded.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ from offmarl.config import PositiveInt
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
 from offmarl.networks import (
+    CentralInput,
     MixedParams,
     MixedValues,
-    MixerKind,
     agent_network,
     make_mixer,
     mix,
@@ -51,7 +51,7 @@ class Args(QArgs):
     """Width of the mixer's hypernetworks."""
     mixer_embed: PositiveInt = 32
     """Width of the mixing function."""
-    mixer: MixerKind = "state"
+    mixer: CentralInput = "state"
     """What the mixer sees. state: the global state; pooled: the observations of all agents, by
     attention, with as many parameters for any number of agents."""
 
@@ -61,7 +61,6 @@ class Args(QArgs):
 
 def loss(
     networks: MixedValues,
-    args: Args,
     params: MixedParams,
     target: MixedParams,
     hyper: Hyperparameters,
@@ -72,7 +71,7 @@ def loss(
     _, (q_target_t, weights_t) = networks.of_all_actions(target, batch)
     q_tot_t = mix(weights_t, next_values(q_t, q_target_t, batch))
     terminated = batch.terminated.all(-1)
-    y = bootstrap(args, hyper, batch, batch.reward.mean(-1), terminated, q_tot_t)
+    y = bootstrap(hyper, batch, batch.reward.mean(-1), terminated, q_tot_t)
 
     q_tot_tm1 = mix(weights_tm1, select(q_tm1, batch.action) * batch.view_tm1.alive)
     error = q_tot_tm1 - y
@@ -94,7 +93,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     def init_params(key: PRNGKeyArray) -> MixedParams:
         return networks.init(spec, *jax.random.split(key))
 
-    return q_program(spec, args, env, init_params, partial(loss, networks, args))
+    return q_program(spec, args, env, init_params, partial(loss, networks))
 
 
 # ---------------------------------------------------------------------------------- main

@@ -6,7 +6,7 @@ arXiv 1509.06461) from the mean of the agents' rewards, with ε-greedy explorati
 
     L = E[ ½ (Σ_i Q_i(o_i, a_i) - y)² ],     y = r + γ (1 - terminated) Σ_i Q̄_i(o'_i, argmax Q_i).
 
-TD(λ) and n-step targets are options. The replay is the buffer that is recorded.
+TD(λ) targets are an option. The replay is the buffer that is recorded.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,6 @@ class Args(QArgs):
 
 def loss(
     network: AgentNetwork,
-    args: Args,
     params: AgentParams,
     target: AgentParams,
     hyper: Hyperparameters,
@@ -55,7 +54,7 @@ def loss(
     q_target = unroll_batch(network, target.agent, observation, first)
     q_tot_t = next_values(q[:, 1:], q_target[:, 1:], batch).sum(-1)
     terminated = batch.terminated.all(-1)
-    y = bootstrap(args, hyper, batch, batch.reward.mean(-1), terminated, q_tot_t)
+    y = bootstrap(hyper, batch, batch.reward.mean(-1), terminated, q_tot_t)
 
     q_tot_tm1 = (select(q[:, :-1], batch.action) * batch.view_tm1.alive).sum(-1)
     error = q_tot_tm1 - y
@@ -70,7 +69,7 @@ def loss(
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
     require_one_team(spec, "vdn", "recorder")
-    return agents_program(spec, args, env, lambda network: partial(loss, network, args))
+    return agents_program(spec, args, env, lambda network: partial(loss, network))
 
 
 # ---------------------------------------------------------------------------------- main

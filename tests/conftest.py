@@ -54,6 +54,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import hypothesis
+import jaxtyping
 from jaxtyping import install_import_hook
 
 from tests import typecheck  # noqa: F401 - the hook imports only the package
@@ -88,6 +89,14 @@ def few_compiled_programs() -> Iterator[None]:
     if "jax" in sys.modules and MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
         sys.modules["jax"].clear_caches()
         gc.collect()
+
+
+@pytest.fixture
+def unchecked_types() -> Iterator[None]:
+    """Let values of wrong types reach the package where types are checked at run time."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

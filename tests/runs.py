@@ -99,7 +99,6 @@ def write_policy(
     for step, factor in {1: 1.0, **later}.items():
         policy = jax.tree.map(lambda leaf, factor=factor: factor * leaf, params)
         checkpoints.save(step, {"policy": policy, "state": jnp.zeros(2)}, {})
-    checkpoints.close()
     return params
 
 
@@ -153,7 +152,6 @@ def write_side(
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
     policy = jax.device_get(init(jax.random.key(0)))
     checkpoints.save(1, {"policy": jax.tree.map(lambda leaf: leaf[None], policy)}, {})
-    checkpoints.close()
     keep_opponents(game, directory)
     return directory
 

@@ -25,11 +25,7 @@ from tests.runs import write_policy
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-READING, WRITING, LEARNERS = (
-    re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    for page in ("reading.md", "writing.md", "learners.md")
-)
+LEARNERS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/learners.md").read_text(), re.DOTALL)
 PAGES = {
     path: path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
 }

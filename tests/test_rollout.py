@@ -9,7 +9,7 @@ import pytest
 from offmarl import envs
 from offmarl.envs import restart, transition
 from offmarl.networks import PolicyConfig, init_policy, make_policy
-from offmarl.rollout import init_rollout, rollout, rollout_shaped
+from offmarl.rollout import init_rollout, rollout
 from offmarl.types import Discrete, EnvSpec, Policy
 from tests.rollouts import view_of
 
@@ -34,7 +34,7 @@ def random_rollout(name, num_envs=3, num_steps=60, seed=0):
 
 @pytest.mark.parametrize("name", ["classic/xor", "probe/match"])
 def test_next_views_are_the_following_views_but_at_the_end_of_an_episode(name):
-    _, transitions, next_views = random_rollout(name)
+    _, transitions, next_views, _ = random_rollout(name)
     last = np.asarray(transitions.last)
     assert last.any()
     for view, following in zip(transitions.view, next_views, strict=True):
@@ -43,7 +43,7 @@ def test_next_views_are_the_following_views_but_at_the_end_of_an_episode(name):
 
 
 def test_episodes_end_where_the_environment_says():
-    _, transitions, _ = random_rollout("probe/two-step", num_steps=8)
+    _, transitions, *_ = random_rollout("probe/two-step", num_steps=8)
     expected = np.tile([False, True], 4)
     np.testing.assert_array_equal(transitions.last, expected[:, None].repeat(3, axis=1))
     np.testing.assert_array_equal(transitions.terminated.all(-1), transitions.last)
@@ -59,7 +59,7 @@ def test_memory_is_reset_with_the_episode_and_carried_between_rollouts():
     state = init_rollout(env, policy, jax.random.key(0), 2)
     counts = []
     for part in range(2):  # the cut is inside an episode
-        state, transitions, _ = rollout(env, policy, (), state, jax.random.key(part), length + 1)
+        state, transitions, *_ = rollout(env, policy, (), state, jax.random.key(part), length + 1)
         counts.append(np.asarray(transitions.behaviour_log_prob)[..., 0])
     expected = np.arange(2 * length + 2) % length
     np.testing.assert_array_equal(np.concatenate(counts), expected[:, None].repeat(2, axis=1))
@@ -80,7 +80,7 @@ def test_behaviour_log_probs_are_those_of_the_policy():
     policy = make_policy(config, env.spec)
     params = init_policy(config, env.spec, jax.random.key(0))
     state = init_rollout(env, policy, jax.random.key(1), 2)
-    _, transitions, _ = rollout(env, policy, params, state, jax.random.key(2), 5)
+    _, transitions, *_ = rollout(env, policy, params, state, jax.random.key(2), 5)
     uniform = np.log(1 / np.asarray(transitions.view.legal_actions.sum(-1)))
     np.testing.assert_allclose(transitions.behaviour_log_prob, uniform, atol=0.2)
     assert (transitions.policy_id == -1).all()
@@ -104,7 +104,7 @@ def test_agents_may_have_policies_of_their_own():
     policy = make_policy(PolicyConfig("random"), env.spec)
     state = init_rollout(env, policy, jax.random.key(0), 3)
     ids = jax.numpy.array([7, 2])
-    _, transitions, _ = rollout(env, policy, (), state, jax.random.key(0), 4, ids)
+    _, transitions, *_ = rollout(env, policy, (), state, jax.random.key(0), 4, ids)
     np.testing.assert_array_equal(transitions.policy_id, np.broadcast_to([7, 2], (4, 3, 2)))
 
 
@@ -131,7 +131,7 @@ def test_shaped_rewards_are_returned_apart_and_not_recorded():
     assert envs.has_shaping(env) and not envs.has_shaping(envs.make("probe/match"))
     policy = make_policy(PolicyConfig("random"), env.spec)
     state = init_rollout(env, policy, jax.random.key(0), 3)
-    play = jax.jit(lambda state: rollout_shaped(env, policy, (), state, jax.random.key(1), 4))
+    play = jax.jit(lambda state: rollout(env, policy, (), state, jax.random.key(1), 4))
     _, transitions, _, shaping = play(state)
     np.testing.assert_array_equal(shaping, transitions.action)
     assert len(np.unique(shaping)) == 3

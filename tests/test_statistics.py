@@ -102,11 +102,6 @@ def test_bootstrap_is_a_function_of_the_seed():
     assert interval(0) != interval(1)
 
 
-def test_bootstrap_keeps_tasks_apart():
-    constant_tasks = np.tile([1.0, 100.0], (5, 1))
-    assert statistics.bootstrap_interval(statistics.mean, constant_tasks, seed=0) == (50.5, 50.5)
-
-
 def test_bootstrap_of_a_profile_is_pointwise():
     taus = np.array([-1.0, 2.5, 100.0])
     low, high = statistics.bootstrap_interval(

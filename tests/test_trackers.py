@@ -9,6 +9,7 @@ import threading
 import time
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import MagicMock
 from urllib.request import urlopen
 
 import pytest
@@ -185,6 +186,17 @@ def test_mlflow_has_every_argument_of_any_length(place):
     assert json.loads(file.read_text())["long"] == args["long"]
 
 
+def test_a_trial_whose_search_was_deleted_has_no_parent(place, monkeypatch):
+    """MLflow finds no run with the id of the search."""
+    mlflow = MagicMock()
+    client = mlflow.MlflowClient.return_value
+    client.search_runs.return_value = []
+    monkeypatch.setattr(trackers, "import_optional", lambda *_: mlflow)
+    with trackers.as_part(3, "a" * 32):
+        KINDS["mlflow"](trackers.facts_of_run(place, RECORD), "sqlite:///m.db")
+    assert client.create_run.call_args.kwargs["tags"].keys() == {"offmarl_id", "directory"}
+
+
 def test_names_of_a_single_seed_have_no_prefix(place):
     pytest.importorskip("tensorboardX")
     path = place / tracking.METRICS_FILE
@@ -207,7 +219,7 @@ def test_an_id_that_offmarl_did_not_make_names_nothing(place, monkeypatch, ident
 
 def test_trackers_that_do_not_exist_or_are_not_installed_are_named(place, monkeypatch):
     with pytest.raises(UnknownNameError, match="no tracker named 'tensorbord': did you mean tens"):
-        opened(place, "tensorbord")
+        trackers.check_trackers(["tensorbord"])
     monkeypatch.setattr(KINDS["wandb"], "module", "offmarl_absent")
     with pytest.raises(MissingExtraError, match=r"pip install 'offmarl\[wandb\]'"):
         trackers.check_trackers(["wandb=project"])
@@ -273,13 +285,13 @@ class _Remote(trackers.Tracker):
 @pytest.fixture
 def remote(monkeypatch):
     monkeypatch.setitem(KINDS, "remote", _Remote)
-    monkeypatch.setattr(trackers, "_SECONDS", 0.3)
+    monkeypatch.setattr(trackers, "_SECONDS", 1.0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:9", "offmarl.invalid:80", "127.0.0.1:99999"])
-def test_a_server_that_is_not_there_is_found_before_a_training(remote, host):
+def test_a_server_that_is_not_there_is_found_before_a_training(remote, place, host):
     with pytest.raises(RunError, match=f"remote=http://{host} cannot be opened.* start its server"):
-        trackers.check_trackers([f"remote=http://{host}"])
+        opened(place, f"remote=http://{host}")
 
 
 def test_a_server_that_never_answers_is_an_error_soon(remote, server, place):

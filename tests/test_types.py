@@ -92,8 +92,12 @@ def test_leaves_of_some_agents() -> None:
         (VECTOR, VECTOR, ""),
         (TYPED, TYPED, ""),
         (VECTOR, EnvSpec("", 3, 5, 3, Discrete(4)), "num_agents (2, not 3)"),
-        (VECTOR, EnvSpec("", 2, 6, 3, Discrete(4)), "observation_size (5, not 6)"),
-        (VECTOR, EnvSpec("", 2, 5, 4, Discrete(4)), "state_size (3, not 4)"),
+        (VECTOR, EnvSpec("", 2, 6, 3, Discrete(4)), "observation (float32 (5,), not float32 (6,))"),
+        (
+            VECTOR,
+            EnvSpec("", 2, 5, 4, Discrete(4)),
+            "global_state (float32 (3,), not float32 (4,))",
+        ),
         (
             VECTOR,
             EnvSpec("", 2, 5, 3, Discrete(3)),

@@ -11,10 +11,7 @@ from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
     from offmarl.benchmark.cells import pack as pack
-    from offmarl.benchmark.fit import (
-        require_environments as require_environments,
-        require_fit as require_fit,
-    )
+    from offmarl.benchmark.fit import require_fit as require_fit
     from offmarl.benchmark.plan import Cell as Cell, Plan as Plan, read_plan as read_plan
     from offmarl.benchmark.results import (
         Results as Results,
@@ -24,6 +21,6 @@ if TYPE_CHECKING:
         spread as spread,
         write_results as write_results,
     )
-    from offmarl.benchmark.tasks import CellsWork as CellsWork, require_vaults as require_vaults
+    from offmarl.benchmark.tasks import CellsWork as CellsWork
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -8,21 +8,19 @@ score of the best checkpoint needs both (`offmarl.report.best_scores`).
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import offmarl
 from offmarl import records, tracking
 from offmarl._imports import code_digest
-from offmarl.benchmark.plan import Cell
+from offmarl.benchmark.plan import Cell, Recipe
 from offmarl.envs.registry import code_of
 from offmarl.errors import RunError, VaultError
 from offmarl.paths import local
 from offmarl.programs import registry
 from offmarl.vault import open_vault
 from offmarl.vault.check import digest as vaults
-from offmarl.vault.format.layout import MANIFEST
 
 _EVALUATED = (*tracking.EVALUATED, *tracking.OTHER_RETURN.values())
 
@@ -36,23 +34,22 @@ def identity(cell: Cell) -> dict[str, Any]:
     program, data = cell.baseline.program, cell.data
     facts: dict[str, Any] = {
         "program": program,
-        "data": _shortened(data.vault),
+        "data": _shortened(data.source),
         "options": {name: _shortened(value) for name, value in cell.options.items()},
     }
     if code := sources(program, cell.options):
         facts |= {"program": Path(program).name, "sources": code}
-    if data.recipe is not None:
-        facts["data"] = f"{data.recipe.name}:{data.tier}"
-        facts["recorded"] = {"program": data.recipe.program, **data.recipe.options}
-        if code := sources(data.recipe.program, data.recipe.options):
+    if isinstance(recipe := data.source, Recipe):
+        facts["data"] = f"{recipe.name}:{data.tier}"
+        facts["recorded"] = {"program": recipe.program, **recipe.options}
+        if code := sources(recipe.program, recipe.options):
             facts["recorded"]["sources"] = code
     if data.partners:
         from offmarl.programs.recording.sides import names_in, run_of  # imports JAX
 
         policies = [name for partner in data.partners for name, _ in names_in(partner)]
         facts["partners"] = [[_shortened(x), _checksum_of((run_of(x) or [x])[0])] for x in policies]
-    plain: dict[str, Any] = tracking.plain(facts)
-    return plain
+    return dict(tracking.plain(facts))
 
 
 _NAMING = ("env", "validation", "weight", "init", "opponents", "prefill")
@@ -79,7 +76,7 @@ def _checksum_of(text: str) -> str | None:
             metrics = run.with_name(tracking.METRICS_FILE)  # with the times of this training
             files = [path.read_bytes() for path in (run, metrics) if path.is_file()]
             return hashlib.sha256(b"".join(files)).hexdigest()
-        if name and (content := _fingerprint_at(name)):
+        if name and (content := fingerprint(name)):
             return content
     return None
 
@@ -91,46 +88,28 @@ def _shortened(value: Any) -> Any:
     return value
 
 
-def fingerprint(cell: Cell) -> str | None:
-    """Return what identifies the content of a cell's vault, without reading its steps.
+def fingerprint(source: Recipe | str) -> str | None:
+    """Return what identifies the content of a vault, without reading its steps.
 
     None for data that the plan records or downloads, and for a vault that is not here.
     """
-    return None if cell.data.vault is None else _fingerprint_at(cell.data.vault)
-
-
-def _fingerprint_at(vault: str) -> str | None:
-    if not (place := local(vault)).exists():
+    if isinstance(source, Recipe) or not (place := local(source)).exists():
         return None
-    manifests = (*place.glob(MANIFEST), *place.glob(f"*/{MANIFEST}"))
-    return _fingerprint(place, max(path.stat().st_mtime_ns for path in (place, *manifests)))
-
-
-@lru_cache(maxsize=256)
-def _fingerprint(place: Path, _changed: int) -> str | None:
     try:
         return vaults.fingerprint(open_vault(place))
     except VaultError:  # its training says why
         return None
 
 
-@lru_cache(maxsize=1)
 def _code() -> str:
-    """Return a checksum of the source of offmarl and its baselines.
+    """Return a checksum of the source of offmarl and its programs.
 
     Results of two commits of one version differ in it.
     """
-    package, programs = Path(offmarl.__file__).parent, registry.find("baseline")
-    files = {
-        path
-        for path in package.rglob("*.py")
-        # In a wheel, the programs are inside the package.
-        if path.relative_to(package).parts[0] not in ("baselines", "recorders")
-    }
-    digest = hashlib.sha256()
-    for path in (*sorted(files), *(programs[name] for name in sorted(programs))):
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    programs = (*registry.find("baseline").values(), *registry.find("recorder").values())
+    files = {*Path(offmarl.__file__).parent.rglob("*.py"), *programs}
+    digests = sorted(hashlib.sha256(path.read_bytes()).digest() for path in files)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> None:
@@ -155,7 +134,7 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
         "baseline": cell.baseline.label,
         **about,
         "digest": record.get("vault_digest"),
-        "fingerprint": fingerprint(cell),
+        "fingerprint": fingerprint(cell.data.source),
         "seeds": record["seeds"],
         "code": _code(),
         "versions": record.get("versions"),
@@ -185,15 +164,11 @@ def is_current(cell: Cell, path: Path) -> bool:
         return False
     if not result.items() >= identity(cell).items():
         return False
-    if (now := fingerprint(cell)) in (None, result.get("fingerprint")):
+    vault = cell.data.source
+    if isinstance(vault, Recipe) or fingerprint(vault) in (None, result.get("fingerprint")):
         return True
-    assert now is not None and cell.data.vault is not None
-    return result.get("digest") == _digest(local(cell.data.vault), now)  # the same in other chunks
-
-
-@lru_cache(maxsize=256)
-def _digest(place: Path, _fingerprint: str) -> str:
-    return open_vault(place).known_digest()
+    # The same in other chunks.
+    return bool(result.get("digest") == open_vault(local(vault)).known_digest())
 
 
 def _halved(tree: Any) -> Any:
@@ -203,7 +178,7 @@ def _halved(tree: Any) -> Any:
     return _halves(tree) if isinstance(tree, list) else tree
 
 
-def _halves(values: Sequence[float]) -> list[float]:
+def _halves(values: Sequence[Any]) -> list[float | None]:
     """Return the means of the values at even and at odd positions; their mean is that of all.
 
     An odd number of values, for which this does not hold, is returned unchanged.

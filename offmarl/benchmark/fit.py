@@ -1,4 +1,4 @@
-"""Whether the baselines of a plan can learn from its data, before anything is recorded."""
+"""Whether a plan can be run: its environments, and what its baselines learn from."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from offmarl import envs, tracking
 from offmarl._imports import summarize
 from offmarl.benchmark.cells import is_current
-from offmarl.benchmark.plan import Cell, Plan, PlanData, is_users
-from offmarl.benchmark.tasks import cell_file
+from offmarl.benchmark.plan import Cell, Plan, PlanData, Recipe, is_users
+from offmarl.benchmark.tasks import cell_file, require_vault
 from offmarl.config import read_values
 from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.paths import local
@@ -21,19 +21,6 @@ from offmarl.programs.runs.loop import offline_schedule
 from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 from offmarl.vault import open_vault
-
-
-def require_environments(plan: Plan) -> None:
-    """Raise the error of `offmarl.envs.make` if an environment of the plan cannot be made.
-
-    Its name may be unknown, or its package not installed.
-    """
-    options = [recipe.options for recipe in plan.recipes.values()]
-    options += [cell.options for cell in plan.cells]
-    for name in dict.fromkeys(values.get("env") for values in options):
-        if name not in (None, "none"):
-            with _warned(name, name):
-                envs.make(name)
 
 
 @contextmanager
@@ -48,11 +35,20 @@ def _warned(name: str, code: str, *error_types: type[Exception]) -> Iterator[Non
 
 
 def require_fit(plan: Plan) -> None:
-    """Raise `OptionError` if an unfinished cell's baseline cannot learn from data of its kind.
+    """Raise an error if a plan cannot be run, before anything is recorded.
 
-    An example is a baseline for discrete actions on data with continuous ones. Data that has yet to
-    be downloaded is not checked, and neither is a baseline that reads its data when it is built.
+    `OptionError` if an unfinished cell's baseline cannot learn from data of its kind, such as a
+    baseline for discrete actions from continuous ones; that of `offmarl.envs.make` if an
+    environment cannot be made. A vault that is not there fails its own cells: it is named. Data
+    that has yet to be downloaded is not checked, and neither is a baseline that reads its data when
+    it is built.
     """
+    options = [recipe.options for recipe in plan.recipes.values()]
+    options += [cell.options for cell in plan.cells]
+    for name in dict.fromkeys(values.get("env") for values in options):
+        if name not in (None, "none"):
+            with _warned(name, name):
+                envs.make(name)
     specs: dict[str, EnvSpec | None] = {}
     for cell in plan.cells:
         label = cell.data.label
@@ -60,7 +56,8 @@ def require_fit(plan: Plan) -> None:
             continue
         if label not in specs:
             specs[label] = None
-            env = cell.data.recipe.options.get("env", "") if cell.data.recipe else ""
+            recipe = cell.data.source
+            env = recipe.options.get("env", "") if isinstance(recipe, Recipe) else ""
             with _warned(label, env, VaultError):
                 specs[label] = _spec_of(cell.data)
         with _warned(cell.label, cell.baseline.program):
@@ -71,11 +68,11 @@ def require_fit(plan: Plan) -> None:
 
 def _spec_of(data: PlanData) -> EnvSpec | None:
     """Return the sizes of data; None if they are not known here."""
-    if data.recipe is not None:
-        env = data.recipe.options.get("env")
+    if isinstance(data.source, Recipe):
+        env = data.source.options.get("env")
         return None if env is None else envs.make(env).spec
-    assert data.vault is not None
-    return open_vault(local(data.vault)).spec if local(data.vault).exists() else None
+    require_vault(data.source)
+    return open_vault(local(data.source)).spec if local(data.source).exists() else None
 
 
 def _require_fit(cell: Cell, spec: EnvSpec, module: ModuleType) -> None:

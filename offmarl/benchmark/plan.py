@@ -64,9 +64,8 @@ class PlanData(NamedTuple):
     """A dataset: a vault, or a tier of a recipe."""
 
     label: str
-    vault: str | None
-    """Path of a vault, or a name for `offmarl.hub.pull`; None for a recipe's."""
-    recipe: Recipe | None
+    source: Recipe | str
+    """A recipe; or the path of a vault, or a name for `offmarl.hub.pull`."""
     tier: str
     options: Mapping[str, Any]
     """Options of the training on it."""
@@ -192,7 +191,8 @@ def _data(label: str, values: Any, recipes: Mapping[str, Recipe], source: str) -
         )
     if recipe is not None and recipe not in recipes:
         raise OptionError(f"{where}: {unknown_name('recipe', recipe, recipes)}")
-    return PlanData(label, vault, recipe and recipes[recipe], tier or "", options, partners or ())
+    origin = vault if recipe is None else recipes[recipe]
+    return PlanData(label, origin, tier or "", options, partners or ())
 
 
 def _baseline(label: str, values: Any, datasets: Mapping[str, Any], source: str) -> Baseline:
@@ -228,7 +228,7 @@ def _check(plan: Plan, source: str) -> None:
                 "tier, and a dataset is one: write a recipe for each seed, with seed = 0, seed = 1 "
                 "and so on."
             )
-        _check_tiers(recipe, [x for x in plan.datasets.values() if x.recipe is recipe], source)
+        _check_tiers(recipe, [x for x in plan.datasets.values() if x.source is recipe], source)
     cells = plan.cells
     for cell in cells:
         where = f"{source}, {cell.label}"

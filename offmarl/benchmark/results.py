@@ -4,10 +4,8 @@ A method is bold on a dataset if it may be the best one there; see `offmarl.repo
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +31,6 @@ from offmarl.report.curves import Curve, Curves
 from offmarl.report.run_scores import UNITS, Entry, entry_of, gather
 from offmarl.report.tables import Section, to_csv, to_latex, to_markdown
 from offmarl.tracking import RETURN
-
-_WRITTEN = "written.json"
-_FIGURE = re.compile(r"scores\.svg|curves/[^/]+\.svg")
-"""Figures whose names depend on the results; all other files are always written."""
 
 
 class Results(NamedTuple):
@@ -68,10 +62,6 @@ class Results(NamedTuple):
     def datasets(self) -> dict[str, list[Row]]:
         """The rows of each dataset that has scores."""
         return {k: v for x in self.comparisons.values() for k, v in x.datasets.items()}
-
-    def metric(self, dataset: str) -> str:
-        """Return the metric of a dataset's scores."""
-        return next(name for name, x in self.comparisons.items() if dataset in x.datasets)
 
 
 def read_results(plan: Plan) -> Results:
@@ -159,8 +149,10 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
     files = {out / "tables" / f"scores.{kind}": text for kind, text in texts.items()}
     returns = results.comparisons.get(RETURN)
     curves = {
-        dataset: reports.figure_curves({dataset: by_entry}, UNITS[results.metric(dataset)])
-        for dataset, by_entry in results.curves.items()
+        dataset: reports.figure_curves({dataset: results.curves[dataset]}, comparison.unit)
+        for comparison in results.comparisons.values()
+        for dataset in comparison.datasets
+        if dataset in results.curves
     }
     return_curves = {k: v for k, v in results.curves.items() if returns and k in returns.datasets}
     overview = reports.figure_comparison(returns, return_curves) if returns else None
@@ -172,29 +164,7 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
     files[out / "page.html"] = _page(results, failed or {}, overview, [*curves.values()])
     for path, text in files.items():
         tracking.replace_file(path, text)
-    paths = [*figures, *files]
-    _remove_others(out, paths)
-    return paths
-
-
-def _remove_others(out: Path, paths: Sequence[Path]) -> None:
-    """Remove tables and figures of earlier results, such as those of a recipe that was changed.
-
-    A list of what was written is kept, so that the user's own files beside them are not removed.
-    """
-    for path in _listed(out) - {*paths}:
-        path.unlink()
-    names = [path.relative_to(out).as_posix() for path in paths]
-    tracking.replace_file(out / _WRITTEN, json.dumps(names, indent=1) + "\n")
-
-
-def _listed(out: Path) -> set[Path]:
-    """Return the figures below ``out`` that the list names, which others may have written."""
-    with suppress(OSError, ValueError, TypeError, RuntimeError):  # the last of links in a circle
-        names = [x for x in json.loads((out / _WRITTEN).read_text()) if isinstance(x, str)]
-        paths = {out / x for x in names if _FIGURE.fullmatch(x)}
-        return {x for x in paths if out.resolve() in x.resolve().parents and x.is_file()}
-    return set()
+    return [*figures, *files]
 
 
 def _marl_eval(results: Results) -> str:

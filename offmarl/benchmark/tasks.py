@@ -39,6 +39,8 @@ class PlanJob(NamedTuple):
     """Directory of its files."""
     source: Recipe | str
     """A recipe with all of its options, or the name of a published dataset."""
+    tiers: Mapping[str, str]
+    """Tier of each of its datasets, by label; an empty text for a download."""
     config: str = ""
     """What a recording depends on."""
 
@@ -51,7 +53,7 @@ def cell_file(plan: Plan, cell: Cell) -> Path:
 def run_of(plan: Plan, cell: Cell) -> Path:
     """Return the directory of a cell's run; with other options or data, it has another one."""
     content = identity(cell)
-    if (data := fingerprint(cell)) is not None:
+    if (data := fingerprint(cell.data.source)) is not None:
         content["fingerprint"] = data
     return plan.out / "runs" / f"{cell.slug}-{tracking.checksum(content)}" / "run"
 
@@ -61,25 +63,25 @@ def run_of(plan: Plan, cell: Cell) -> Path:
 
 def preparation(plan: Plan, data: PlanData) -> PlanJob | None:
     """Return the recording or download that a dataset needs; None for a vault that exists."""
-    if data.recipe is not None:
-        return _recording(plan, data.recipe)
-    assert data.vault is not None
-    if _exists(data.vault):
+    if isinstance(data.source, Recipe):
+        return _recording(plan, data.source)
+    if _exists(data.source):
         return None
-    return PlanJob(data.label, _place(plan, data.label, data.vault), data.vault)
+    place = _place(plan, data.label, data.source)
+    return PlanJob(data.label, place, data.source, {data.label: ""})
 
 
 def _recording(plan: Plan, recipe: Recipe) -> PlanJob:
     options = dict(recipe.options)
-    tiers = [data.tier for data in plan.datasets.values() if data.recipe is recipe]
+    tiers = {data.label: data.tier for data in plan.datasets.values() if data.source is recipe}
     if records_tiers(recipe):
-        options.setdefault("tiers", ",".join(dict.fromkeys(tiers)))
+        options.setdefault("tiers", ",".join(dict.fromkeys(tiers.values())))
     config = tomli_w.dumps({"program": recipe.program, **options})
     for name, code in sources(recipe.program, options).items():
         config += f"# {name}: {code}\n"  # with other code it is another recording
     place = _place(plan, recipe.name, config)
     complete = recipe._replace(options={**options, "out": str(place / "vaults")})
-    return PlanJob(f"record {recipe.name}", place, complete, config)
+    return PlanJob(f"record {recipe.name}", place, complete, tiers, config)
 
 
 def _place(plan: Plan, label: str, content: str) -> Path:
@@ -87,13 +89,18 @@ def _place(plan: Plan, label: str, content: str) -> Path:
     return plan.out / "datasets" / f"{slug(label)}-{tracking.checksum(content)}"
 
 
-def record_vaults(plan: Plan, job: PlanJob, tier_paths: Sequence[tuple[str, str]]) -> None:
+def record_vaults(job: PlanJob, tier_paths: Sequence[tuple[str, str]]) -> None:
     """Record which dataset each vault of a preparation is, from the vaults' tiers and paths."""
-    place, vaults = job.place, {}
-    for label, path in _vaults_of(plan, job, tier_paths).items():
-        full = local(path)  # relative to the job's directory, which may be moved, if it is below it
-        vaults[label] = str(full.relative_to(place) if full.is_relative_to(place) else full)
-    tracking.write_json(_vaults_file(job), tracking.plain({"config": job.config, "vaults": vaults}))
+    vaults = {}
+    for label, tier in job.tiers.items():
+        name = tier.partition("=")[0].strip()  # of a mixture, its name
+        paths = [local(path) for other, path in tier_paths if other == name]
+        if len(paths) != 1:
+            raise RunError(f"{label} is {len(paths)} vaults, and must be one: {paths}")
+        # Below the job's directory, which may be moved, a path is relative to it.
+        inside = paths[0].is_relative_to(job.place)
+        vaults[label] = paths[0].relative_to(job.place) if inside else paths[0]
+    tracking.write_json(_vaults_file(job), {"config": job.config, "vaults": vaults})
 
 
 def recorded_vaults(job: PlanJob) -> dict[str, str] | None:
@@ -115,30 +122,9 @@ def _vaults_file(job: PlanJob) -> Path:
     return job.place / "vaults.json"
 
 
-def _vaults_of(plan: Plan, job: PlanJob, tier_paths: Sequence[tuple[str, str]]) -> dict[str, str]:
-    vaults = {}
-    for data in plan.datasets.values():
-        if job.name != (f"record {data.recipe.name}" if data.recipe else data.label):
-            continue
-        tier_name = data.tier.partition("=")[0].strip()  # of a mixture, its name
-        paths = [path for tier, path in tier_paths if tier == tier_name]
-        if len(paths) != 1:
-            raise RunError(f"{data.label} is {len(paths)} vaults, and must be one: {paths}")
-        vaults[data.label] = paths[0]
-    return vaults
-
-
-def require_vaults(plan: Plan) -> None:
-    """Raise `VaultError` if an unfinished cell needs a vault at a path where there is none."""
-    for cell in plan.cells:
-        if not is_current(cell, cell_file(plan, cell)):
-            require_vault(cell)
-
-
-def require_vault(cell: Cell) -> None:
-    """Raise `VaultError` if a cell needs a vault at a path where there is none."""
-    vault = cell.data.vault
-    if vault and "://" not in vault and _exists(vault) and not local(vault).exists():
+def require_vault(vault: str) -> None:
+    """Raise `VaultError` if a dataset is a vault at a path where there is none."""
+    if "://" not in vault and _exists(vault) and not local(vault).exists():
         open_vault(local(vault))  # the error names similar paths
 
 
@@ -207,7 +193,7 @@ class CellsWork(Work):
         with _alone():
             if cell is None:
                 job = self._jobs[block]
-                record_vaults(self.benchmark_plan, job, self._made(job.source))
+                record_vaults(job, self._made(job.source))
                 return
             run, start = run_of(self.benchmark_plan, cell), time.monotonic()
             options = {**cell.options, "vault": self._vault(cell), "out": str(run)}
@@ -262,9 +248,9 @@ class CellsWork(Work):
     def _vault(self, cell: Cell) -> str:
         number = self._job_of.get(cell.data.label)
         if number is None:
-            require_vault(cell)
-            assert cell.data.vault is not None
-            return cell.data.vault
+            vault = str(cell.data.source)
+            require_vault(vault)
+            return vault
         vaults = recorded_vaults(self._jobs[number])
         assert vaults is not None, "the block's needs are complete"
         return vaults[cell.data.label]

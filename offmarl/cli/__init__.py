@@ -126,15 +126,17 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
         _end_by_signal(interrupt.signum if isinstance(interrupt, Stopped) else signal.SIGINT)
     except Exception as caught:
         error = _without_memory(caught) or _without_device(caught) or caught
-        if not isinstance(error, OffmarlError | OSError):  # a bug
-            if _has_other_processes():
-                traceback.print_exc()
-                _end_at_once(1)
+        if isinstance(error, OffmarlError | OSError):
+            output.show_error(error, as_json)
+        elif _has_other_processes():
+            traceback.print_exc()
+        else:  # a bug
             raise
-        output.show_error(error, as_json)
         code = 2 if isinstance(error, UnknownNameError | OptionError) else 1
-        if _has_other_processes():
-            _end_at_once(code)
+        if _has_other_processes():  # JAX's shutdown would wait for them
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
         sys.exit(code)
     finally:
         sys.stdout.flush()  # a closed pipe raises here, not when the interpreter exits
@@ -169,13 +171,6 @@ def _has_other_processes() -> bool:
     return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
 
 
-def _end_at_once(code: int) -> None:
-    """End the process without JAX's shutdown, which would wait for the other processes."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def _end_by_signal(signum: int) -> None:
     """End the process by a signal, so that a shell's loop around the command ends, too.
 
@@ -191,11 +186,10 @@ def _end_by_signal(signum: int) -> None:
 
 def _run(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in HELP:
-        groups = GROUPS.items()
         return output.overview(
             {
                 title: {name: summary_of(name, verb) for name, verb in group.items()}
-                for title, group in groups
+                for title, group in GROUPS.items()
             }
         )
     if arguments == ["--version"]:
@@ -223,4 +217,6 @@ def run_verb(name: str, arguments: list[str]) -> Report:
     about, *_ = (function.__doc__ or "").partition("Parameters\n")
     example = f"\n\nExample: offmarl {name} {verb.example}" if verb.example else ""
     outcome = parse(function, name, f"{cleandoc(about)}{example}", arguments, *more)
-    return outcome if isinstance(outcome, Report) else tasks.run_whole(name, arguments, outcome)
+    if isinstance(outcome, Report):
+        return outcome
+    return tasks.run(name, arguments, tasks.TaskOptions(), outcome)

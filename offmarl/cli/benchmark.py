@@ -3,19 +3,17 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rich.console import Group
 from tyro.conf import Positional, arg
 
+from offmarl import benchmark as benchmarks
 from offmarl import tracking
 from offmarl.cli.output import Report, as_is
 from offmarl.cli.parse import run_program
 from offmarl.cli.tasks import Divided
-from offmarl.errors import OffmarlError, VaultError
-
-if TYPE_CHECKING:
-    from offmarl.benchmark import Plan
+from offmarl.errors import OffmarlError
 
 
 def benchmark(
@@ -40,7 +38,6 @@ def benchmark(
         Go on although a process of another machine has not released the benchmark. Do so only if
         that process has ended.
     """
-    from offmarl import benchmark as benchmarks  # takes a while to import
     from offmarl.programs.runs.compiling import use_cores
 
     plan = benchmarks.read_plan(file, out)
@@ -50,30 +47,23 @@ def benchmark(
     return Divided(work, lambda launched: _results(plan, launched.failed), before, take_over)
 
 
-def _checked(plan: "Plan", dry_run: bool) -> Report | None:
+def _checked(plan: "benchmarks.Plan", dry_run: bool) -> Report | None:
     """Check a plan before it is launched; for ``--dry-run``, report the finished cells."""
     import jax
 
-    from offmarl import benchmark as benchmarks
-
     config: Any = jax.config
     config.update("jax_platforms", "cpu")  # an accelerator's memory is for the cells' processes
-    checks = benchmarks.require_vaults, benchmarks.require_environments, benchmarks.require_fit
-    for check in checks:
-        try:
-            check(plan)
-        except OffmarlError as error:
-            # A vault that fails concerns its own cells only.
-            if not (dry_run or isinstance(error, VaultError)):
-                raise
-            tracking.notice(f"warning: {error}")
+    try:
+        benchmarks.require_fit(plan)
+    except OffmarlError as error:
+        if not dry_run:
+            raise
+        tracking.notice(f"warning: {error}")
     return _results(plan, {}) if dry_run else None
 
 
-def _results(plan: "Plan", failed: Mapping[str, Path]) -> Report:
+def _results(plan: "benchmarks.Plan", failed: Mapping[str, Path]) -> Report:
     """Make the tables of the finished cells; ``failed`` has the logs of cells that failed."""
-    from offmarl import benchmark as benchmarks
-
     results = benchmarks.read_results(plan)
     written = benchmarks.write_results(results, failed) if results.files else []
     notes = list(benchmarks.notes(results, failed))
@@ -94,7 +84,7 @@ def _results(plan: "Plan", failed: Mapping[str, Path]) -> Report:
     return Report(data, text, sound=not failed)
 
 
-def _devices_of(plan: "Plan") -> int:
+def _devices_of(plan: "benchmarks.Plan") -> int:
     """Return how many devices a CPU is split into, once for all cells of a process.
 
     The bits of seeds under `jax.vmap` depend on that number, so only ``--devices`` splits then.

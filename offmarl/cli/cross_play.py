@@ -9,8 +9,8 @@ from tyro.conf import Positional, arg
 
 from offmarl.cli.ope import directory_of
 from offmarl.cli.output import Report, check_file
+from offmarl.cli.parse import AT_LEAST_ONE
 from offmarl.cli.tasks import Divided
-from offmarl.errors import OptionError
 from offmarl.report.tables import Section
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS
 from offmarl.terminal import bars, interval, number
@@ -26,8 +26,8 @@ _WAYS = {"greedy": "best actions", "sampled": "sampled actions"}
 
 
 def cross_play(
-    runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN...")] = (),
-    partners: tuple[str, ...] | None = None,
+    runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN..."), AT_LEAST_ONE] = (),
+    partners: Annotated[tuple[str, ...], AT_LEAST_ONE] | None = None,
     env: str | None = None,
     side: str | None = None,
     eval_episodes: int = 128,
@@ -66,11 +66,6 @@ def cross_play(
     from offmarl.programs.cross_play import CrossPlayWork
 
     check_file(html, "--html", "page.html")
-    if not runs:
-        raise OptionError("no policies to play: give the directory of at least one run.")
-    if partners == ():
-        raise OptionError("--partners names no policy: give at least one, or leave it out.")
-
     policies, partner_policies = ([*map(locate_players, names)] for names in (runs, partners or ()))
     work = CrossPlayWork(policies, partner_policies, env, side, eval_episodes, seed, program)
     return Divided(work, lambda _: _report(work, html))

@@ -23,7 +23,6 @@ from offmarl.tracking import as_dicts, progress
 from offmarl.types import Discrete
 from offmarl.vault.check.leaf_statistics import QUANTILES, Statistics
 from offmarl.vault.format.compat import MEANINGS
-from offmarl.vault.storage.location import hide_credentials
 
 _BINS = 40
 _MOST_LINES = 50
@@ -62,7 +61,7 @@ def ls(
     summaries = vault.list_vaults(directory, env, agents)
     vaults = [{"path": path, **summary._asdict()} for path, summary in summaries]
     unread = [f"{path_text(entry['path'])}: {entry['error']}" for entry in vaults if entry["error"]]
-    place = "this directory" if directory == "." else hide_credentials(directory)
+    place = "this directory" if directory == "." else directory
     hint = "`offmarl record` makes some, and `offmarl ls --remote` lists published ones"
     text = _listed(vaults) if vaults else f"no vaults in {place}: {hint}."
     return Report({"vaults": vaults}, Group(text, *unread))
@@ -135,8 +134,7 @@ def _statistics_table(computed: Statistics) -> RenderableType:
         medians = leaf.quantiles[middle][leaf.count > 0]
         ends = sorted({f"{x:.4g}" for x in (medians.min(), medians.max())}) if len(medians) else []
         values = [float(x) for x in (mean, std, low)]
-        row = [name, leaf.count.size, int(count), *values, " to ".join(ends)]
-        rows.append([*row, float(high)])
+        rows.append([name, leaf.count.size, int(count), *values, " to ".join(ends), float(high)])
     return table(columns, rows)
 
 
@@ -397,16 +395,15 @@ def _outcome(result: vault.Verification) -> list[RenderableType]:
         lines.append(f"{path_text(result.path)} {extent}: {scope}.")
     else:
         lines += [f"{path_text(result.path)} is damaged ({scope}):", *_lines(result.faults)]
-    if result.notes:
-        lines += ["What it holds that is no damage:", *_lines(result.notes)]
-    if result.skipped:
-        lines.append("Not checked, so damage there is not detected; --deep checks it:")
-        lines += _lines(result.skipped)
+    sections = {
+        "What it holds that is no damage:": result.notes,
+        "Not checked, so damage there is not detected; --deep checks it:": result.skipped,
+        "Without a checksum, so damage there may not be detected:": result.unchecked,
+    }
+    for title, items in sections.items():
+        lines += [title, *_lines(items)] if items else []
     if result.other_layout:
         lines.append(f"It has neither offmarl's nor OG-MARL's layout: {result.other_layout}")
-    if result.unchecked:
-        lines += ["Without a checksum, so damage there may not be detected:"]
-        lines += _lines(result.unchecked)
     return lines
 
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Group
 
+from offmarl import programs, report, vault
 from offmarl._ahead import in_thread
 from offmarl.cli.output import Report, grid, table
+from offmarl.config import SeedCount
 from offmarl.programs import registry
 from offmarl.statistics import MIN_RUNS
 from offmarl.terminal import interval, number
@@ -31,7 +33,7 @@ _BASELINES: dict[str, dict[str, Any]] = {
 }
 
 
-def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
+def demo(out: Path = Path("demo"), seeds: SeedCount = 3, seed: int = 0) -> Report:
     """Record, train offline and compare on a small swarm, in minutes.
 
     A swarm is trained online and recorded at four tiers. Policies are trained offline on two of
@@ -48,37 +50,31 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
         Seed of all random numbers.
     """
     from offmarl.programs.runs.compiling import use_cores  # imports JAX, which --help does without
-    from offmarl.programs.runs.training import more_to_come
-    from offmarl.report import figure_demo
     from offmarl.report.run_scores import entry_of, gather, scores_in
 
     use_cores(seeds, "auto")
-    with more_to_come():
-        mappo = registry.load("recorder", "mappo")
-        options = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
-        mappo.main(mappo.Args(**options, **_RECORDER, seed=seed))
-        runs = _train_all(out, seeds, seed)
-    from offmarl.vault import open_vault
-
-    vaults = {tier: open_vault(_vault(out, tier, seed)) for tier in _TIERS}
-    tiers = {tier: vault.episodes.complete_returns.tolist() for tier, vault in vaults.items()}
+    mappo = registry.load("recorder", "mappo")
+    options = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
+    mappo.main(mappo.Args(**options, **_RECORDER, seed=seed))
+    runs = _train_all(out, seeds, seed)
+    datasets = {tier: vault.open_vault(_vault(out, tier, seed)) for tier in _TIERS}
+    tiers = {tier: data.episodes.complete_returns.tolist() for tier, data in datasets.items()}
     entries = {tier: {entry_of(run): run for run in group.values()} for tier, group in runs.items()}
     scores = scores_in(gather(entries))
-    figure_demo(tiers, scores, figure := out / "demo.png")
+    report.figure_demo(tiers, scores, figure := out / "demo.png")
     return _report(tiers, scores, {"figure": figure, **_draw(runs, out)}, out)
 
 
 def _draw(runs: dict[str, dict[str, Path]], out: Path) -> dict[str, Path]:
     """Draw an episode of a policy, and make the page that `offmarl compare` makes of all runs."""
     from offmarl.hub.card import references
-    from offmarl.programs import load_policy
-    from offmarl.report import compare_runs, pages, render
+    from offmarl.report import pages, render
 
     watched = [*runs[_TRAIN_ON[-1]].values()]
     film, page = out / "demo.gif", out / "demo.html"
-    render.save(render.play_run(load_policy(watched[min(1, len(watched) - 1)])), film)
+    render.save(render.play_run(programs.load_policy(watched[min(1, len(watched) - 1)])), film)
     paths = [run for group in runs.values() for run in group.values()]
-    compared = compare_runs(paths, references(), {})
+    compared = report.compare_runs(paths, references(), {})
     replace_file(page, pages.comparison_page(compared, watched=watched))
     return {"film": film, "page": page}
 
@@ -116,14 +112,12 @@ def _baseline(name: str, tier: str, out: Path, seeds: int, seed: int) -> tuple[A
 def _report(
     tiers: dict[str, list[float]], scores: "Scores", files: dict[str, Path], out: Path
 ) -> Report:
-    from offmarl.report import estimate
-
     recorded = {
         tier: {"episodes": len(returns), "mean_return": float(np.mean(returns))}
         for tier, returns in tiers.items()
     }
     trained = {
-        tier: {entry.label: estimate(values) for entry, values in by_policy.items()}
+        tier: {entry.label: report.estimate(values) for entry, values in by_policy.items()}
         for tier, by_policy in scores.items()
     }
     enough = any(iqm.low is not None for iqms in trained.values() for iqm in iqms.values())

@@ -103,12 +103,9 @@ def _missing_by_extra() -> dict[str, list[str]]:
     with contextlib.suppress(metadata.PackageNotFoundError):  # run from a checkout, not installed
         requirements = metadata.requires("offmarl") or []
     for requirement in requirements:
-        name = re.match(r"[\w.-]+", requirement)
-        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
-        if name and extra:
-            packages = missing.setdefault(extra[1], [])
-            if _version(name[0]) is None:
-                packages.append(name[0])
+        if match := re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement):
+            package, extra = match.groups()
+            missing.setdefault(extra, []).extend([] if _version(package) else [package])
     return missing
 
 

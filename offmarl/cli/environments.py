@@ -70,9 +70,10 @@ def envs(
         why = f"{name or 'all'} lists several environments"
         refuse_unused(why, picture=picture, seconds=seconds != 1)  # the default
         return _list(matches)
-    from offmarl.report.render import KINDS  # imports JAX, which the list does without
+    if picture is not None:
+        from offmarl.report.render import KINDS  # imports JAX and Matplotlib
 
-    check_file(picture, "--picture", "picture.gif", KINDS)
+        check_file(picture, "--picture", "picture.gif", KINDS)
     return _describe(name, seconds, picture)
 
 
@@ -165,11 +166,11 @@ def _speed(env: Any, seconds: float) -> float:
         lambda key: init_rollout(env, policy, key, _NUM_ENVS), compiler_options=quickly()
     )
     act = jit_rarely_run()(lambda state, key: rollout(env, policy, (), state, key, num_steps))
-    state, steps, _ = act(begin(jax.random.key(0)), jax.random.key(0))  # compiles
+    state, steps, *_ = act(begin(jax.random.key(0)), jax.random.key(0))  # compiles
     steps.last.block_until_ready()
     start, rounds, elapsed = time.perf_counter(), 0, 0.0
     while not rounds or elapsed < seconds:
-        state, steps, _ = act(state, jax.random.key(rounds))
+        state, steps, *_ = act(state, jax.random.key(rounds))
         steps.last.block_until_ready()
         rounds, elapsed = rounds + 1, time.perf_counter() - start
     return rounds * num_steps * _NUM_ENVS / elapsed

@@ -96,14 +96,18 @@ def next_commands(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
     with suppress(Exception):  # the command has succeeded, and must not fail for a hint
         maps = {key: x for key, x in data.items() if isinstance(x, Mapping) and x}
         first = {key: next(iter(x.values())) for key, x in maps.items()}
-        operand = next((argument for argument in rest if not argument.startswith("-")), "")
-        about: dict[str, Any] = {"first": first, "given": operand, **data}
+        given = rest[0] if rest and not rest[0].startswith("-") else ""
+        about: dict[str, Any] = {"first": first, "given": given, **data}
         if verb in ("push", "tune"):
             options = options_among(rest, to=str, env=str, vault=tuple[str, ...])
             about = {**options, "own": "vault" in options and options.get("env"), **about}
         if "run" not in data:
             runs = (path for argument in rest if is_run(Path(path := argument.partition("@")[0])))
             about["run"] = next(runs, "")
-        fitting = (text for key, text in _NEXT.get(verb, {}).items() if about.get(key))
+        fitting = (
+            text
+            for key, text in _NEXT.get(verb, {}).items()
+            if about.get(key) and (given or "{given}" not in text)
+        )
         return _Quoting().format(next(fitting, ""), **about)
     return ""

@@ -21,6 +21,7 @@ from offmarl.hub.cache import parse
 from offmarl.hub.card import Uid
 from offmarl.terminal import number
 from offmarl.tracking import RUN_FILE
+from offmarl.vault.read.open import SUFFIX
 
 if TYPE_CHECKING:
     from offmarl.hub.pages import PageCache
@@ -159,14 +160,14 @@ def push(
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
     facts |= {"summary": pushed.card.summary, "licence": _licence(pushed.card)}
     text = Group(table(["uid", "digest", "files"], rows), grid(facts))
-    return Report({**pushed._asdict(), "card": asdict(pushed.card)}, text)
+    return Report({**vars(pushed), "card": asdict(pushed.card)}, text)
 
 
-def _pushed_policy(pushed: "hub.PushedPolicy") -> Report:
+def _pushed_policy(pushed: "hub.Pushed[dict[str, Any]]") -> Report:
     card = pushed.card
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
     facts |= {"summary": card["summary"], "licence": card["licence"]}
-    return Report(pushed._asdict(), grid(facts))
+    return Report(vars(pushed), grid(facts))
 
 
 def cache(
@@ -176,33 +177,34 @@ def cache(
     yes: bool = False,
     streamed: bool = False,
 ) -> Report:
-    """List, remove or verify pulled datasets.
+    """List, remove or verify pulled datasets and policies.
 
     Parameters
     ----------
     action
         "verify" compares every file with its published checksum.
     names
-        Datasets, by the names that "ls" lists.
+        Datasets and policies, by the names that "ls" lists.
     everything
-        All datasets, instead of names.
+        All of them, instead of names.
     yes
         Remove without confirmation.
     streamed
         With "rm": remove the cached pages of streamed data instead, which are fetched again.
     """
-    from offmarl.hub.pages import page_cache  # imports huggingface_hub
+    from offmarl.hub.pages import page_cache  # imports huggingface_hub, as the next does
+    from offmarl.hub.policies import cached_policies
 
     if streamed:
-        if action != "rm":
-            text = "--streamed is for `offmarl cache rm`: `offmarl cache ls` gives the size."
-            raise OptionError(text)
-        if names or everything:
-            raise OptionError("--streamed removes all pages: leave out names and --all.")
+        if action != "rm" or names or everything:
+            raise OptionError(
+                "--streamed is for `offmarl cache rm`, without names and --all: `offmarl cache ls` "
+                "gives the size."
+            )
         bytes_freed = page_cache().clear()
         return Report({"freed": bytes_freed}, f"{decimal(bytes_freed)} of streamed pages removed.")
-    datasets = {entry.name: entry for entry in pulled_datasets.entries()}
-    entries = datasets if action == "ls" and not names else _choose(datasets, names, everything)
+    cached = {x.name: x for x in (*pulled_datasets.entries(), *cached_policies())}
+    entries = cached if action == "ls" and not names else _choose(cached, names, everything)
     match action:
         case "ls":
             return _listed(entries, page_cache())
@@ -222,8 +224,8 @@ def _confirm(entries: Mapping[str, pulled_datasets.CachedDataset], yes: bool) ->
         return
     if not sys.stdin.isatty():
         raise OptionError(
-            f"removing {len(entries)} pulled datasets ({', '.join(entries)}) needs confirmation, "
-            "but standard input is not a terminal: give --yes."
+            f"removing {', '.join(entries)} needs confirmation, but standard input is not a "
+            "terminal: give --yes."
         )
     lines = "\n".join(f"{name}  {decimal(entry.size)}" for name, entry in entries.items())
     if not ask(f"{lines}\nRemove?"):
@@ -242,9 +244,9 @@ def verify_pulled(name: str) -> Report | None:
     entries = {
         entry.name: entry
         for entry in pulled_datasets.entries()
-        if entry.record["name"] == target.name
+        if entry.name.startswith(f"{target.name}@")
         and target.uid in (None, *entry.uids)
-        and (target.explicit is None or entry.record["commit"].startswith(target.commit))
+        and (target.explicit is None or entry.path.parent.name.startswith(target.commit))
     }
     return _verified(entries, target.uid) if entries else None
 
@@ -254,7 +256,7 @@ def _verified(
 ) -> Report:
     counts = {name: pulled_datasets.verify(entry, uid) for name, entry in entries.items()}
     lines = [
-        f"{name} ({uid or ', '.join(entries[name].uids)}): {count} files match what was published."
+        f"{name} ({uid or _contents(entries[name])}): {count} files match what was published."
         for name, count in counts.items()
     ]
     return Report({"verified": counts}, Group(*lines or [_NOTHING]))
@@ -274,7 +276,7 @@ def _choose(
             full: entry for full, entry in entries.items() if name in (full, full.partition("@")[0])
         }
         if not matching:
-            raise unknown_name("pulled dataset", name, entries, see="offmarl cache ls")
+            raise unknown_name("pulled dataset or policy", name, entries, see="offmarl cache ls")
         selection |= matching
     if not selection:
         raise OptionError("give names of datasets or --all; `offmarl cache ls` lists them.")
@@ -282,16 +284,26 @@ def _choose(
 
 
 def _listed(entries: dict[str, pulled_datasets.CachedDataset], pages: "PageCache") -> Report:
-    rows = [[name, " ".join(entry.uids), decimal(entry.size)] for name, entry in entries.items()]
+    rows = [[name, _contents(entry), decimal(entry.size)] for name, entry in entries.items()]
     root = pulled_datasets.root()
     view = table(["name", "uids", "size"], rows) if rows else _NOTHING
-    data = {name: {"path": x.path, "uids": x.uids, "bytes": x.size} for name, x in entries.items()}
+    data: dict[str, dict[str, Any]] = {"datasets": {}, "policies": {}}
+    for name, entry in entries.items():
+        about = {"path": entry.path, "uids": entry.uids, "bytes": entry.size}
+        data["policies" if _is_policy(entry) else "datasets"][name] = about
     streamed = pages.size
     places = f"in {root}"
     if streamed:
         places += f"\n{decimal(streamed)} of streamed pages in {pages.root}"
-    facts = {"root": root, "datasets": data, "streamed": streamed}
-    return Report(facts, Group(view, as_is(places)))
+    return Report({"root": root, **data, "streamed": streamed}, Group(view, as_is(places)))
+
+
+def _is_policy(entry: pulled_datasets.CachedDataset) -> bool:
+    return entry.path.suffix != SUFFIX
+
+
+def _contents(entry: pulled_datasets.CachedDataset) -> str:
+    return "policy" if _is_policy(entry) else ", ".join(entry.uids)
 
 
 def catalogue(start: str, env: str | None, agents: int | None) -> Report:

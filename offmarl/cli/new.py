@@ -6,9 +6,7 @@ import re
 import shlex
 from importlib.resources import files
 from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
-from tokenize import generate_tokens
 from typing import Annotated, Literal
 
 from rich.console import Group
@@ -51,14 +49,7 @@ def new(
     title = "".join(part.capitalize() for part in name.split("_"))
     template = files("offmarl.cli.templates") / f"{_TEMPLATES[kind]}.py"
     text = template.read_text(encoding="utf-8")
-    original = f"My{kind.capitalize()}"
-    tokens = {token.string for token in generate_tokens(StringIO(text).readline)}
-    if keyword.iskeyword(title) or title in tokens - {original}:
-        raise OptionError(
-            f"{name!r} would be {title} in the file, which is a keyword of Python or the name of "
-            f"something else in the file: choose another name, such as my_{name}."
-        )
-    text = text.replace(f"my_{kind}", name).replace(original, title)
+    text = text.replace(f"my_{kind}", name).replace(f"My{kind.capitalize()}", title)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)

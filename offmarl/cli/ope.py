@@ -10,8 +10,8 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report, records
-from offmarl.cli.parse import refuse_unused
-from offmarl.errors import OptionError
+from offmarl.cli.parse import AT_LEAST_ONE, refuse_unused
+from offmarl.config import PositiveInt
 from offmarl.ope.options import Options
 from offmarl.paths import distinct_paths
 from offmarl.terminal import interval
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def ope(
-    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN...")] = (),
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN..."), AT_LEAST_ONE] = (),
     *,
     vault: str,
     methods: tuple[Literal["tabular", "local", "fqe", "wis"], ...] = (),
@@ -30,7 +30,7 @@ def ope(
     checkpoints: Literal["last", "all"] = "last",
     options: Options = Options(),  # noqa: B008 - frozen
     env: str | None = None,
-    eval_episodes: int | None = None,
+    eval_episodes: PositiveInt | None = None,
     time_limit: int | None = None,
     program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = (),
 ) -> Report:
@@ -71,12 +71,8 @@ def ope(
         Python files of the programs that trained the runs, for programs that are not offmarl's. The
         files' code is run.
     """
-    if not runs:
-        raise OptionError("no runs to evaluate: give the directory of at least one run.")
     if env is None:
         refuse_unused("without --env no policy is played", eval_episodes=eval_episodes is not None)
-    if eval_episodes is not None and eval_episodes < 1:
-        raise OptionError(f"--eval-episodes must be at least 1: got {eval_episodes}.")
     from offmarl.hub.policies import run_named  # takes a while to import, as the others do
     from offmarl.ope import estimate
     from offmarl.ope.ranking import candidates_of, compare_candidates
@@ -87,21 +83,15 @@ def ope(
     candidates = [candidate for run in directories for candidate in candidates_of(run, checkpoints)]
     policies = _load(candidates, act, program)
     returns = _returns(env, policies, dataset, eval_episodes)
-    try:
-        estimates = estimate(policies, dataset, options, methods or None, progress)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "stopped: nothing is kept of an evaluation that was stopped. The same command starts "
-            "anew; --methods fqe and fewer --updates or --episodes take less time."
-        ) from None
+    estimates = estimate(policies, dataset, options, methods or None, progress)
     draws = {label: bool(x.policy.draws(x.params)) for label, x in policies.items()}
-    about = {
+    data = {
         "vault": dataset.path,
         "digest": dataset.known_digest(),
         "gamma": options.gamma,
         "env": env,
+        **compare_candidates(estimates, candidates, draws, act, returns),
     }
-    data = about | compare_candidates(estimates, candidates, draws, act, returns)
     return Report(data, Group(*view(data)))
 
 

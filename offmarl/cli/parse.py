@@ -32,6 +32,7 @@ from offmarl.config import (
     Rule,
     Validated,
     Vaults,
+    check_rules,
     check_seed,
     read_values,
     with_role,
@@ -72,6 +73,8 @@ class JsonFlag:
 
 
 HELP = ("-h", "--help", "--help-all")
+AT_LEAST_ONE = Rule("at least one (give the path of each)", bool)
+"""For arguments of which a command takes several; its help shows them without a default."""
 
 
 def parse(
@@ -87,8 +90,8 @@ def parse(
     options that ``--help-all`` lists, too. A parameter that is a dataclass is built from options of
     its fields. Exits after help; `OptionError` for wrong arguments.
     """
-    hints = get_type_hints(target).items()
-    groups: dict[str, Any] = {name: hint for name, hint in hints if is_dataclass(hint)}
+    hints = get_type_hints(target, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     targets = [target, *groups.values()]
     values = read_args(
         targets, f"offmarl {command}", description, arguments, *more, left_out=groups
@@ -97,6 +100,8 @@ def parse(
         values[name] = take_fields(kind, values)
     bound = inspect.signature(target).bind(**values)
     bound.apply_defaults()
+    for name, value in bound.arguments.items():
+        check_rules(name, hints[name], value)
     return target(*bound.args, **bound.kwargs)
 
 

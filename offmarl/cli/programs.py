@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -12,10 +12,18 @@ from rich.console import Group
 from rich.filesize import decimal
 from tyro.conf import Positional, arg
 
+from offmarl import programs
 from offmarl.cli.output import Report, check_file, grid, records, table
-from offmarl.cli.parse import HELP, config_among, options_among, parse, parse_program
+from offmarl.cli.parse import (
+    HELP,
+    config_among,
+    options_among,
+    parse,
+    parse_program,
+    use_cores_for,
+)
 from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
-from offmarl.config import RecordingArgs, Role, option
+from offmarl.config import PositiveInt, RecordingArgs, Role, option
 from offmarl.errors import OptionError
 from offmarl.launch import Launched
 from offmarl.paths import local, safe_path
@@ -39,7 +47,6 @@ from offmarl.tracking import (
 )
 
 if TYPE_CHECKING:
-    from offmarl.programs import LoadedPolicy
     from offmarl.programs.recording.fixed import PolicyArgs
     from offmarl.programs.recording.record import Recording
 
@@ -67,17 +74,17 @@ def record(arguments: list[str]) -> Report:
     """Train agents online and record them at tiers, or record a policy."""
     if not arguments or arguments[0] in HELP:
         return overview("recorder", _USAGE)
-    if _names_recorder(arguments):
-        return _recording_report(_Command.of("recorder", arguments).run())
     from offmarl.programs.recording.fixed import record_fixed, recorded_summary
 
-    if (args := _named_policies(arguments)) is not None:
-        result = record_fixed(args)
+    result: Any
+    if _names_recorder(arguments):
+        _, program, args = _program_of("recorder", arguments)
+        result = program.main(args)
+    elif (policies := _named_policies(arguments)) is not None:
+        result = record_fixed(policies)
     elif "from_run" in options_among(arguments, from_run=_SEVERAL):
-        from offmarl.programs import record_from_run
-
         about = "Record further tiers of a finished run."
-        return _recording_report(parse(record_from_run, "record", about, arguments))
+        result = parse(programs.record_from_run, "record", about, arguments)
     else:
         recording = _trained_recording(arguments)
         result = recorded_summary(recording.path, recording.record())
@@ -90,7 +97,7 @@ def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Div
     from offmarl.programs.recording.fixed import FixedArgs, fixed_recording
 
     if _names_recorder(arguments):
-        _, program, args = _Command.of("recorder", arguments)
+        _, program, args = _program_of("recorder", arguments)
         if isinstance(args, FixedArgs):
             return _divided_recording(fixed_recording(args), block_steps)
         if hasattr(program, "work") and block_steps is None:
@@ -161,11 +168,11 @@ class PolicyOptions:
     """Python file of the program that trained the run, if the program is not one of offmarl's. The
     file's code is run."""
 
-    def load(self, run: Path, seed: int | None, env: Any = None) -> "LoadedPolicy":
+    def load(self, run: Path, seed: int | None, env: Any = None) -> "programs.LoadedPolicy":
         """Return the policy of a training seed, by default the first, for ``env``, if given."""
-        from offmarl.programs import load_policy  # imports JAX, which --help does without
-
-        return load_policy(run, seed, self.act == "greedy", self.program, env, self.checkpoint)
+        return programs.load_policy(
+            run, seed, self.act == "greedy", self.program, env, self.checkpoint
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +194,6 @@ def _trained_recording(arguments: list[str]) -> "Recording":
     """Return the recording of a trained policy, which the same command resumes after a stop."""
     args = parse(_TrainedArgs, "record", "Record a trained policy.", arguments, TaskOptions)
     from offmarl import envs
-    from offmarl.cli.parse import use_cores_for
     from offmarl.cli.policies import load
     from offmarl.programs.cluster import join
     from offmarl.programs.recording.record import Recording
@@ -223,8 +229,9 @@ def train(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in HELP:
         usage = "offmarl train NAME --vault PATH ...\noffmarl train --config FILE.toml ..."
         return overview("baseline", usage)
-    command = _Command.of("baseline", arguments)
-    name, run = command.name, command.run()
+    name, program, args = _program_of("baseline", arguments)
+    run = program.main(args)
+    _only_first_reports()
     if not (run / MARL_EVAL_FILE).exists():
         view = f"{name} is trained but not evaluated (no environment, no held-out data): {run}"
         return Report({"run": run}, view)
@@ -248,7 +255,7 @@ def train_work(verb: str, arguments: list[str], _block_steps: None) -> Divided:
     from offmarl.programs.runs.drawing import open_data
     from offmarl.programs.runs.gathering import SeedsWork
 
-    _, program, args = _Command.of("baseline", arguments)
+    _, program, args = _program_of("baseline", arguments)
     dataset = open_data(args)  # its errors come before a launch
     work = (
         CommandWork(verb, arguments, train)
@@ -261,11 +268,11 @@ def train_work(verb: str, arguments: list[str], _block_steps: None) -> Divided:
 def evaluate(
     run: Annotated[Path, Positional, arg(metavar="RUN")],
     policy: PolicyOptions = PolicyOptions(),
-    eval_episodes: int | None = None,
+    eval_episodes: PositiveInt | None = None,
     seed: int = 0,
     render: Path | None = None,
     opponents: tuple[str, ...] = (),
-    jobs: int = 1,
+    jobs: PositiveInt = 1,
 ) -> Report:
     """Play episodes with each training seed of a trained policy.
 
@@ -288,13 +295,12 @@ def evaluate(
     jobs
         Number of processes that play in a PettingZoo environment.
     """
-    for option_name, value in (("--eval-episodes", eval_episodes), ("--jobs", jobs)):
-        if value is not None and value < 1:
-            raise OptionError(f"{option_name} must be at least 1: got {value}.")
     from offmarl.cli import policies  # imports JAX, which --help does without
-    from offmarl.report.render import KINDS, play_run, save
 
-    check_file(render, "--render", "episode.gif", KINDS)
+    if render:
+        from offmarl.report.render import KINDS, play_run, save  # imports Matplotlib
+
+        check_file(render, "--render", "episode.gif", KINDS)
     run = _run_directory(run)
     record = read_run(run)
     arguments = run, policy, record["seeds"], opponents
@@ -371,34 +377,23 @@ def _only_first_reports() -> None:
         raise SystemExit(0)
 
 
-class _Command(NamedTuple):
-    """A program and its arguments."""
+def _program_of(kind: Kind, arguments: list[str]) -> tuple[str, ModuleType, Any]:
+    """Return the name, the module and the arguments of a program from those of its command.
 
-    name: str
-    program: ModuleType
-    args: Any
-
-    @classmethod
-    def of(cls, kind: Kind, arguments: list[str]) -> "_Command":
-        """Read a command, which begins with the program's name if ``--config`` does not say it."""
-        name = None if arguments[0].startswith("-") else arguments[0]
-        options = arguments if name is None else arguments[1:]
-        if (config := config_among(options)) is not None:
-            name = config.program_for(name)
-        if name is None:
-            raise OptionError(
-                f"give the name of a {kind} before its options: "
-                f"`offmarl {VERBS[kind]} NAME {arguments[0]}`."
-            )
-        program = load(kind, name)
-        about = f"{VERBS[kind]} {name}", program.__doc__
-        return cls(name, program, parse_program(program.Args, *about, options, TaskOptions))
-
-    def run(self) -> Any:
-        """Run the program."""
-        result = self.program.main(self.args)
-        _only_first_reports()
-        return result
+    The command begins with the program's name if ``--config`` does not say it.
+    """
+    name = None if arguments[0].startswith("-") else arguments[0]
+    options = arguments if name is None else arguments[1:]
+    if (config := config_among(options)) is not None:
+        name = config.program_for(name)
+    if name is None:
+        raise OptionError(
+            f"give the name of a {kind} before its options: "
+            f"`offmarl {VERBS[kind]} NAME {arguments[0]}`."
+        )
+    program = load(kind, name)
+    about = f"{VERBS[kind]} {name}", program.__doc__
+    return name, program, parse_program(program.Args, *about, options, TaskOptions)
 
 
 def _returns_report(

@@ -10,7 +10,7 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report, as_is, check_file
-from offmarl.cli.parse import refuse_unused
+from offmarl.cli.parse import AT_LEAST_ONE, refuse_unused
 from offmarl.errors import OptionError, ShapeError
 from offmarl.report import pages, tables
 from offmarl.report.contents import Survey, Surveys, survey, warnings_by_dataset
@@ -22,7 +22,7 @@ from offmarl.vault.storage.files import errors_of
 
 
 def report(
-    vaults: Annotated[tuple[str, ...], Positional, arg(metavar="VAULT...")] = (),
+    vaults: Annotated[tuple[str, ...], Positional, arg(metavar="VAULT..."), AT_LEAST_ONE] = (),
     html: Path | None = None,
     env: str | None = None,
     time_limit: int | None = None,
@@ -53,8 +53,6 @@ def report(
     for vault in vaults:
         refuse_benchmark(Path(vault))
     datasets = [open_vault(path, time_limit=time_limit) for path in dict.fromkeys(_paths(vaults))]
-    if not datasets:
-        raise OptionError("no vaults to report on: give the path of at least one vault.")
     played_in = _environment(env, datasets) if env else None
     surveys = {name: survey(dataset, progress) for name, dataset in _by_name(datasets).items()}
     if len(vaults) == 1:  # one path may stand for several vaults: sort them by return

@@ -3,6 +3,7 @@
 In the process of a task, `work_of` makes the work from the rest of the arguments.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -59,17 +60,12 @@ class TaskOptions(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        alone = {"--task": self.task is not None, "--join": self.join}
-        if sum((*alone.values(), self.tasks is not None)) > 1:
+        if sum((self.tasks is not None, self.task is not None, self.join)) > 1:
             raise OptionError("give only one of --tasks, --task and --join.")
-        for other in (option for option, is_given in alone.items() if is_given):
+        if self.task is not None or self.join:
             names = ("launcher", "jobs", "launcher_option")
-            refuse_unused(f"{other} launches no tasks", **{x: getattr(self, x) for x in names})
-
-    @property
-    def share(self) -> Share | None:
-        """The task to run here."""
-        return None if self.task is None else Share.read(self.task)
+            values = {name: getattr(self, name) for name in names}
+            refuse_unused("--task and --join launch no tasks", **values)
 
     @property
     def of_launcher(self) -> dict[str, Any]:
@@ -89,12 +85,10 @@ def _pair(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise OptionError(f"--launcher-option must be KEY=VALUE: got {text!r}.")
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+    try:
+        return name, json.loads(value)  # a number, true or false
+    except ValueError:
+        return name, value
 
 
 class Divided(NamedTuple):
@@ -138,8 +132,8 @@ def work_of(arguments: tuple[str, ...]) -> Work:
 
 def _divided(verb: str, arguments: list[str], block_steps: int | None) -> Divided:
     about = VERBS[verb]
-    if block_steps is not None and about.blocks:
-        raise OptionError(f"--block-steps divides data: {about.blocks}.")
+    if block_steps is not None and about.work not in ("record_work", "transform_work"):
+        raise OptionError(f"--block-steps divides data, and `offmarl {verb}` makes none.")
     make, name = function_of(about.work, about), about.work.replace("_", "-")
     divided: Divided = (
         parse(make, verb, "", arguments) if name == verb else make(verb, arguments, block_steps)
@@ -147,21 +141,17 @@ def _divided(verb: str, arguments: list[str], block_steps: int | None) -> Divide
     return divided
 
 
-def run_whole(verb: str, arguments: list[str], divided: Divided) -> Report:
-    """Run all of a work here, unless it is always launched."""
-    if divided.before is not None:
-        return run(verb, arguments, TaskOptions(), divided)
-    run_task(divided.work, Share(0, 1))
-    return divided.report(Launched(join_work(divided.work)))
-
-
 def run(
     verb: str, arguments: list[str], options: TaskOptions, divided: Divided | None = None
 ) -> Report:
-    """Plan, launch, run or join the work of a verb, as the options say."""
+    """Plan, launch, run or join the work of a verb, as the options say.
+
+    Without options all of it runs here, unless it is always launched.
+    """
     if not arguments:
         raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
-    share, of_launcher = options.share, options.of_launcher
+    share = None if options.task is None else Share.read(options.task)
+    of_launcher = options.of_launcher
     for option in options_among(arguments, **_JOINING) if VERBS[verb].is_raw else ():
         raise OptionError(
             f"--{option} joins the processes of one program, and each task is a program of its "
@@ -170,6 +160,9 @@ def run(
     work, report, before, take_over = divided or _divided(verb, arguments, options.block_steps)
     if before and share is None and not options.join and (early := before(options.dry_run)):
         return early
+    if before is None and options == TaskOptions():
+        run_task(work, Share(0, 1))
+        return report(Launched(join_work(work)))
     if options.dry_run:
         return _plan(work, share.of if share else options.tasks)
     if share is not None:

@@ -21,6 +21,7 @@ from offmarl.cli.output import Report, table
 from offmarl.cli.parse import finite_number, parse, refuse_unused, rule_of
 from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError, VaultError
+from offmarl.hub.licences import OTHER, licence_named
 from offmarl.launch import Share, Work, join_work, run_share
 from offmarl.paths import path_text
 from offmarl.statistics import spread
@@ -36,7 +37,7 @@ from offmarl.vault.convert import (
 from offmarl.vault.dataset import open_vault
 from offmarl.vault.read.open import locate
 from offmarl.vault.transform.function import MapFunction
-from offmarl.vault.transform.plan import AnyVault, StrPath
+from offmarl.vault.transform.plan import SHARED, AnyVault, StrPath
 
 _NOT_OPTIONS = ("condition", "progress", "provenance")
 _NAMED = (StrPath, MapFunction | None)
@@ -192,7 +193,6 @@ def transform_work(name: str, arguments: list[str], block_steps: int | None) -> 
 
 def _work(name: str, block_steps: int | None, **options: Any) -> Work:
     from offmarl.launch.transforms import TransformWork
-    from offmarl.vault.transform.plan import SHARED
 
     path = options.pop("path")
     if options.pop("layout", "stream") != "stream":
@@ -304,14 +304,10 @@ def _export(source: str, out: Path, layout: str, time_limit: int | None) -> Repo
 
 def _terms(licence: str | None, citation: str | None) -> dict[str, str]:
     """Return the licence and citation; `UnknownNameError` if there is no such licence."""
-    terms = {"citation": citation} if citation else {}
-    if licence is None:
-        return terms
-    from offmarl.hub.licences import OTHER, licence_named
-
-    if (name := licence_named(licence)) == OTHER:
+    terms = {"citation": citation, "licence": licence and licence_named(licence)}
+    if terms["licence"] == OTHER:
         raise OptionError("'other' names no licence: give it, and its link, to `offmarl push`.")
-    return terms | {"licence": name}
+    return {name: text for name, text in terms.items() if text}
 
 
 def _check_source(source: str) -> None:

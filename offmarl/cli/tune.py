@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 
@@ -23,12 +23,12 @@ from offmarl.cli.tasks import Divided, TaskOptions
 from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
 from offmarl.paths import path_text
-from offmarl.programs.registry import Kind, find, load, program_of
+from offmarl.programs.registry import Kind, find, load, origin_of
 from offmarl.terminal import number
 from offmarl.tracking import replace_file
 
 if TYPE_CHECKING:
-    from offmarl.programs.tuning import SearchSpace, Space, TrialsWork, Tuned
+    from offmarl.programs.tuning import SearchSpace, TrialsWork, Tuned
 
 _USAGE = """\
 offmarl tune NAME --env ENV ...       tune a recorder
@@ -44,41 +44,49 @@ def tune(arguments: list[str]) -> Report:
     """Search settings with which a program learns."""
     if not arguments or arguments[0] in HELP:
         return _overview()
-    from offmarl.programs.tuning import TrialsWork  # imports JAX, which the overview does without
-
-    work = TrialsWork(*(parsed := _parsed(arguments)))
-    use_cores_for(parsed[-1], getattr(work.args, "batching", "auto"))
+    work, search = _search(arguments)
+    use_cores_for(search, getattr(work.args, "batching", "auto"))
     return _report(work, work.search())
 
 
 def tune_work(_verb: str, arguments: list[str], _block_steps: None) -> Divided:
     """Return the work of a search: a block is a trial."""
-    from offmarl.programs.tuning import TrialsWork
-
-    work = TrialsWork(*_parsed(arguments))
+    work, _ = _search(arguments)
     return Divided(work, lambda _: _report(work, work.tuned()))
 
 
-def _parsed(arguments: list[str]) -> "tuple[ModuleType, Any, Space, Path, SearchSpace]":
-    """Return the arguments of `offmarl.programs.tuning.tune`."""
-    from offmarl.programs.runs.run import print_sources
-    from offmarl.programs.tuning import SearchSpace
+def _search(arguments: list[str]) -> "tuple[TrialsWork, SearchSpace]":
+    """Return the work of a search, and its options."""
+    from offmarl.programs.runs.run import print_sources  # imports JAX, as the next does
+    from offmarl.programs.tuning import (
+        SearchSpace,
+        TrialsWork,
+        choose_ranges,
+        derive_space,
+        read_space,
+    )
 
     name, *rest = arguments
     program = _load(name, rest)
     about = f"Search settings of a program.\n\n{program.__doc__ or ''}"
     targets = [_Options, SearchSpace, SettingsFile, program.Args]
-    untuned = with_role(program.Args, Role.UNTUNED) - {field.name for field in fields(SearchSpace)}
+    untuned = with_role(program.Args, Role.UNTUNED)
+    left_out = untuned - {field.name for field in fields(SearchSpace)}
     command = f"offmarl tune {name}"
-    values = read_args(targets, command, about, rest, TaskOptions, left_out=untuned)
+    values = read_args(targets, command, about, rest, TaskOptions, left_out=left_out)
     options, search = take_fields(_Options, values), take_fields(SearchSpace, values)
     file, env = values.pop("settings", None), settings_environment(program.Args, values)
     args = program.Args.for_env(env, settings=file, **values)
     print_sources(args)
     place = re.sub(r"[^\w-]", "-", env) or "unknown"
-    out = options.out or Path("tuned") / f"{program_of(program.Args)[0]}-{place}.toml"
-    space = _space(program, args, options.search, options.only)
-    return program, args, space, out, search
+    out = options.out or Path("tuned") / f"{origin_of(program.make).name}-{place}.toml"
+    file = options.search
+    space = derive_space(args) if file is None else read_space(file, program.Args)
+    if untuned.intersection(space):
+        raise OptionError(
+            f"{min(untuned.intersection(space))} cannot be searched: leave it out of [search]."
+        )
+    return TrialsWork(program, args, choose_ranges(space, options.only), out, search), search
 
 
 @dataclass(frozen=True)
@@ -107,15 +115,6 @@ def _load(name: str, arguments: list[str]) -> ModuleType:
     return program
 
 
-def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, ...]) -> "Space":
-    from offmarl.programs.tuning import choose_ranges, derive_space, read_space
-
-    space = derive_space(args) if file is None else read_space(file, program.Args)
-    if missing := with_role(program.Args, Role.UNTUNED).intersection(space):
-        raise OptionError(f"{min(missing)} cannot be searched: leave it out of [search].")
-    return choose_ranges(space, only)
-
-
 def _overview() -> Report:
     kinds: list[Kind] = ["recorder", "baseline"]
     usages = zip(kinds, (_USAGE, ""), strict=True)
@@ -138,16 +137,16 @@ def _report(work: "TrialsWork", tuned: "Tuned") -> Report:
     unscored = f" ({unscored})" if unscored else ""
     title = f"{path_text(tuned.file)}: the best of {trials}{unscored}, score {tuned.score:.6g}"
     ranges = {name: span.words() for name, span in work.space.items()}
-    rows = [{**row} for row in best[:_SHOWN]]
-    for row in rows:
-        row["state"] += ", default" if row["trial"] == tuned.default else ""
+    rows = [
+        row | ({"state": f"{row['state']}, default"} if row["trial"] == tuned.default else {})
+        for row in best[:_SHOWN]
+    ]
     page = tuned.file.with_suffix(".html")
     table = {"columns": [*rows[0]], "rows": [[*row.values()] for row in rows]}
     replace_file(page, render("search.html", title=title, **table, figures=work.figures()))
     view = Group(records(rows, title), _about_default(tuned), as_is(f"wrote {path_text(page)}"))
-    data = {"file": tuned.file, "score": tuned.score, "best": tuned.best, "default": tuned.default}
-    data["page"] = page
-    return Report({**data, "ranges": ranges, "trials": tuned.trials}, view)
+    facts = tuned._asdict() | {"page": page, "ranges": ranges}
+    return Report(facts, view)
 
 
 def _about_default(tuned: "Tuned") -> str:

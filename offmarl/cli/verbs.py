@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +18,6 @@ class Verb(NamedTuple):
     work: str = ""
     """The function of the module that makes the work which tasks can share, if any. It takes the
     verb, its arguments and ``--block-steps``; the verb's own function takes the parsed options."""
-    blocks: str = ""
-    """What the blocks of the work are, if ``--block-steps`` does not set their size."""
 
 
 GROUPS: dict[str, dict[str, Verb]] = {
@@ -33,30 +30,16 @@ GROUPS: dict[str, dict[str, Verb]] = {
     },
     "Record and train": {
         "record": Verb("programs", is_raw=True, work="record_work"),
-        "train": Verb(
-            "programs", is_raw=True, work="train_work", blocks="a training is divided by its seeds"
-        ),
-        "tune": Verb(
-            "tune", is_raw=True, work="tune_work", blocks="a search is divided by its trials"
-        ),
-        "benchmark": Verb(
-            "benchmark",
-            "plan.toml --jobs 2",
-            work="benchmark",
-            blocks="a benchmark is divided by its cells",
-        ),
+        "train": Verb("programs", is_raw=True, work="train_work"),
+        "tune": Verb("tune", is_raw=True, work="tune_work"),
+        "benchmark": Verb("benchmark", "plan.toml --jobs 2", work="benchmark"),
     },
     "Evaluate": {
         "evaluate": Verb(
             "programs", "runs/swarm/coverage-3/mappo-0-medium/bc --render episode.gif"
         ),
         "compare": Verb("compare", "runs/swarm/coverage-3/*-medium/* --html report.html"),
-        "cross-play": Verb(
-            "cross_play",
-            "vaults/classic/xor.run/mappo-0-to-4",
-            work="cross_play",
-            blocks="a table is divided by its rows",
-        ),
+        "cross-play": Verb("cross_play", "vaults/classic/xor.run/mappo-0-to-4", work="cross_play"),
         "exploitability": Verb("exploitability", "vaults/pgx/kuhn_poker.run/ippo-0"),
         "ope": Verb(
             "ope", "runs/swarm/coverage-3/*/* --vault vaults/swarm/coverage-3.vlt/mappo-0-replay"
@@ -115,11 +98,6 @@ def summary_of(name: str, verb: Verb) -> str:
     first_line = re.compile(rf'(?ms)^def {name.replace("-", "_")}\(.*?"""(.*?)\.?("""|$)')
     package = Path(__file__).parents[1]
     for file in (package / "cli" / f"{verb.module}.py", package / "vault" / "verbs.py"):
-        if match := first_line.search(_source(file)):
+        if match := first_line.search(file.read_text("utf-8")):
             return match[1]
     raise LookupError(name)
-
-
-@cache
-def _source(file: Path) -> str:
-    return file.read_text("utf-8")

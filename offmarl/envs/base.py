@@ -2,14 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from numpy.typing import NDArray
 
-from offmarl.errors import OptionError
+from offmarl.config import Rule
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Timestep, View
+
+
+def among(*choices: str) -> Rule:
+    """Return the rule that an option is one of several words."""
+    return Rule(f"one of {', '.join(choices)}", choices.__contains__)
+
+
+ActionKind = Annotated[str, among("discrete", "continuous")]
 
 EnvState = Any
 """The state of an environment: a pytree of arrays; only the environment reads it."""
@@ -46,10 +56,10 @@ class Environment(Protocol):
         ...
 
 
-def extras_of(env: Any, key: PRNGKeyArray, state: EnvState) -> dict[str, Array] | None:
-    """Return the extras of the step that ``env.step(key, state, action)`` takes; None for none."""
+def extras_of(env: Any, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
+    """Return the extras of the step that ``env.step(key, state, action)`` takes."""
     if not env.spec.extras or not hasattr(env, "extras"):
-        return None
+        return {}
     extras: dict[str, Array] = env.extras(key, state)
     return extras
 
@@ -74,14 +84,18 @@ def transition(
     return Timestep(view, view, reward, terminated, truncated, last, shaping, won=won)
 
 
+def no_action(spec: EnvSpec) -> NDArray[Any]:
+    """Return zeros of the shape and type of a joint action."""
+    if isinstance(spec.action, Continuous):
+        return np.zeros((spec.num_agents, spec.action_size), np.float32)
+    return np.zeros(spec.num_agents, np.int32)
+
+
 def has_shaping(env: Environment) -> bool:
     """Whether the steps of an environment have shaped rewards (`Timestep.shaping`)."""
-    spec, key = env.spec, jax.random.key(0)
-    size = (spec.num_agents, spec.action_size)
-    continuous = isinstance(spec.action, Continuous)
-    action = jnp.zeros(size) if continuous else jnp.zeros(size[:1], jnp.int32)
+    key = jax.random.key(0)
     state, _ = jax.eval_shape(env.reset, key)
-    _, timestep = jax.eval_shape(env.step, key, state, action)
+    _, timestep = jax.eval_shape(env.step, key, state, no_action(env.spec))
     return timestep.shaping is not None
 
 
@@ -182,7 +196,7 @@ class AutoReset(Wrapper):
     def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
         """Return the extras of the step that ``step(key, state, action)`` takes."""
         step_key, _ = jax.random.split(key)
-        return extras_of(self.env, step_key, state) or {}
+        return extras_of(self.env, step_key, state)
 
     def _first(self, key: PRNGKeyArray) -> tuple[EnvState, View]:
         state, timestep = self.env.reset(key)
@@ -202,29 +216,25 @@ def _reset_if(
     """
 
     @jax.custom_batching.custom_vmap
-    def reset_one(over: Bool[Array, ""], key: PRNGKeyArray, old: ArrayTree) -> ArrayTree:
-        return jax.lax.cond(over, lambda: begin(key), lambda: old)
-
-    @jax.custom_batching.custom_vmap
     def reset_many(over: Bool[Array, "B"], keys: Key[Array, "B"], old: ArrayTree) -> ArrayTree:
         return _reset_in_parts(over, keys, old, begin)
-
-    @reset_one.def_vmap
-    def reset_batch(size: int, batched: ArrayTree, *args: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-        new = reset_many(*_broadcast(size, batched, args))
-        return new, jax.tree.map(lambda _: True, new)
 
     @reset_many.def_vmap
     def reset_batches(
         size: int, batched: ArrayTree, *args: ArrayTree
     ) -> tuple[ArrayTree, ArrayTree]:
-        batch = _broadcast(size, batched, args)
+        batch = jax.tree.map(
+            lambda is_batched, x: x if is_batched else jnp.broadcast_to(x, (size, *x.shape)),
+            tuple(batched),
+            args,
+        )
         flat = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), batch)
         count = batch[0].shape[1]
         new = jax.tree.map(lambda x: x.reshape(size, count, *x.shape[1:]), reset_many(*flat))
         return new, jax.tree.map(lambda _: True, new)
 
-    return reset_one(over, key, old)
+    single = jax.tree.map(lambda x: x[None], (over, key, old))
+    return jax.tree.map(lambda x: x[0], reset_many(*single))
 
 
 def _reset_in_parts(
@@ -249,22 +259,6 @@ def _reset_in_parts(
     return jax.lax.while_loop(lambda x: x[0] < over.sum(), lambda x: reset_part(*x), initial)[1]
 
 
-def _broadcast(size: int, batched: ArrayTree, args: ArrayTree) -> ArrayTree:
-    """Broadcast unbatched leaves to the batch."""
-
-    def broadcast(is_batched: bool, x: Array) -> Array:
-        return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-
-    return jax.tree.map(broadcast, tuple(batched), args)
-
-
 def autoreset(env: Environment) -> AutoReset:
     """Wrap an environment so that it starts a new episode when one ends; see `AutoReset`."""
     return AutoReset(env)
-
-
-def require_positive(**values: float) -> None:
-    """Raise `OptionError` for the first option that is not positive."""
-    for name, value in values.items():
-        if not value > 0:
-            raise OptionError(f"{name} must be above 0, not {value}: choose a larger one.")

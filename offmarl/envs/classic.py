@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import MARKS, Scene, plain_scene, require_positive, restart, transition
+from offmarl.config import Positive, PositiveInt, Validated
+from offmarl.envs.base import MARKS, Scene, plain_scene, restart, transition
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
 _XOR_PAYOFF = np.array([[0.0, 1.0], [1.0, -2.0]], np.float32)
@@ -31,7 +32,7 @@ class XorState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Xor:
+class Xor(Validated):
     """The XOR matrix game, played ``time_limit`` times: two agents, two actions, one state.
 
     The team's reward is 1 if the agents choose different actions, 0 for (0, 0) and -2 for (1, 1).
@@ -39,10 +40,7 @@ class Xor:
     """
 
     name: str = ""
-    time_limit: int = 50
-
-    def __post_init__(self) -> None:
-        require_positive(time_limit=self.time_limit)
+    time_limit: PositiveInt = 50
 
     @property
     def optimal_return(self) -> float:
@@ -81,7 +79,7 @@ def _xor_view() -> View:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RockPaperScissors:
+class RockPaperScissors(Validated):
     """Rock-paper-scissors: two opponents choose at once, and the winner gets 1 from the other.
 
     The actions are rock, paper and scissors. A win with rock pays ``rock``: in equilibrium both
@@ -89,7 +87,7 @@ class RockPaperScissors:
     """
 
     name: str = ""
-    rock: float = 1.0
+    rock: Positive = 1.0
 
     @property
     def spec(self) -> EnvSpec:
@@ -125,7 +123,7 @@ class BridgeState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bridge:
+class Bridge(Validated):
     """Two agents must pass each other on a bridge that is wide enough for one.
 
     The grid is ``1.##..`` / ``......`` / ``..##.2``: blocks ``#``, and the goals of agent 2 (top
@@ -138,13 +136,10 @@ class Bridge:
     """
 
     name: str = ""
-    time_limit: int = 50
+    time_limit: PositiveInt = 50
 
     optimal_return: ClassVar[float] = -1.2354525
     """Found by searching all joint paths; the best path steps aside on the far side."""
-
-    def __post_init__(self) -> None:
-        require_positive(time_limit=self.time_limit)
 
     @property
     def spec(self) -> EnvSpec:

@@ -14,39 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from offmarl._arrays import is_key
 from offmarl._compiling import quickly
 from offmarl.envs.base import autoreset
 from offmarl.envs.outside import faults, outcome
-from offmarl.types import Continuous, EnvSpec, Timestep, map_tree
+from offmarl.types import Continuous, EnvSpec, Timestep, View
 
 NUM_ENVS = 2
 NUM_STEPS = 500
-CHUNK = 125
-"""Steps in one call of a program; the first call is made twice, to compare the results."""
-
-
-class ReferenceOutcome(NamedTuple):
-    """What a reference implementation returns for a reset or a step; None is not compared."""
-
-    observations: list[Any]
-    """Each agent's own observation, without padding: an array, or a dictionary of arrays."""
-    legal_actions: Any = None
-    state: Any = None
-    reward: Any = None
-    last: Any = None
-    truncated: Any = None
-
-
-class ReferenceEnvironment(NamedTuple):
-    """Another implementation of an environment, with which every step is compared."""
-
-    reset: Callable[[Any], ReferenceOutcome]
-    """``key -> outcome``"""
-    step: Callable[[Any, Any, Any], tuple[ReferenceOutcome, Any]]
-    """``key, the environment's state, action -> outcome, state of the reference``"""
-    inner: Callable[[Any], Any]
-    """``the environment's state -> state of the reference``"""
 
 
 class RandomSteps(NamedTuple):
@@ -57,10 +31,6 @@ class RandomSteps(NamedTuple):
     action: Any
     key: Any
     timestep: Timestep
-    reference: Any
-    """The outcome of the same step in the reference; None if there is none."""
-    same_state: Any
-    """Whether the reference has the same state after it."""
 
 
 class RecordedSteps(NamedTuple):
@@ -68,26 +38,22 @@ class RecordedSteps(NamedTuple):
 
     first: Timestep
     """``(E, ...)``"""
-    first_reference: Any
     steps: RandomSteps
     again: RandomSteps
-    """The first `CHUNK` steps from a second call with the same arguments."""
+    """The same steps from a second call with the same arguments."""
 
 
 class Programs(NamedTuple):
     """The compiled programs of an environment."""
 
     reset: Callable[..., Any]
-    """``env.reset``, and that of the reference."""
+    """``env.reset``"""
     step: Callable[..., Any]
     """``env.step``"""
     run: Callable[..., Any]
-    """`_rollout` under vmap."""
+    """`_run`"""
     traces: list[Any]
     """One entry for each time ``step`` was compiled."""
-
-
-ReferenceOf = Callable[[Any], ReferenceEnvironment | None]
 
 
 def sample_actions(spec: EnvSpec, legal_actions: Any, key: Any) -> Any:
@@ -97,10 +63,8 @@ def sample_actions(spec: EnvSpec, legal_actions: Any, key: Any) -> Any:
     return jax.random.categorical(key, jnp.where(legal_actions, 0.0, -jnp.inf)).astype(jnp.int32)
 
 
-def _rollout(
-    env: Any, reference: ReferenceEnvironment | None, tolerance: float, carry: Any, key: Any
-) -> tuple[Any, RandomSteps]:
-    """Take random actions in one environment, starting from a state and its view."""
+def _run(env: Any, resets: list[Any], keys: Any) -> tuple[Timestep, RandomSteps]:
+    """Return the first timesteps after resets, and random steps from there on."""
     resetting = autoreset(env)
 
     def step(carry: Any, key: Any) -> tuple[Any, RandomSteps]:
@@ -108,75 +72,37 @@ def _rollout(
         action_key, step_key = jax.random.split(key)
         action = sample_actions(env.spec, view.legal_actions, action_key)
         after, timestep = resetting.step(step_key, state, action)
-        expected, same = None, jnp.ones((), bool)
-        if reference:
-            own_key, _ = jax.random.split(step_key)
-            expected, inner = reference.step(own_key, state, action)
-            same = timestep.last | _close(reference.inner(after), inner, tolerance)
-        return (after, timestep.view), RandomSteps(
-            state, action, step_key, timestep, expected, same
-        )
+        return (after, timestep.view), RandomSteps(state, action, step_key, timestep)
 
-    return jax.lax.scan(step, carry, jax.random.split(key, CHUNK))
+    def rollout(state: Any, view: View, key: Any) -> RandomSteps:
+        return jax.lax.scan(step, (state, view), jax.random.split(key, NUM_STEPS))[1]
+
+    states, first = jax.tree.map(lambda *leaves: jnp.stack(leaves), *resets)
+    return first, jax.vmap(rollout)(states, first.view, keys)
 
 
 @functools.lru_cache(maxsize=4)
-def compile_programs(
-    env: Any, reference_of: "ReferenceOf | None" = None, tolerance: float = 1e-5
-) -> Programs:
-    """Return the programs of an environment; equal arguments share them."""
-    reference = reference_of(env) if reference_of else None
+def compile_programs(env: Any) -> Programs:
+    """Return the programs of an environment; equal environments share them."""
     traces: list[Any] = []
-
-    def reset(key: Any) -> Any:
-        return env.reset(key), reference.reset(key) if reference else None
 
     def step(key: Any, state: Any, action: Any) -> Any:
         traces.append(key)
         return env.step(key, state, action)
 
-    run = jax.vmap(functools.partial(_rollout, env, reference, tolerance))
     compile_quickly = functools.partial(jax.jit, compiler_options=quickly())
-    return Programs(compile_quickly(reset), compile_quickly(step), compile_quickly(run), traces)
+    run = compile_quickly(functools.partial(_run, env))
+    return Programs(compile_quickly(env.reset), compile_quickly(step), run, traces)
 
 
 @functools.lru_cache(maxsize=2)
-def record(
-    env: Any, reference_of: "ReferenceOf | None" = None, tolerance: float = 1e-5
-) -> RecordedSteps:
+def record(env: Any) -> RecordedSteps:
     """Take `NUM_STEPS` random steps in each of `NUM_ENVS` environments."""
-    program = compile_programs(env, reference_of, tolerance)
-    reset_key, *keys = jax.random.split(jax.random.key(7), 1 + NUM_STEPS // CHUNK)
-    keys = [jax.random.split(key, NUM_ENVS) for key in keys]
-    resets = [program.reset(key) for key in jax.random.split(reset_key, NUM_ENVS)]
-    (state, first), reference = jax.tree.map(lambda *leaves: _join("stack", leaves, 0), *resets)
-    carry = start = state, first.view
-    chunks = []
-    for key in keys:
-        carry, steps = program.run(carry, key)
-        chunks.append(jax.device_get(steps))
-    steps = jax.tree.map(lambda *leaves: _join("concatenate", leaves, 1), *chunks)
-    again = program.run(start, keys[0])[1]
-    return jax.device_get(RecordedSteps(first, reference, steps, again))
-
-
-def _join(how: str, arrays: Any, axis: int) -> Any:
-    """Stack or concatenate: with NumPy, which compiles nothing, except for random keys."""
-    return getattr(jnp if is_key(arrays[0]) else np, how)(arrays, axis=axis)
-
-
-def _close(left: Any, right: Any, tolerance: float) -> Any:
-    """Whether two trees are equal up to rounding."""
-
-    def same(a: Any, b: Any) -> Any:
-        if is_key(a):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        if jnp.issubdtype(a.dtype, jnp.floating):
-            return jnp.isclose(a, b, tolerance, tolerance / 10, equal_nan=True).all()
-        return (a == b).all()
-
-    equal = jax.tree.map(lambda a, b: same(jnp.asarray(a), jnp.asarray(b)), left, right)
-    return jnp.stack(jax.tree.leaves(equal)).all()
+    program = compile_programs(env)
+    reset_keys, keys = jax.random.split(jax.random.key(7), (2, NUM_ENVS))
+    resets = [program.reset(key) for key in reset_keys]
+    first, steps = program.run(resets, keys)
+    return jax.device_get(RecordedSteps(first, steps, again=program.run(resets, keys)[1]))
 
 
 def _assert_close(left: Any, right: Any, tolerance: float) -> None:
@@ -213,25 +139,19 @@ class EnvironmentConformance:
     tolerance = 1e-5
     """Largest relative difference between programs that compile differently."""
 
-    reference_of: "ReferenceOf | None" = None
-    """Returns another implementation of the environment to compare every step with, or None."""
-
     def test_it_keeps_the_protocol(self, env: Any, subtests: Any) -> None:
         """Run all checks on one recording: one test, so that one worker compiles it."""
-        recording = record(env, type(self).reference_of, self.tolerance)
+        recording = record(env)
         for name in dir(self):
             if name.startswith("_check_"):
                 with subtests.test(name.removeprefix("_check_").replace("_", " ")):
                     getattr(self, name)(env, recording)
 
-    def _programs(self, env: Any) -> Programs:
-        return compile_programs(env, type(self).reference_of, self.tolerance)
-
     def _step_alone(self, env: Any, steps: RandomSteps, t: int) -> Any:
         """Repeat a recorded step unbatched; return also the key of the reset after it."""
-        state, action, key = jax.tree.map(lambda x: x[0, t], steps[:3])
+        state, action, key = _at(steps[:3], t)
         step_key, reset_key = jax.random.split(key)
-        return *self._programs(env).step(step_key, state, action), reset_key
+        return *compile_programs(env).step(step_key, state, action), reset_key
 
     def _check_shapes_and_types_are_those_of_the_spec(
         self, env: Any, recording: RecordedSteps
@@ -244,8 +164,8 @@ class EnvironmentConformance:
 
     def _check_a_step_changes_no_type(self, env: Any, recording: RecordedSteps) -> None:
         """Otherwise a program would compile for fresh states and again for all others."""
-        program, action = self._programs(env), recording.steps.action[0, 0]
-        (state, first), _ = program.reset(jax.random.key(1))
+        program, action = compile_programs(env), recording.steps.action[0, 0]
+        state, first = program.reset(jax.random.key(1))
         after, step = program.step(jax.random.key(2), state, action)
         fresh, later = (state, first.view), (after, step.view)
         chex.assert_trees_all_equal_structs(later, fresh)
@@ -262,8 +182,7 @@ class EnvironmentConformance:
         assert not (first.terminated.any() or first.truncated.any() or first.last.any())
 
     def _check_the_same_keys_give_the_same_bits(self, env: Any, recording: RecordedSteps) -> None:
-        once = jax.tree.map(lambda x: x[:, :CHUNK], recording.steps.timestep)
-        chex.assert_trees_all_equal(recording.again.timestep, once)
+        chex.assert_trees_all_equal(recording.again.timestep, recording.steps.timestep)
 
     def _check_a_batch_equals_its_members_and_keeps_what_the_action_led_to(
         self, env: Any, recording: RecordedSteps
@@ -277,10 +196,10 @@ class EnvironmentConformance:
     def _check_another_episode_begins_where_one_ends(
         self, env: Any, recording: RecordedSteps
     ) -> None:
-        steps, reset = recording.steps, self._programs(env).reset
+        steps, reset = recording.steps, compile_programs(env).reset
         for t in _ends(steps):
             *_, key = self._step_alone(env, steps, t)
-            (_, fresh), _ = reset(key)
+            _, fresh = reset(key)
             _assert_close(fresh.view, _at(steps.timestep, t).view, self.tolerance)
         going_on = ~steps.timestep.last
         views = (steps.timestep.view, steps.timestep.next_view)
@@ -303,31 +222,3 @@ class EnvironmentConformance:
             lengths = np.diff(over, prepend=-1)
             assert len(over)
             assert (lengths[truncated[over].any(-1)] == limit).all()
-
-    def _check_every_step_equals_the_reference(self, env: Any, recording: RecordedSteps) -> None:
-        steps = recording.steps
-        if steps.reference is None:
-            return
-        assert steps.same_state.all()
-        self._compare(recording.first, recording.first_reference)
-        self._compare(steps.timestep, steps.reference)
-        ours, theirs = steps.timestep, steps.reference
-        _assert_close(ours.reward, theirs.reward, self.tolerance)
-        if theirs.last is None:  # built for one more step, so it never ends itself
-            late = np.arange(NUM_STEPS) % env.spec.time_limit == env.spec.time_limit - 1
-            chex.assert_trees_all_equal(ours.last, np.broadcast_to(late, ours.last.shape))
-        else:
-            chex.assert_trees_all_equal(ours.last, theirs.last)
-        if theirs.truncated is not None:
-            chex.assert_trees_all_equal(ours.truncated.all(-1), theirs.truncated)
-
-    def _compare(self, ours: Timestep, theirs: ReferenceOutcome) -> None:
-        lead = ours.last.ndim
-        for i, expected in enumerate(theirs.observations):
-            observation = map_tree(lambda x, i=i: x.take(i, axis=lead), ours.next_view.observation)
-            unpadded = map_tree(lambda x, y: x[tuple(map(slice, y.shape))], observation, expected)
-            _assert_close(unpadded, expected, self.tolerance)
-        if theirs.legal_actions is not None:
-            chex.assert_trees_all_equal(ours.next_view.legal_actions, theirs.legal_actions)
-        if theirs.state is not None:
-            _assert_close(ours.next_view.state, theirs.state, self.tolerance)

@@ -39,11 +39,11 @@ from offmarl.envs.spaces import (
     flatten,
     pad,
     sizes_if_unequal,
-    specs_of,
     strengthen_types,
+    trace_spec,
 )
 from offmarl.errors import OptionError
-from offmarl.types import ArrayTree, Discrete, EnvSpec, Timestep, View
+from offmarl.types import ArrayTree, Continuous, Discrete, EnvSpec, Timestep, View
 
 _WARNINGS = (
     "scatter inputs have incompatible types",
@@ -81,6 +81,10 @@ def _side(agent: str) -> str:
     return "adversaries" if agent.startswith(("adversary", "leadadversary", "eve")) else "agents"
 
 
+def _by_name(env: Any, observations: Observations) -> Sequence[Any]:
+    return [observations[agent] for agent in env.agents]
+
+
 class Compat(NamedTuple):
     """How the adapter reads one kind of environment; functions take JaxMARL's environment first."""
 
@@ -88,7 +92,9 @@ class Compat(NamedTuple):
     """The package below ``jaxmarl.environments`` that defines the environments' classes."""
     time_limit: Callable[[Any], int]
     """Steps after which an episode is truncated if it has not ended before."""
-    terminal: Callable[[Any, State, Any, State], Bool[Array, ""] | bool] | None = None
+    terminal: Callable[[Any, State, Any, State], Bool[Array, ""] | bool] = (
+        lambda env, before, actions, after: False
+    )
     """For the last step of an episode, ``(env, before, actions, after)``: True if the task ended,
     False if the time limit was reached. By default, it is always the limit."""
     reward: Literal["team", "individual"] = "individual"
@@ -96,11 +102,13 @@ class Compat(NamedTuple):
     """The global state, if JaxMARL has one."""
     legal: Callable[[Any, State], Any] | None = None
     """Legal actions by agent, if not all are legal."""
-    alive: Callable[[Any, State], Bool[Array, "N"]] | None = None
+    alive: Callable[[Any, State], Bool[Array, "N"]] = lambda env, state: jnp.ones(
+        len(env.agents), bool
+    )
     """Agents that still act, if some die."""
     won: Callable[[Any, State], Bool[Array, ""]] | None = None
     """Whether the agents have won, if they can."""
-    split: Callable[[Any, Observations], Sequence[Any]] | None = None
+    split: Callable[[Any, Observations], Sequence[Any]] = _by_name
     """Each agent's own observation, an array or a tree of arrays, if they are not by name."""
     team_of: Callable[[str], str] = lambda agent: ""
     """The name of an agent's team by the agent's name; the same for all if they are one team."""
@@ -334,8 +342,24 @@ class JaxMarl:
 
     @classmethod
     def options(cls, env_class: str, compat: str) -> dict[str, Option]:
-        """Return the options of an environment with their defaults."""
-        return _options(env_class, compat)
+        """Return the arguments of the class that fit into a name, with their defaults.
+
+        An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen.
+        """
+        wrapped_class = _load_class(env_class, compat)
+        arguments, passes_on = _arguments(wrapped_class)
+        if env_class == "HeuristicEnemySMAX":
+            arguments |= _arguments(_load_class("SMAX", compat))[0]
+        elif compat == "mabrax":
+            arguments |= _arguments(wrapped_class.__mro__[1])[0]
+        elif passes_on:
+            base = _arguments(_load_class("SimpleMPE", compat))[0]
+            base = {k: v for k, v in base.items() if k not in _SET_BY_MPE_SUBCLASSES}
+            arguments = base | arguments
+        if env_class == "OvercookedV2":
+            arguments["agent_view_size"] = 0
+        kinds = (bool, int, float, str)
+        return {k: v for k, v in arguments.items() if type(v) in kinds and k not in _NOT_OPTIONS}
 
     @classmethod
     def build(cls, name: str, env_class: str, compat: str, **arguments: Option) -> "JaxMarl":
@@ -391,17 +415,13 @@ class JaxMarl:
         with quiet(*_WARNINGS):
             observations, inner, rewards, dones, info = env.step_env(key, state.inner, joint_action)
             view = _view(wrapped, observations, inner)
-            terminal = compat.terminal and compat.terminal(env, state.inner, by_agent, inner)
-        reward = _by_agent(env, rewards)
+            ended = jnp.asarray(compat.terminal(env, state.inner, by_agent, inner))
         time = state.time + 1
         over = dones["__all__"] | (time >= compat.time_limit(env))
-        everyone, ended = (
-            jnp.ones(len(env.agents), bool),
-            jnp.asarray(False if terminal is None else terminal),
-        )
+        everyone = jnp.ones(len(env.agents), bool)
         timestep = transition(
             view,
-            reward,
+            _by_agent(env, rewards),
             terminated=everyone & over & ended,
             truncated=everyone & over & ~ended,
             shaping=_by_agent(env, info["shaped_reward"]) if "shaped_reward" in info else None,
@@ -418,80 +438,61 @@ class _Wrapped(NamedTuple):
     env: Any
     compat: Compat
     actions: Actions
-    observation_sizes: tuple[int, ...]
-    """Entries of each agent's observation."""
-    are_vectors: bool
-    """Whether observations are float32 vectors."""
 
 
 @lru_cache(maxsize=256)
 def _wrap(env: JaxMarl) -> _Wrapped:
     """Create the JaxMARL environment once: JAX compiles once for the same object."""
-    compat = COMPAT[env.compat]
-    with quiet(*_WARNINGS):
-        with jax.ensure_compile_time_eval():
-            inner = _construct(env)
-        observations, _ = jax.eval_shape(inner.reset, jax.random.key(0))
-    trees = jax.eval_shape(lambda by_agent: _split(compat, inner, by_agent), observations)
+    with quiet(*_WARNINGS), jax.ensure_compile_time_eval():
+        inner = _construct(env)
     actions = Actions(tuple(_action_space(inner, agent) for agent in inner.agents))
-    sizes = tuple(sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in trees)
-    are_vectors = all(leaf.ndim < 2 for leaf in jax.tree.leaves(trees))
-    return _Wrapped(inner, compat, actions, sizes, are_vectors)
+    return _Wrapped(inner, COMPAT[env.compat], actions)
 
 
 @lru_cache(maxsize=256)
 def _spec(env: JaxMarl) -> EnvSpec:
     wrapped = _wrap(env)
-    view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
-    native_state = jax.eval_shape(lambda key: _native_state(wrapped, key), jax.random.key(0))
-    observation, state = specs_of(view)
-    sides = [wrapped.compat.team_of(str(agent)) for agent in wrapped.env.agents]
+    inner, compat = wrapped.env, wrapped.compat
+    with quiet(*_WARNINGS):
+        observations, _ = jax.eval_shape(inner.reset, jax.random.key(0))
+    sizes = _sizes(jax.eval_shape(partial(compat.split, inner), observations))
+    sides = [compat.team_of(str(agent)) for agent in inner.agents]
     teams = list(dict.fromkeys(sides))
-    names = [agent if isinstance(agent, str) else f"agent_{agent}" for agent in wrapped.env.agents]
-    return EnvSpec(
-        env.name,
-        len(names),
-        0,
-        0,
-        wrapped.actions.joint,
-        wrapped.compat.time_limit(wrapped.env),
-        wrapped.compat.reward,
-        "concatenated" if native_state is None else "native",
+    names = [agent if isinstance(agent, str) else f"agent_{agent}" for agent in inner.agents]
+    return trace_spec(
+        env,
+        Discrete if wrapped.actions.discrete else Continuous,
+        time_limit=compat.time_limit(inner),
+        reward=compat.reward,
+        state="concatenated" if compat.state is None else "native",
         agents=tuple(names),
-        observation_sizes=sizes_if_unequal(wrapped.observation_sizes),
+        observation_sizes=sizes_if_unequal(sizes),
         action_sizes=sizes_if_unequal(wrapped.actions.sizes),
-        observation=observation,
-        global_state=state,
         teams=tuple(map(teams.index, sides)) if len(teams) > 1 else None,
         team_names=tuple(teams) if len(teams) > 1 else None,
         package=release("jaxmarl"),
     )
 
 
-def _native_state(wrapped: _Wrapped, key: PRNGKeyArray) -> Array | None:
-    with quiet(*_WARNINGS):
-        state = wrapped.compat.state
-        return state and state(wrapped.env, *wrapped.env.reset(key))
-
-
 def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:
     env, compat = wrapped.env, wrapped.compat
     observation, concatenated = _observe(wrapped, observations)
     state = compat.state and compat.state(env, observations, inner)
-    legal = compat.legal(env, inner) if compat.legal and wrapped.actions.discrete else None
+    legal = jnp.asarray(wrapped.actions.mask)
+    if compat.legal and wrapped.actions.discrete:
+        masks = compat.legal(env, inner)
+        legal = pad([masks[agent] for agent in env.agents], legal.shape[1]).astype(bool)
     return View(
         observation=observation,
         state=concatenated if state is None else state.astype(jnp.float32),
-        legal_actions=wrapped.actions.legal(legal and [legal[agent] for agent in env.agents]),
-        alive=compat.alive(env, inner) if compat.alive else jnp.ones(len(env.agents), bool),
+        legal_actions=legal,
+        alive=compat.alive(env, inner),
     )
 
 
-def _split(compat: Compat, env: Any, observations: Observations) -> Sequence[Any]:
-    """Return each agent's own observation."""
-    if compat.split:
-        return compat.split(env, observations)
-    return [observations[agent] for agent in env.agents]
+def _sizes(trees: Sequence[Any]) -> list[int]:
+    """Return the number of entries of each agent's observation."""
+    return [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in trees]
 
 
 def _observe(wrapped: _Wrapped, observations: Observations) -> tuple[ArrayTree, ArrayTree]:
@@ -500,14 +501,15 @@ def _observe(wrapped: _Wrapped, observations: Observations) -> tuple[ArrayTree, 
     That state is all vectors concatenated without padding; observations of other shapes would only
     be stored twice, so there is no state then.
     """
-    trees = _split(wrapped.compat, wrapped.env, observations)
-    if len(set(wrapped.observation_sizes)) > 1:
+    trees = wrapped.compat.split(wrapped.env, observations)
+    sizes = _sizes(trees)
+    if len(set(sizes)) > 1:
         vectors = [flatten(tree) for tree in trees]
-        return pad(vectors, max(wrapped.observation_sizes)), jnp.concatenate(vectors)
+        return pad(vectors, max(sizes)), jnp.concatenate(vectors)
     # Stack before flattening: JaxMARL sliced these out of one array, and XLA undoes the slicing
     # only in this order.
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-    if not wrapped.are_vectors:
+    if any(leaf.ndim > 2 for leaf in jax.tree.leaves(stacked)):
         return stacked, jnp.zeros(0)
     observation = jax.vmap(flatten)(stacked)
     return observation, observation.ravel()
@@ -522,26 +524,6 @@ def _action_space(env: Any, agent: Any) -> ActionSpace:
 
 
 # ------------------------------------------------------------------ options and construction
-
-
-def _options(env_class: str, compat: str) -> dict[str, Option]:
-    """Return the arguments of a class that fit into a name, with defaults.
-
-    An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen.
-    """
-    cls = _load_class(env_class, compat)
-    arguments, passes_on = _arguments(cls)
-    if env_class == "HeuristicEnemySMAX":
-        arguments |= _arguments(_load_class("SMAX", compat))[0]
-    elif compat == "mabrax":
-        arguments |= _arguments(cls.__mro__[1])[0]
-    elif passes_on:
-        base = _arguments(_load_class("SimpleMPE", compat))[0]
-        arguments = {k: v for k, v in base.items() if k not in _SET_BY_MPE_SUBCLASSES} | arguments
-    if env_class == "OvercookedV2":
-        arguments["agent_view_size"] = 0
-    kinds = (bool, int, float, str)
-    return {k: v for k, v in arguments.items() if type(v) in kinds and k not in _NOT_OPTIONS}
 
 
 def _arguments(cls: Any) -> tuple[dict[str, Any], bool]:
@@ -589,7 +571,7 @@ def _convert(env: JaxMarl, arguments: Mapping[str, Option]) -> dict[str, Any]:
     if values.get("agent_view_size") == 0:
         values["agent_view_size"] = None
     if COMPAT[env.compat].time_limit is inner_steps:
-        default = _options(env.env_class, env.compat)["num_inner_steps"]
+        default = env.options(env.env_class, env.compat)["num_inner_steps"]
         values["num_inner_steps"] = 1 + values.get("num_inner_steps", default)
     if env.compat == "mabrax":
         values["auto_reset"] = False

@@ -9,7 +9,7 @@ own perspective. Grids are images of booleans, with the channels last.
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -20,9 +20,10 @@ from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl._imports import import_optional
-from offmarl.envs.base import require_positive, restart, transition
+from offmarl.config import PositiveInt, Validated
+from offmarl.envs.base import restart, transition
 from offmarl.envs.registry import release
-from offmarl.envs.spaces import flatten, specs_of, strengthen_types
+from offmarl.envs.spaces import flatten, strengthen_types, trace_spec
 from offmarl.errors import OptionError
 from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
 
@@ -54,14 +55,13 @@ class Wrapped(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jumanji:
+class Jumanji(Validated):
     """A Jumanji environment; the fields of the subclasses are their options."""
 
     name: str = ""
 
     def __post_init__(self) -> None:
-        options = {field.name: getattr(self, field.name) for field in fields(self)}
-        require_positive(**{k: v for k, v in options.items() if type(v) is int})
+        super().__post_init__()
         _ = self.spec
 
     @property
@@ -154,21 +154,13 @@ def _wrap(env: Jumanji) -> Wrapped:
 @lru_cache(maxsize=256)
 def _spec(env: Jumanji) -> EnvSpec:
     wrapped = _wrap(env)
-    view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
-    num_agents, num_actions = view.legal_actions.shape
-    observation, state = specs_of(view)
     discrete = jnp.issubdtype(wrapped.env.action_spec.dtype, jnp.integer)
-    return EnvSpec(
-        env.name,
-        num_agents,
-        0,
-        0,
-        (Discrete if discrete else Continuous)(num_actions),
-        wrapped.time_limit,
-        wrapped.reward,
-        "concatenated" if wrapped.state is None else "native",
-        observation=observation,
-        global_state=state,
+    return trace_spec(
+        env,
+        Discrete if discrete else Continuous,
+        time_limit=wrapped.time_limit,
+        reward=wrapped.reward,
+        state="concatenated" if wrapped.state is None else "native",
         package=release(wrapped.package),
     )
 
@@ -198,13 +190,13 @@ class RobotWarehouse(Jumanji):
     Unlike in the original, a collision of two robots ends the episode.
     """
 
-    num_agents: int = 4
-    shelf_rows: int = 2
-    shelf_columns: int = 3
-    column_height: int = 8
-    sensor_range: int = 1
-    request_queue_size: int = 8
-    time_limit: int = 500
+    num_agents: PositiveInt = 4
+    shelf_rows: PositiveInt = 2
+    shelf_columns: PositiveInt = 3
+    column_height: PositiveInt = 8
+    sensor_range: PositiveInt = 1
+    request_queue_size: PositiveInt = 8
+    time_limit: PositiveInt = 500
 
     def _build(self) -> Wrapped:
         is_collision = _environment("routing.robot_warehouse.utils").is_collision
@@ -226,15 +218,15 @@ class LevelBasedForaging(Jumanji):
     up to 1.
     """
 
-    grid_size: int = 8
-    num_agents: int = 2
-    num_food: int = 2
-    fov: int = 8
-    max_agent_level: int = 2
+    grid_size: PositiveInt = 8
+    num_agents: PositiveInt = 2
+    num_food: PositiveInt = 2
+    fov: PositiveInt = 8
+    max_agent_level: PositiveInt = 2
     force_coop: bool = True
     normalize_reward: bool = True
     penalty: float = 0.0
-    time_limit: int = 100
+    time_limit: PositiveInt = 100
 
     @property
     def optimal_return(self) -> float | None:
@@ -262,14 +254,14 @@ class SearchAndRescue(Jumanji):
     finding a target decreases with time; agents that find it together share it.
     """
 
-    num_searchers: int = 2
-    num_targets: int = 40
-    num_vision: int = 128
+    num_searchers: PositiveInt = 2
+    num_targets: PositiveInt = 40
+    num_vision: PositiveInt = 128
     searcher_vision_range: float = 0.4
     target_vision_range: float = 0.1
     view_angle: float = 0.4
     target_contact_range: float = 0.02
-    time_limit: int = 400
+    time_limit: PositiveInt = 400
 
     def _build(self) -> Wrapped:
         module = _environment("swarms.search_and_rescue")
@@ -316,9 +308,9 @@ class Connector(Jumanji):
     State: the grid, with a channel for each kind of cell of each agent.
     """
 
-    grid_size: int = 10
-    num_agents: int = 10
-    time_limit: int = 50
+    grid_size: PositiveInt = 10
+    num_agents: PositiveInt = 10
+    time_limit: PositiveInt = 50
 
     def _build(self) -> Wrapped:
         if self.grid_size**2 < 2 * self.num_agents:
@@ -364,11 +356,11 @@ class Cleaner(Jumanji):
     and a channel for each agent.
     """
 
-    num_rows: int = 10
-    num_cols: int = 10
-    num_agents: int = 3
+    num_rows: PositiveInt = 10
+    num_cols: PositiveInt = 10
+    num_agents: PositiveInt = 3
     penalty_per_timestep: float = 0.5
-    time_limit: int = 100
+    time_limit: PositiveInt = 100
 
     def _build(self) -> Wrapped:
         constants = _environment("routing.cleaner.constants")
@@ -407,8 +399,8 @@ class MultiCvrp(Jumanji):
     as many steps as there are customers.
     """
 
-    num_customers: int = 20
-    num_vehicles: int = 2
+    num_customers: PositiveInt = 20
+    num_vehicles: PositiveInt = 2
 
     def _build(self) -> Wrapped:
         module = _environment("routing.multi_cvrp")
@@ -457,11 +449,7 @@ class Matrax(Jumanji):
     game: str = "climbing"
     number: int = 0
     keep_state: bool = False
-    time_limit: int = 500
-
-    def __post_init__(self) -> None:
-        require_positive(time_limit=self.time_limit)
-        _ = self.spec
+    time_limit: PositiveInt = 500
 
     def _build(self) -> Wrapped:
         matrax = import_optional("matrax", "envs")

@@ -16,12 +16,11 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import Array, PRNGKeyArray
 
 from offmarl._imports import summarize
-from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of
+from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of, no_action
 from offmarl.errors import OffmarlError, OptionError, ShapeError
 from offmarl.terminal import one_line
 from offmarl.types import (
     ArraySpec,
-    Continuous,
     EnvSpec,
     Timestep,
     Transition,
@@ -51,7 +50,7 @@ class Outside(Wrapper):
 
     def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
         """Return the extras of the step that ``step(key, state, action)`` takes."""
-        extras = extras_of(self.env, key, state) or {}
+        extras = extras_of(self.env, key, state)
         specs = {name: self.spec.extras[name] for name in self.spec.extras if name in extras}
         return _cast(f"{self.spec.name}: extras", specs, extras)
 
@@ -68,12 +67,18 @@ def outcome(spec: EnvSpec, method: str, result: Any) -> tuple[EnvState, Timestep
         )
     state, timestep = result
     numbers, flags = (ArraySpec((spec.num_agents,), dtype) for dtype in ("float32", "bool"))
-    shaping = None if timestep.shaping is None else numbers
     extras = {name: spec.extras[name] for name in spec.extras if name in (timestep.extras or ())}
     last = ArraySpec((), "bool")
-    won = None if timestep.won is None else last
-    arrays: Any = (numbers, flags, flags, last, shaping, extras or None, won)
-    specs = Timestep(spec.view_spec, spec.view_spec, *arrays)
+    rest: Any = (
+        numbers,
+        flags,
+        flags,
+        last,
+        None if timestep.shaping is None else numbers,
+        extras or None,
+        None if timestep.won is None else last,
+    )
+    specs = Timestep(spec.view_spec, spec.view_spec, *rest)
     return state, _cast(f"{spec.name}: {method}", specs, timestep)
 
 
@@ -131,24 +136,22 @@ def _check(env: Outside) -> None:
     spec = env.spec
     least = {"num_agents": 1, "action_size": 1, "observation_size": 0, "state_size": 0}
     least |= {} if spec.time_limit is None else {"time_limit": 1}
-    for name in (*least, *_BY_AGENT):
-        value = getattr(spec, name)
-        if name in least:
-            fits = type(value) is int and value >= least[name]
-        else:
-            fits = value is None or (isinstance(value, tuple) and len(value) == spec.num_agents)
-        if not fits:
-            raise ShapeError(
-                f"the spec of {spec.name} has {name} {value!r:.80}: sizes are whole numbers, "
-                "actions Discrete or Continuous, and tuples have an entry for each agent."
-            )
-    size, numbers = (1, spec.num_agents, spec.action_size), isinstance(spec.action, Continuous)
-    keys, actions = jax.eval_shape(
-        lambda: (
-            jax.random.split(jax.random.key(0), 1),
-            jnp.zeros(size) if numbers else jnp.zeros(size[:2], jnp.int32),
+    sizes = {name: getattr(spec, name) for name in least}
+    wrong = [x for x, size in sizes.items() if type(size) is not int or size < least[x]]
+    tuples = {name: getattr(spec, name) for name in _BY_AGENT}
+    wrong += [
+        x
+        for x, y in tuples.items()
+        if not (y is None or (isinstance(y, tuple) and len(y) == spec.num_agents))
+    ]
+    if wrong:
+        raise ShapeError(
+            f"the spec of {spec.name} has {wrong[0]} {getattr(spec, wrong[0])!r:.80}: sizes are "
+            "whole numbers, actions Discrete or Continuous, and tuples have an entry for each "
+            "agent."
         )
-    )
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    actions = no_action(spec)[None]
     state, _ = _traced(env, "reset", keys)
     after, timestep = _traced(env, "step", keys, state, actions)
     before, later = (

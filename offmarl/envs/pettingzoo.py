@@ -22,7 +22,7 @@ from offmarl.envs.translator import (
     Infos,
     Observations,
     Translator,
-    as_value,
+    as_sample,
     state_of,
     to_space,
 )
@@ -125,7 +125,7 @@ class OffmarlParallelEnv(ParallelEnv):
     def _observation(self, view: View, agent: str) -> Any:
         spec, i = self.env.spec, self.possible_agents.index(agent)
         row = map_tree(lambda leaf: leaf[i], view.observation)
-        value = as_value(_own_spec(spec, i), row if spec.observation else row[: _own_size(spec, i)])
+        value = map_tree(as_sample, row if spec.observation else row[: _own_size(spec, i)])
         if not isinstance(spec.action, Discrete):
             return value
         actions = self.action_spaces[agent].n

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from offmarl._imports import import_optional
 from offmarl.envs.base import restart, transition
 from offmarl.envs.registry import release
-from offmarl.envs.spaces import specs_of, strengthen_types
+from offmarl.envs.spaces import strengthen_types, trace_spec
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
 
@@ -136,19 +136,12 @@ def _game(name: str) -> Any:
 
 @lru_cache(maxsize=16)
 def _spec(env: Pgx) -> EnvSpec:
-    view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
-    observation, state = specs_of(view)
-    return EnvSpec(
-        env.name,
-        2,
-        0,
-        0,
-        Discrete(view.legal_actions.shape[1]),
-        env.time_limit,
-        "individual",
-        "concatenated",
-        observation=observation,
-        global_state=state,
+    return trace_spec(
+        env,
+        Discrete,
+        time_limit=env.time_limit,
+        reward="individual",
+        state="concatenated",
         teams=(0, 1),
         team_names=("first", "second"),
         package=release("pgx"),

@@ -12,13 +12,14 @@ same, and a reward is linear in each agent's action.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import restart, transition
+from offmarl.config import Validated
+from offmarl.envs.base import ActionKind, restart, transition
 from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
 
 
@@ -34,7 +35,7 @@ class ProbeState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Probe(ABC):
+class _Probe(Validated, ABC):
     """Everything except the observation and the reward, which differ between probes.
 
     Parameters
@@ -44,7 +45,7 @@ class _Probe(ABC):
     """
 
     name: str = ""
-    action: Literal["discrete", "continuous"] = "discrete"
+    action: ActionKind = "discrete"
 
     length: ClassVar[int] = 1
     """Steps until the episode terminates."""

@@ -282,7 +282,14 @@ class _Entry(NamedTuple):
         """Import the factory: a callable, or a class of offmarl with ``options`` and ``build``."""
         factory = self.family.factory
         if isinstance(factory, EntryPoint):
-            return _load_plugin(self.family.name, factory)
+            try:
+                return factory.load()
+            except (Exception, SystemExit) as error:
+                raise PluginError(
+                    f"the package {_package(factory)} provides the environment "
+                    f"{self.family.name!r} as {factory.value}, which cannot be imported "
+                    f"({summarize(error)}): update or uninstall the package."
+                ) from error
         if not isinstance(factory, str) or self.family.source != "offmarl":
             return factory
         module, _, name = factory.partition(":")
@@ -365,15 +372,8 @@ def _longer(family: Family, base: str) -> list[str]:
 
 def _overlap(family: Family, other: Family) -> bool:
     """Whether a name can belong to both families."""
-    return (
-        family.name == other.name
-        or family.match(_example(other)) is not None
-        or other.match(_example(family)) is not None
-    )
-
-
-def _example(family: Family) -> str:
-    return re.sub(r"-[A-Z]\b", "-1", family.name)
+    pairs = ((family, other), (other, family))
+    return any(x.match(re.sub(r"-[A-Z]\b", "-1", y.name)) is not None for x, y in pairs)
 
 
 def _is_same(factory: Any, other: Any) -> bool:
@@ -407,17 +407,6 @@ def _plugins(path: tuple[str, ...]) -> tuple[Family, ...]:
 def _package(point: EntryPoint) -> str:
     """Return the name and version of the package that an entry point belongs to."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package"
-
-
-def _load_plugin(name: str, point: EntryPoint) -> Any:
-    """Import a plug-in's factory."""
-    try:
-        return point.load()
-    except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"the package {_package(point)} provides the environment {name!r} as {point.value}, "
-            f"which cannot be imported ({summarize(error)}): update or uninstall the package."
-        ) from error
 
 
 # ------------------------------------------------------------------ arguments
@@ -505,8 +494,6 @@ def _check(
     checked = {}
     for key, value in options.items():
         if key not in defaults:
-            if not defaults:
-                raise UnknownNameError(f"{name} takes no options: remove {key!r}.")
             raise unknown_name(f"option of {name}", key, defaults)
         checked[key] = _convert(name, key, value, defaults[key])
     return {key: value for key, value in checked.items() if value != defaults[key]}
@@ -515,7 +502,8 @@ def _check(
 def _convert(name: str, key: str, value: Option, default: Any) -> Option:
     kind = type(default)
     if kind is float and type(value) is int:
-        return float(value)
+        with suppress(OverflowError):
+            return float(value)
     if kind in (bool, int, float, str) and type(value) is not kind:
         raise OptionError(f"{name}: {key} must be of type {kind.__name__}, not {value!r}.")
     return value

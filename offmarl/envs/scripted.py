@@ -1,12 +1,13 @@
 """Scripted policies of environments, by name.
 
-An environment offers its own with a method ``scripted() -> Policy`` (the policy ``scripted``), or
-``scripted_policies() -> Mapping[str, Policy]``. `register_policy` adds others to any family of
-environments. Code that is not registered is named ``path/to/file.py:FUNCTION`` or
-``package.module:FUNCTION``, where ``FUNCTION(env)`` returns the policy.
+An environment offers its own, the policy ``scripted``, with a method ``scripted() -> Policy``.
+`register_policy` adds others to any family of environments. Code that is not registered is named
+``path/to/file.py:FUNCTION`` or ``package.module:FUNCTION``, where ``FUNCTION(env)`` returns the
+policy.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,10 @@ def scripted_policies(env: Environment) -> dict[str, Policy]:
     policies: dict[str, Policy] = {}
     if hasattr(env, "scripted"):
         policies[SCRIPTED] = env.scripted()
-    if hasattr(env, "scripted_policies"):
-        policies |= env.scripted_policies()
-    return policies | {name: make(env) for name, make in _registered_for(env).items()}
+    family = ""
+    with suppress(UnknownNameError):  # code of the user's own has none
+        family = family_of(env.spec.name)
+    return policies | {name: make(env) for name, make in _registered.get(family, {}).items()}
 
 
 def scripted_policy(env: Environment, name: str) -> Policy:
@@ -81,15 +83,6 @@ def scripted_policy(env: Environment, name: str) -> Policy:
     if name not in policies:
         raise unknown_name(f"scripted policy of {env.spec.name}", name, policies)
     return policies[name]
-
-
-def _registered_for(env: Environment) -> Mapping[str, Callable[[Any], Policy]]:
-    if not _registered:
-        return {}
-    try:
-        return _registered.get(family_of(env.spec.name), {})
-    except UnknownNameError:  # code of the user's own
-        return {}
 
 
 def _imported(env: Environment, name: str) -> Policy:

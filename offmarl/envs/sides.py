@@ -18,13 +18,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of, restart
+from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of, no_action, restart
 from offmarl.errors import OptionError, ShapeError
 from offmarl.teams import Team, find_side, name_of_side, spec_of
 from offmarl.types import (
     ArraySpec,
     ArrayTree,
-    Continuous,
     EnvSpec,
     FinalObservations,
     Policy,
@@ -85,10 +84,10 @@ class Seat(NamedTuple):
     """Number of policies that it draws from; `Policy.number` says which one acts."""
 
 
-def take_agents(tree: ArrayTree, agents: Sequence[int], axis: int = 0) -> ArrayTree:
-    """Return the rows of some agents of a tree of arrays whose ``axis`` counts agents."""
+def take_agents(tree: ArrayTree, agents: Sequence[int]) -> ArrayTree:
+    """Return the rows of some agents of a tree of arrays whose first axis counts agents."""
     index = np.array(agents, int)
-    return jax.tree.map(lambda leaf: leaf.take(index, axis), tree)
+    return jax.tree.map(lambda leaf: leaf.take(index, 0), tree)
 
 
 def compose(spec: EnvSpec, seats: Sequence[Seat]) -> Policy:
@@ -130,7 +129,7 @@ def _compose(spec: EnvSpec, seats: tuple[Seat, ...]) -> Policy:
             )
     # With NumPy, because policies are cached: JAX's arrays could be those of a trace.
     first = np.cumsum([0, *(seat.size for seat in seats)], dtype=np.int32)
-    idle, silent = _no_action(spec), np.zeros(spec.num_agents, np.float32)
+    idle, silent = no_action(spec), np.zeros(spec.num_agents, np.float32)
 
     def fill(parts: Sequence[Array], default: NDArray[Any]) -> Array:
         joint = jnp.asarray(default)
@@ -264,13 +263,12 @@ def population(
     memory of its own.
     """
     shares = np.ones(len(members)) if weights is None else np.asarray(weights, float)
-    if shares.shape != (len(members),) or not shares.sum() > 0 or not (shares >= 0).all():
+    some = 0 < shares.sum() < np.inf
+    if shares.shape != (len(members),) or not some or not (shares >= 0).all():
         raise OptionError(
             f"{len(members)} policies cannot have the weights {shares.tolist()}: give each a "
-            "number of at least 0, and one of them more."
+            "number of at least 0, and one of them more; their sum must be finite."
         )
-    if not np.isfinite(shares.sum()):
-        raise OptionError(f"the weights {shares.tolist()} are not finite: give smaller numbers.")
     if len(members) == 1:
         return members[0]
     alike = members
@@ -359,19 +357,6 @@ class SideState(NamedTuple):
     """The carry of the others' policies."""
 
 
-class _Others(NamedTuple):
-    """The other agents' part of a step, without the state."""
-
-    view: View
-    action: Array
-    log_prob: Array
-    reward: Array
-    terminated: Array
-    truncated: Array
-    number: Array
-    next_view: View | None
-
-
 @dataclass(frozen=True, eq=False)
 class Side:
     """An environment whose agents are some of another's; other policies act for the others.
@@ -448,7 +433,7 @@ class Side:
     def extras(self, key: PRNGKeyArray, state: SideState) -> dict[str, Array]:
         """Return the environment's own extras of the step."""
         _, step_key = jax.random.split(key)
-        return extras_of(self.env, step_key, state.inner) or {}
+        return extras_of(self.env, step_key, state.inner)
 
     @property
     def scene(self) -> Callable[[SideState], Any]:
@@ -476,33 +461,26 @@ class Side:
         """
         extras, view = dict(transition.extras or {}), transition.view
         packed = [extras.pop(name) for name in sorted(extras) if name.startswith(_PACKED)]
-        others = jax.tree.unflatten(jax.tree.structure(_shapes(self.env, self.team)), packed)
+        others, after = jax.tree.unflatten(jax.tree.structure(_shapes(self.env, self.team)), packed)
         over = transition.last[..., None] & ~others.terminated
-        others = others._replace(truncated=others.truncated | over)
-        lead = transition.last.shape
-        ids: Any = np.asarray(transition.policy_id).reshape(*lead, -1)
-        side = _Others(
-            view._replace(state=None),
-            transition.action,
-            transition.behaviour_log_prob,
-            transition.reward,
-            transition.terminated,
-            transition.truncated,
-            np.broadcast_to(ids, (*lead, len(self.team.agents))),  # type: ignore[arg-type]
-            next_view=None,
+        others = others._replace(
+            truncated=others.truncated | over, policy_id=first_id + others.policy_id
         )
-        joint = self._join(side, others._replace(number=first_id + others.number, next_view=None))
-        steps = transition._replace(
+        lead = transition.last.shape
+        ids = np.asarray(transition.policy_id).reshape(*lead, -1)
+        side: Any = transition._replace(
+            view=view._replace(state=None),
+            last=None,  # type: ignore[arg-type]
+            policy_id=np.broadcast_to(ids, (*lead, len(self.team.agents))),  # type: ignore[arg-type]
+            extras=None,
+        )
+        joint = self._join(side, others)
+        steps = joint._replace(
             view=joint.view._replace(state=view.state),
-            action=joint.action,
-            reward=joint.reward,
-            terminated=joint.terminated,
-            truncated=joint.truncated,
-            behaviour_log_prob=joint.log_prob,
-            policy_id=joint.number,
+            last=transition.last,
             extras=extras or None,
         )
-        after = jax.tree.map(lambda leaf: leaf[finals.row, finals.time], others.next_view)
+        after = jax.tree.map(lambda leaf: leaf[finals.row, finals.time], after)
         ends = self._join(finals.view._replace(state=None), after, axis=1)
         return steps, finals._replace(view=ends._replace(state=finals.view.state))
 
@@ -618,43 +596,40 @@ def _pack(others: ArrayTree) -> dict[str, Any]:
     return {f"{_PACKED}{number:03}": leaf for number, leaf in enumerate(leaves)}
 
 
-def _no_action(spec: EnvSpec) -> NDArray[Any]:
-    """Return zeros of the shape of a joint action."""
-    if isinstance(spec.action, Continuous):
-        return np.zeros((spec.num_agents, spec.action_size), np.float32)
-    return np.zeros(spec.num_agents, np.int32)
-
-
 def _others_of(
     side: Team, view: View, action: Array, log_prob: Array, number: Array, timestep: Timestep
-) -> _Others:
-    """Return the other agents' part of a step."""
-    step = _Others(
+) -> tuple[Transition, View]:
+    """Return the other agents' part of a step, and of the view after it; both without the state."""
+    last: Any = None  # the side's step has it
+    step = Transition(
         view._replace(state=None),
         action,
-        log_prob,
         timestep.reward,
         timestep.terminated,
         timestep.truncated,
+        last,
+        log_prob,
         number,
-        timestep.next_view._replace(state=None),
     )
-    others: _Others = take_agents(step, [x for x in range(len(number)) if x not in side.agents])
-    return others
+    others = [x for x in range(len(number)) if x not in side.agents]
+    part: tuple[Transition, View] = take_agents(
+        (step, timestep.next_view._replace(state=None)), others
+    )
+    return part
 
 
 @lru_cache(maxsize=64)
-def _shapes(env: Environment, side: Team) -> _Others:
+def _shapes(env: Environment, side: Team) -> tuple[Transition, View]:
     """Return the shapes of the other agents' part of a step."""
     spec = env.spec
 
-    def others(key: PRNGKeyArray) -> _Others:
+    def others(key: PRNGKeyArray) -> tuple[Transition, View]:
         inner, first = env.reset(key)
-        action, none = jnp.asarray(_no_action(spec)), jnp.zeros(spec.num_agents)
+        action, none = jnp.asarray(no_action(spec)), jnp.zeros(spec.num_agents)
         _, timestep = env.step(key, inner, action)
         return _others_of(side, first.view, action, none, none.astype(jnp.int32), timestep)
 
-    shapes: _Others = jax.eval_shape(others, jax.random.key(0))
+    shapes: tuple[Transition, View] = jax.eval_shape(others, jax.random.key(0))
     return shapes
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from offmarl.errors import ShapeError
 from offmarl.gate import to_unit_range
-from offmarl.types import ArraySpec, Continuous, Discrete, SpecTree, View, map_tree, spec_tree
+from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, map_tree
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,9 @@ class Actions:
     def __post_init__(self) -> None:
         kinds = {type(space) for space in self.spaces}
         if len(kinds) != 1:
-            names = ", ".join(
-                "discrete" if isinstance(space, Discrete) else "continuous" for space in self.spaces
-            )
             raise ShapeError(
-                f"the agents' actions are of both kinds ({names}), and a dataset holds one: wrap "
-                "the environment so that all its agents act alike."
+                "the agents' actions are of both kinds, discrete and continuous, and a dataset "
+                "holds one: wrap the environment so that all its agents act alike."
             )
 
     @property
@@ -101,12 +98,6 @@ class Actions:
                 joint[i, : space.size] = to_unit_range(np.ravel(action), low, high).clip(-1, 1)
         return joint
 
-    def legal(self, masks: Sequence[Any] | None) -> Bool[Array, "N A"]:
-        """Pad the agents' masks of legal actions; None if all are legal."""
-        if masks is None:
-            return jnp.asarray(self.mask)
-        return pad(masks, max(self.sizes)).astype(bool)
-
 
 def _from_unit_range(action: Any, space: Box) -> Any:
     low, high = np.array(space.low, np.float32), np.array(space.high, np.float32)
@@ -126,11 +117,20 @@ def flatten(tree: Any) -> Float[Array, "O"]:
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves)
 
 
-def specs_of(view: View) -> tuple[SpecTree, SpecTree]:
-    """Return the specs of a view's observation and state, for `EnvSpec`."""
-    observation = map_tree(lambda x: ArraySpec(x.shape[1:], x.dtype.name), view.observation)
-    state = map_tree(lambda x: ArraySpec(x.shape, x.dtype.name), view.state)
-    return spec_tree(observation), spec_tree(state)
+def trace_spec(env: Any, kind: type[Discrete | Continuous], **fields: Any) -> EnvSpec:
+    """Return the spec of an adapter: the shapes and types of its first view, and other fields."""
+    view = jax.eval_shape(env.reset, jax.random.key(0))[1].view
+    num_agents, num_actions = view.legal_actions.shape
+    return EnvSpec(
+        env.name,
+        num_agents,
+        observation_size=0,
+        state_size=0,
+        action=kind(num_actions),
+        observation=map_tree(lambda x: ArraySpec(x.shape[1:], x.dtype.name), view.observation),
+        global_state=map_tree(lambda x: ArraySpec(x.shape, x.dtype.name), view.state),
+        **fields,
+    )
 
 
 def sizes_if_unequal(sizes: Sequence[int]) -> tuple[int, ...] | None:
@@ -144,9 +144,5 @@ def strengthen_types(state: Any) -> Any:
     Python constants are weakly typed in JAX: otherwise a state after a reset could have other types
     than one after a step.
     """
-
-    def strengthen(leaf: Any) -> Array:
-        array = jnp.asarray(leaf)
-        return jax.lax.convert_element_type(array, array.dtype)
-
-    return jax.tree.map(strengthen, state)
+    arrays = jax.tree.map(jnp.asarray, state)
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), arrays)

@@ -1,6 +1,5 @@
 """Environment states as data: recorded with each step, so that episodes can be played again."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -34,7 +33,7 @@ class RecordsStates(Wrapper):
 
     def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
         """Return the extras of the step that ``step(key, state, action)`` takes."""
-        extras = extras_of(self.env, key, state) or {}
+        extras = extras_of(self.env, key, state)
         return extras | {STATE: to_bytes(state), KEY: to_bytes(key)}
 
 
@@ -52,8 +51,8 @@ def record_states(env: Environment) -> Environment:
 @lru_cache(maxsize=16)
 def _spec(env: Any) -> EnvSpec:
     key = jax.eval_shape(lambda: jax.random.key(0))
-    sizes = {STATE: _num_bytes(_state_of(env)), KEY: _num_bytes(key)}
-    extras = {name: ArraySpec((size,), "uint8") for name, size in sizes.items()}
+    parts = {STATE: _state_of(env), KEY: key}
+    extras = {name: ArraySpec((_num_bytes(part),), "uint8") for name, part in parts.items()}
     return replace(env.spec, extras={**env.spec.extras, **extras})
 
 
@@ -63,29 +62,24 @@ def _state_of(env: Any) -> ArrayTree:
     return state
 
 
-def _num_bytes(tree: ArrayTree) -> int:
-    return sum(size for *_, size in _parts(tree))
-
-
-def _parts(tree: ArrayTree) -> Iterator[tuple[Any, tuple[int, ...], np.dtype[Any], int]]:
-    """Yield each leaf of a tree of shapes, and the shape, type and bytes that stand for it."""
-    for leaf in jax.tree.leaves(tree):
-        plain = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
-        dtype = np.dtype(plain.dtype)
-        yield leaf, plain.shape, dtype, int(np.prod(plain.shape, dtype=int)) * dtype.itemsize
+def _plain(leaf: Array) -> Array:
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
 def to_bytes(tree: ArrayTree) -> UInt8[Array, "n"]:
     """Return the bits of all leaves of a tree, end to end."""
 
     def flat(leaf: Array) -> Array:
-        plain = jnp.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-        if plain.dtype == bool:
-            plain = plain.astype(jnp.uint8)
+        plain = _plain(leaf)
+        plain = plain.astype(jnp.uint8) if plain.dtype == bool else plain
         return jax.lax.bitcast_convert_type(plain, jnp.uint8).ravel()
 
     leaves = [flat(jnp.asarray(leaf)) for leaf in jax.tree.leaves(tree)]
     return jnp.concatenate([jnp.zeros(0, jnp.uint8), *leaves])
+
+
+def _num_bytes(tree: ArrayTree) -> int:
+    return jax.eval_shape(to_bytes, tree).size
 
 
 def from_bytes(data: UInt8[np.ndarray, "T n"], like: ArrayTree) -> ArrayTree:
@@ -96,11 +90,13 @@ def from_bytes(data: UInt8[np.ndarray, "T n"], like: ArrayTree) -> ArrayTree:
             f"{_num_bytes(like)}: give the environment that was recorded, with the same options."
         )
     leaves, begin = [], 0
-    for leaf, shape, dtype, size in _parts(like):
-        part = np.ascontiguousarray(data[:, begin : begin + size])
-        plain = jnp.asarray(part.view(dtype).reshape(len(data), *shape))
-        leaves.append(jax.random.wrap_key_data(plain) if is_key(leaf) else plain)
-        begin += size
+    for leaf in jax.tree.leaves(like):
+        plain = jax.eval_shape(_plain, leaf)
+        end = begin + plain.size * plain.dtype.itemsize
+        part = np.ascontiguousarray(data[:, begin:end])
+        array = jnp.asarray(part.view(plain.dtype).reshape(len(data), *plain.shape))
+        leaves.append(jax.random.wrap_key_data(array) if is_key(leaf) else array)
+        begin = end
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 

@@ -84,15 +84,16 @@ class Translator:
             self.keys = [by_name[name] for name in like.agents or ()]
         self.agents = tuple(map(str, self.keys))
         self._spaces = [_without_mask(env.observation_space(a)) for a in self.keys]
-        self.actions = Actions(tuple(_action_space(a, env.action_space(a)) for a in self.keys))
-        self._starts = [int(getattr(env.action_space(a), "start", 0)) for a in self.keys]
+        self._action_spaces = [env.action_space(a) for a in self.keys]
+        self.actions = Actions(tuple(map(_action_space, self.keys, self._action_spaces)))
         self._masks = [ArraySpec((size,), "bool") for size in self.actions.sizes]
-        self._shapes = [env.action_space(a).shape for a in self.keys]
         flat = like is not None and like.is_vector
         tree = None if flat else common_specs([spec_of(space) for space in self._spaces])
         self._flat = tree is None
         self._readers = [*map(flat_reader if self._flat else make_reader, self._spaces)]
-        observation = ArraySpec((max(map(flatdim, self._spaces)),)) if tree is None else tree
+        sizes = [flatdim(space) for space in self._spaces]
+        observation = ArraySpec((max(sizes),)) if tree is None else tree
+        is_vector = isinstance(observation, ArraySpec) and len(observation.shape) == 1
         state = state_of(env)
         self._state_shape = np.shape(state)
         self.spec = EnvSpec(
@@ -105,19 +106,13 @@ class Translator:
             reward="individual",
             state="concatenated" if state is None else "native",
             agents=self.agents,
-            observation_sizes=self._own_sizes(observation),
+            observation_sizes=sizes_if_unequal(sizes) if is_vector else None,
             action_sizes=sizes_if_unequal(self.actions.sizes),
             observation=observation,
             global_state=self._state_spec(state, observation),
             package=release_of(type(getattr(env, "unwrapped", env)).__module__),
         )
         self._blank = empty_view(self.spec)
-
-    def _own_sizes(self, observation: Any) -> tuple[int, ...] | None:
-        """Return the sizes of the agents' vectors, if they differ."""
-        if not isinstance(observation, ArraySpec) or len(observation.shape) != 1:
-            return None
-        return sizes_if_unequal([flatdim(space) for space in self._spaces])
 
     def _state_spec(self, state: Any, observation: Any) -> ArraySpec:
         if state is not None:
@@ -200,7 +195,7 @@ class Translator:
 
     def _number(self, i: int, actions: Mapping[str, Any]) -> int:
         """Return an agent's discrete action, counted from 0."""
-        agent, start = self.keys[i], self._starts[i]
+        agent, start = self.keys[i], int(self._action_spaces[i].start)
         action = np.asarray(actions.get(agent, start))
         number = action.item() if action.size == 1 else action.tolist()
         stop = start + self.actions.sizes[i]
@@ -216,10 +211,11 @@ class Translator:
         actions: dict[str, Any] = {}
         for agent in agents:
             i = self.keys.index(agent)
+            space = self._action_spaces[i]
             if self.actions.discrete:
-                actions[agent] = int(split[i]) + self._starts[i]
+                actions[agent] = int(split[i]) + int(space.start)
             else:
-                actions[agent] = np.asarray(split[i], np.float32).reshape(self._shapes[i])
+                actions[agent] = np.asarray(split[i], np.float32).reshape(space.shape)
         return actions
 
 
@@ -380,20 +376,8 @@ def common_specs(trees: Sequence[Any]) -> Any:
 
 def to_space(spec: SpecTree) -> spaces.Space[Any]:
     """Return the space of the arrays that a spec describes."""
-    if isinstance(spec, ArraySpec):
-        return _box(spec)
-    return spaces.Dict({name: to_space(part) for name, part in spec.items()})
-
-
-def as_value(spec: SpecTree, arrays: Any) -> Any:
-    """Return arrays as a value of the space that `to_space` returns."""
-    if isinstance(spec, ArraySpec):
-        space = to_space(spec)
-        return np.asarray(arrays).astype(space.dtype)
-    return {name: as_value(part, arrays[name]) for name, part in spec.items()}
-
-
-def _box(spec: ArraySpec) -> spaces.Space[Any]:
+    if not isinstance(spec, ArraySpec):
+        return spaces.Dict({name: to_space(part) for name, part in spec.items()})
     if spec.dtype == "bool":
         return spaces.MultiBinary(spec.shape)
     if "float" in spec.dtype:
@@ -401,6 +385,12 @@ def _box(spec: ArraySpec) -> spaces.Space[Any]:
         return spaces.Box(-np.inf, np.inf, spec.shape, dtype)
     limits = np.iinfo(spec.dtype)
     return spaces.Box(limits.min, limits.max, spec.shape, np.dtype(spec.dtype).type)
+
+
+def as_sample(array: np.ndarray) -> np.ndarray:
+    """Return an array in the type that it has in the space that `to_space` returns."""
+    names = {"bool": "int8", "bfloat16": "float32"}
+    return np.asarray(array).astype(names.get(array.dtype.name, array.dtype))
 
 
 def _map(group: Callable[[dict[str, tuple[Any, Any]]], Any], leaf: Any, space: Any) -> Any:
@@ -411,17 +401,14 @@ def _map(group: Callable[[dict[str, tuple[Any, Any]]], Any], leaf: Any, space: A
     if not isinstance(space, _GROUPS):
         return leaf(space)
     items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    parts = {_name(key): (key, _map(group, leaf, part)) for key, part in items}
+    named = ((re.sub(r"[^\w-]", "_", str(key))[:64], key, part) for key, part in items)
+    parts = {name: (key, _map(group, leaf, part)) for name, key, part in named}
     if len(parts) < len(space.spaces):
         raise ShapeError(
             f"the names of {space} are not distinct as names of leaves, of letters, digits, _ "
             "and -: rename them in a wrapper."
         )
     return group(parts)
-
-
-def _name(name: Any) -> str:
-    return re.sub(r"[^\w-]", "_", str(name))[:64]
 
 
 def _bare_spec(space: spaces.Space[Any]) -> ArraySpec:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from offmarl.hub.card import Card as Card, cards as cards
     from offmarl.hub.policies import (
         PulledPolicy as PulledPolicy,
-        PushedPolicy as PushedPolicy,
         pull_policy as pull_policy,
         push_policy as push_policy,
     )

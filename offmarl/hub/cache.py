@@ -37,6 +37,8 @@ from offmarl.vault.read.manifest import RECORD
 from offmarl.vault.read.open import SUFFIX
 from offmarl.vault.storage.store import store_of
 
+PULLED = "pulled"
+"""Directory of all pulled datasets, or of all pulled policies."""
 ARRIVING = ".arriving"
 """Directory of incomplete data, in the directory of a dataset."""
 _LOCK = ".lock"
@@ -51,7 +53,9 @@ class CachedDataset(NamedTuple):
     @property
     def name(self) -> str:
         """Its name and the beginning of its commit, such as "org/name@0123456789ab"."""
-        return f"{self.record['name']}@{self.record['commit'][:12]}"
+        commit, place = self.path.parents[:2]
+        top = next(directory for directory in place.parents if directory.name == PULLED)
+        return f"{place.relative_to(top).as_posix()}@{commit.name[:12]}"
 
     @property
     def uids(self) -> dict[str, Path]:
@@ -115,18 +119,13 @@ def root() -> Path:
     """Return the directory of all pulled datasets."""
     from offmarl.hub.client import assets_directory  # imports huggingface_hub
 
-    return assets_directory("datasets", "pulled")
+    return assets_directory("datasets", PULLED)
 
 
-def entry(name: str, commit: str, scenario: str) -> CachedDataset:
-    """Return the place of a dataset at a commit, which need not exist."""
-    return CachedDataset(root() / name / commit / f"{scenario}{SUFFIX}")
-
-
-def entries(commit: Path | None = None) -> list[CachedDataset]:
-    """Return the datasets on this machine, complete or not: all, or those of a commit."""
-    depths = ("*",) if commit else ("*/*/*/*", "*/*/*/*/*")
-    paths = (path for depth in depths for path in (commit or root()).glob(f"{depth}{SUFFIX}"))
+def entries() -> list[CachedDataset]:
+    """Return the datasets on this machine, complete or not."""
+    depths = "*/*/*/*", "*/*/*/*/*"
+    paths = (path for depth in depths for path in root().glob(f"{depth}{SUFFIX}"))
     return sorted(CachedDataset(path) for path in paths if (path / RECORD).is_file())
 
 
@@ -157,7 +156,7 @@ def remove(dataset: CachedDataset) -> int:
         if ref.read_text().strip() == commit.name:
             ref.unlink()
     for directory in (refs, name, *name.parents):
-        if directory == root():
+        if directory.name == PULLED:
             break
         with suppress(OSError):  # it is not empty
             directory.rmdir()
@@ -167,14 +166,14 @@ def remove(dataset: CachedDataset) -> int:
 def verify(dataset: CachedDataset, uid: str | None = None) -> int:
     """Compare every file with what `pull` recorded, and return the number of files."""
     files = [
-        (dataset.path / name / file, *checksum)
+        (dataset.path / name / file, checksum)
         for name, facts in dataset.record.get("uids", {}).items()
         if uid in (None, name)
-        for file, checksum in facts["files"].items()
+        for file, (_, checksum) in facts["files"].items()
     ]
     if not files:
         raise HubError(f"{dataset.path} was not pulled completely: pull it again.")
-    damaged = [path for path, size, checksum in files if not _is_intact(path, size, checksum)]
+    damaged = [path for path, checksum in files if not _is_intact(path, checksum)]
     if damaged:
         names = ", ".join(str(path.relative_to(dataset.path)) for path in damaged[:3])
         raise HubChecksumError(
@@ -184,20 +183,16 @@ def verify(dataset: CachedDataset, uid: str | None = None) -> int:
     return len(files)
 
 
-def _is_intact(path: Path, size: int, checksum: int | str) -> bool:
-    """Whether a file has this size, and this SHA-256, or CRC-32 if it is from an archive."""
-    try:
-        with path.open("rb") as file:
-            if path.stat().st_size != size:
-                return False
-            if isinstance(checksum, str):
-                return hashlib.file_digest(file, "sha256").hexdigest() == checksum
-            crc = 0
-            while block := file.read(2**20):
-                crc = zlib.crc32(block, crc)
-            return crc == checksum
-    except OSError:
-        return False
+def _is_intact(path: Path, checksum: int | str) -> bool:
+    """Whether a file has this SHA-256, or CRC-32 if it is from an archive."""
+    with suppress(OSError), path.open("rb") as file:
+        if isinstance(checksum, str):
+            return hashlib.file_digest(file, "sha256").hexdigest() == checksum
+        crc = 0
+        while block := file.read(2**20):
+            crc = zlib.crc32(block, crc)
+        return crc == checksum
+    return False
 
 
 # ------------------------------------------------------------------------------------ names
@@ -254,7 +249,8 @@ def _is_source(name: str) -> bool:
 
 def local_vaults(target: DatasetName) -> dict[str, Path]:
     """Return the local vaults of a target, by uid."""
-    vaults = {uid: path for x in _entries_at(target, target.commit) for uid, path in x.uids.items()}
+    dataset = _entry_of(target)
+    vaults = dataset.uids if dataset else {}
     return {uid: path for uid, path in vaults.items() if target.uid in (None, uid)}
 
 
@@ -271,20 +267,20 @@ def find(name: str, one: bool = False) -> Path | None:
             return None
         raise VaultNotFoundError(f"the path {name} does not exist, and {error}") from error
     if paths := local_vaults(target):
-        if one and target.uid is None:
+        if one:
             refuse_several(target)
-            if find_complete(target) is None:  # its card does not say whether there are others
-                raise VaultNotFoundError(_not_pulled(name, target))
-        return paths[target.uid] if target.uid else next(iter(paths.values())).parent
-    if target.card is None:
+        # Without a uid, an incomplete dataset whose card lists none may have others.
+        if target.uid or not one or find_complete(target):
+            return paths[target.uid] if target.uid else next(iter(paths.values())).parent
+    elif target.card is None:
         return None
     raise VaultNotFoundError(_not_pulled(name, target))
 
 
 def refuse_several(target: DatasetName) -> None:
     """Raise `VaultError` if a name has no uid and its dataset has several, pulled or not."""
-    card = target.card or recorded_card(target, target.commit)
-    vaults = local_vaults(target)
+    dataset, vaults = _entry_of(target), local_vaults(target)
+    card = target.card or (dataset and dataset.card)
     uids = card.uids if card and len(vaults) < 2 else vaults
     if target.uid is None and len(uids) > 1:
         choices = ", ".join(uids)
@@ -297,20 +293,16 @@ def _not_pulled(name: str, target: DatasetName) -> str:
         return str(unknown_name("uid", target.uid, card.uids))
     if card and (card.hub is None or card.hub.path is None):
         return explain_unpublished(card)
-    vaults = [vault for vault in vault_names() if vault.startswith(f"{target.name}/")]
-    hint = f" Pulled before: {', '.join(vaults)}." if vaults else ""
-    return f"{name} is not on this machine: run `offmarl pull {name}` first.{hint}"
+    return (
+        f"{name} is not on this machine: run `offmarl pull {name}` first. `offmarl cache ls` lists "
+        "other datasets and commits."
+    )
 
 
 def explain_unpublished(card: Card) -> str:
     """Say that a dataset of the catalogue is not published, and how it is recorded."""
     how = f": record it with `{card.recipe.command}`" if card.recipe else ""
     return f"{card.name} is in the catalogue, but not published{how}."
-
-
-def vault_names() -> list[str]:
-    """Return the names of all pulled vaults, with their commits."""
-    return [dataset.name.replace("@", f"/{uid}@") for dataset in entries() for uid in dataset.uids]
 
 
 def find_complete(
@@ -320,31 +312,22 @@ def find_complete(
 
     ``out`` is as for `offmarl.hub.pull`.
     """
-    for entry in _entries_at(target, target.commit, out):
-        card, vaults = target.card or entry.card, entry.uids
-        is_whole = entry.record.get("whole") or (
-            card and card.uids and card.uids.keys() <= vaults.keys()
-        )
-        if card and (target.uid in vaults if target.uid else is_whole):
-            return entry, card
-    return None
+    if (dataset := _entry_of(target, out)) is None:
+        return None
+    card, vaults = target.card or dataset.card, dataset.uids
+    is_whole = dataset.record.get("whole") or (
+        card and card.uids and card.uids.keys() <= vaults.keys()
+    )
+    return (dataset, card) if card and (target.uid in vaults if target.uid else is_whole) else None
 
 
-def recorded_card(
-    target: DatasetName, commit: str, out: str | os.PathLike[str] | None = None
-) -> Card | None:
-    """Return the card in the record of a dataset on this machine; None if there is none."""
-    all_cards = (entry.card for entry in _entries_at(target, commit, out))
-    return next((card for card in all_cards if card), None)
-
-
-def _entries_at(
-    target: DatasetName, commit: str, out: str | os.PathLike[str] | None = None
-) -> list[CachedDataset]:
-    """Return the entries of a dataset at a commit, in the cache or in another directory."""
-    if out is None:
-        places = entries(root() / target.name / commit)
-    else:
-        places = [CachedDataset(path) for path in sorted(local(out).glob(f"*{SUFFIX}"))]
+def _entry_of(
+    target: DatasetName, out: str | os.PathLike[str] | None = None
+) -> CachedDataset | None:
+    """Return a dataset at its commit, in the cache or in ``out``; None if it is not there."""
+    commit = target.commit
+    directory = root() / target.name / commit if out is None else local(out)
+    places = map(CachedDataset, sorted(directory.glob(f"*{SUFFIX}")))
     identity = target.name, commit
-    return [x for x in places if (x.record.get("name"), x.record.get("commit")) == identity]
+    at_commit = (x for x in places if (x.record.get("name"), x.record.get("commit")) == identity)
+    return next(at_commit, None)

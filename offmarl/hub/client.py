@@ -3,7 +3,7 @@
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -65,10 +65,12 @@ def assets_directory(*parts: str) -> Path:
 
 def reach() -> None:
     """Raise `HubUnreachableError` unless the hub accepts connections."""
-    if constants.HF_HUB_OFFLINE:
-        raise HubUnreachableError("offline mode is on (HF_HUB_OFFLINE).")
-    if reason := problem():
-        raise HubUnreachableError(f"{constants.ENDPOINT} cannot be reached ({reason}).")
+    reason = "offline mode is on (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else problem()
+    if reason:
+        raise HubUnreachableError(
+            f"{constants.ENDPOINT} cannot be reached ({reason}). `offmarl cache ls` lists the "
+            "datasets on this machine."
+        )
 
 
 def problem() -> str:
@@ -94,15 +96,10 @@ def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> R
     )
 
 
-def find_card(
-    repository: str, revision: str, cached: Callable[[str], Card | None] = lambda _: None
-) -> tuple[str, Card]:
-    """Return the commit of a revision, and the card that `push` published with it.
-
-    ``cached`` returns the card of a commit if it is on this machine: it is not fetched then.
-    """
+def find_card(repository: str, revision: str) -> tuple[str, Card]:
+    """Return the commit of a revision, and the card that `push` published with it."""
     remote, name = find(repository, CARD, revision), f"{CARD} of {repository}"
-    return remote.commit, cached(remote.commit) or cards.parse(read_text_file(remote, name), name)
+    return remote.commit, cards.parse(read_text_file(remote, name), name)
 
 
 def remote_of(repository: str, commit: str, file: File, kind: Kind = "dataset") -> Remote:

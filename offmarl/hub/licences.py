@@ -10,6 +10,7 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from offmarl.errors import CardError, OptionError, unknown_name
 from offmarl.terminal import interval
 from offmarl.vault.read.manifest import PUBLISHED
+from offmarl.vault.transform.lineage import sources_of
 
 if TYPE_CHECKING:
     from offmarl.vault import Dataset
@@ -101,13 +102,10 @@ def hub_metadata(licence: str, link: str | None) -> dict[str, str]:
 
 def check_link(licence: str, link: str | None) -> None:
     """Raise `OptionError` unless "other", and only "other", comes with a web address."""
-    if licence != OTHER and link:
+    is_address = (link or "").startswith(("https://", "http://"))
+    if not (licence == OTHER) == bool(link) == is_address:
         raise OptionError(
-            f"{licence} takes no link: leave --licence-link out, or give --licence other."
-        )
-    if licence == OTHER and not (link or "").startswith(("https://", "http://")):
-        raise OptionError(
-            "'other' needs the address of the licence's text: give --licence-link URL."
+            "--licence-link is the address of the text of --licence other: give both, or neither."
         )
 
 
@@ -144,7 +142,7 @@ def _statements(provenance: Mapping[str, Any], native: bool) -> Iterator[Stateme
         commit = f" at commit {text[:12]}" if (text := _text(published, "commit")) else ""
         origin = f"{_text(published, 'dataset')} of {_text(published, 'repository')}"
         yield Statement(False, f"Published as {origin}{commit}", *_terms(published))
-    elif sources := _sources(provenance):
+    elif sources := sources_of(provenance):
         for entry in sources:
             below = entry.get("provenance")
             inside = below if isinstance(below, Mapping) else {}
@@ -220,16 +218,10 @@ def _text(facts: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _sources(provenance: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    from offmarl.vault.transform.lineage import sources_of  # it imports TensorStore
-
-    return sources_of(provenance)
-
-
 def in_words(vault: "Dataset") -> str:
     """Return the origin of a vault's data in sentences."""
     parts = list(dict.fromkeys(statement.words for statement in statements(vault)))
-    if _sources(vault.provenance):
+    if sources_of(vault.provenance):
         operation = vault.provenance["lineage"].get("operation", "transformed")
         return f"Made with `offmarl {operation}`. Its sources: {'; '.join(parts)}."
     return f"{'; '.join(parts)}."

@@ -28,7 +28,7 @@ from offmarl.hub import cache, client
 from offmarl.hub.card import File, check_files
 from offmarl.hub.install import disk_errors, download_files
 from offmarl.hub.licences import check_link, licence_named
-from offmarl.hub.pushing import commit_files, files_of, open_repository
+from offmarl.hub.pushing import Pushed, commit_files, files_of, open_repository
 from offmarl.hub.readme import README, model_readme
 from offmarl.paths import local
 from offmarl.statistics import estimate, mean
@@ -56,17 +56,6 @@ class _Card(records.PolicyCard, frozen=True):
     files: tuple[File, ...]
 
 
-class PushedPolicy(NamedTuple):
-    """The result of `push_policy`."""
-
-    url: str
-    commit: str
-    sent: int
-    """Bytes."""
-    card: dict[str, Any]
-    """Content of `CARD`."""
-
-
 class PulledPolicy(NamedTuple):
     """The result of `pull_policy`."""
 
@@ -88,7 +77,7 @@ def push_policy(
     summary: str = "",
     private: bool = False,
     message: str = "Upload with offmarl",
-) -> PushedPolicy:
+) -> Pushed[dict[str, Any]]:
     """Publish the last policies of a finished run as a model that `pull_policy` downloads.
 
     Parameters
@@ -146,7 +135,7 @@ def push_policy(
         obsolete = {path for path in place.files - contents.keys() if _PATH.fullmatch(path)}
         commit = commit_files(place, operations, message, obsolete)
     sent = sum(operation.upload_info.size for operation in operations)
-    return PushedPolicy(place.url, commit, sent, card)
+    return Pushed(card, place.url, commit, sent)
 
 
 def _members(directory: Path) -> dict[str, str | bytes]:
@@ -244,7 +233,7 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     """
     repository, _, revision = name.partition("@")
     client.check_name(repository)
-    place = client.assets_directory("policies", "pulled", repository)
+    place = _root() / repository
     try:
         remote = client.find(repository, CARD, revision or "main", "model")
     except HubUnreachableError:
@@ -265,6 +254,27 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     return policy
 
 
+class CachedPolicy(cache.CachedDataset):
+    """A policy that `pull_policy` put into the cache: the directory of its run."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The files and their checksums, as `offmarl.hub.cache.verify` reads them."""
+        _, files = _parse((self.path / CARD).read_text(), str(self.path))
+        checksums = {name: (file.size, file.sha256) for name, file in files.items()}
+        return {"uids": {"": {"files": checksums}}}
+
+
+def _root() -> Path:
+    """Return the directory of all pulled policies."""
+    return client.assets_directory("policies", cache.PULLED)
+
+
+def cached_policies() -> list[CachedPolicy]:
+    """Return the policies in the cache."""
+    return [CachedPolicy(path) for path in sorted(_root().glob("*/*/*/run"))]
+
+
 def run_named(name: str | os.PathLike[str]) -> Path:
     """Return the run of a pulled policy, by its name; anything else is returned as a path.
 
@@ -273,7 +283,7 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     path, text = Path(name), os.fspath(name)
     if path.exists() or not client.NAME.fullmatch(text):
         return path
-    if (policy := _newest_pulled(client.assets_directory("policies", "pulled", text))) is None:
+    if (policy := _newest_pulled(_root() / text)) is None:
         raise RunError(
             f"there is no run at {text}, and no policy of this name was downloaded: give the "
             f"directory of a run, or download the policy with `offmarl pull {text} --policy`."

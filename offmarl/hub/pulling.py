@@ -2,9 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -102,8 +99,7 @@ def pull(
     target = parse(name)
     _check_limit(time_limit)
     try:
-        with _listing_local_datasets():
-            source = _find(target, out)
+        source = _find(target)
     except HubUnreachableError:
         if dataset := cache.find_complete(target, out):
             entry, card = dataset
@@ -111,7 +107,9 @@ def pull(
                 entry.note({TIME_LIMIT: time_limit})
             return _result(entry, card, target, 0, asked=False)
         raise
-    with _locked_place(source, out, time_limit) as entry:
+    entry = _place_of(source, out)
+    with install.disk_errors(entry.path), entry.locked():
+        _claim(entry, source, time_limit)
         fetched = _install_missing(entry, source, target.uid)
         cache.remember(cache.root() / target.name, target.revision, source.commit)
         return _result(entry, source.card, target, fetched)
@@ -129,8 +127,7 @@ def _result(
 def plan(name: str, out: str | os.PathLike[str] | None = None) -> PullPlan:
     """Return what `pull` would download; only the directory of an archive is read for it."""
     target = parse(name)
-    with _listing_local_datasets():
-        source = _find(target, out)
+    source = _find(target)
     place = _place_of(source, out).path
     directory = next(path for path in (place, *place.parents) if path.is_dir())
     sizes = _sizes(source, target.uid)
@@ -170,8 +167,7 @@ def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     paths = cache.local_vaults(target) if is_complete else pull(name, time_limit=time_limit).paths
     cache.refuse_several(target)  # a card that has just arrived may list several
     (path,) = paths.values()
-    recorded = CachedDataset(path.parent).record.get(TIME_LIMIT)
-    return install.open_limited(path, recorded if time_limit is None else time_limit)
+    return install.open_limited(path, time_limit)
 
 
 # ---------------------------------------------------------------------------------- finding
@@ -189,12 +185,11 @@ class _Source(NamedTuple):
     """The archive's SHA-256 in the card, if it is of this revision."""
 
 
-def _find(target: DatasetName, out: str | os.PathLike[str] | None) -> _Source:
+def _find(target: DatasetName) -> _Source:
     """Find a dataset on the hub; `UnknownNameError` or `HubError` if that fails."""
     if (card := target.card) is None:
         try:
-            local_card = partial(cache.recorded_card, target, out=out)
-            commit, card = client.find_card(target.name, target.revision, local_card)
+            commit, card = client.find_card(target.name, target.revision)
         except HubUnreachableError:
             raise
         except HubError as error:
@@ -203,12 +198,10 @@ def _find(target: DatasetName, out: str | os.PathLike[str] | None) -> _Source:
                 f"that `offmarl push` published (a policy is pulled with --policy): {error}"
             ) from error
         _check_uid(target.uid, card)
-        source = _Source(target.name, card, target.name, commit, None, None)
-    else:
-        if card.uids:  # otherwise only the archive lists them
-            _check_uid(target.uid, card)
-        source = _find_archive(card, target.revision)
-    return source
+        return _Source(target.name, card, target.name, commit, None, None)
+    if card.uids:  # otherwise only the archive lists them
+        _check_uid(target.uid, card)
+    return _find_archive(card, target.revision)
 
 
 def _check_uid(uid: str | None, card: Card) -> None:
@@ -237,20 +230,9 @@ def _find_archive(card: Card, revision: str) -> _Source:
 
 
 def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> CachedDataset:
-    if out is None:
-        return cache.entry(source.name, source.commit, source.card.scenario)
-    return CachedDataset(local(out) / f"{source.card.scenario}{SUFFIX}")
-
-
-@contextmanager
-def _locked_place(
-    source: _Source, out: str | os.PathLike[str] | None, time_limit: int | None
-) -> Iterator[CachedDataset]:
-    """Lock the place of a dataset; `HubError` if it holds another one or cannot be written."""
-    entry = _place_of(source, out)
-    with install.disk_errors(entry.path), entry.locked():
-        _claim(entry, source, time_limit)
-        yield entry
+    """Return the place of a dataset, which need not exist."""
+    directory = cache.root() / source.name / source.commit if out is None else local(out)
+    return CachedDataset(directory / f"{source.card.scenario}{SUFFIX}")
 
 
 def _claim(entry: CachedDataset, source: _Source, time_limit: int | None) -> None:
@@ -319,14 +301,3 @@ def _sizes(source: _Source, uid: str | None) -> dict[str, Size]:
         name: Size(sum(x.compress_size for x in members), sum(x.file_size for x in members))
         for name, members in by_uid.items()
     }
-
-
-@contextmanager
-def _listing_local_datasets() -> Iterator[None]:
-    """Add the datasets on this machine to the error of an unreachable hub."""
-    try:
-        yield
-    except HubUnreachableError as error:
-        names = ", ".join(cache.vault_names())
-        hint = f"Pulled before: {names}." if names else "Nothing was pulled before."
-        raise HubUnreachableError(f"{error} {hint}") from error

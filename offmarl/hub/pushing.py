@@ -4,11 +4,11 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard
 from huggingface_hub.errors import HfHubHTTPError
@@ -63,10 +63,14 @@ _SMALL_FILE = 2**22
 """A vault of more files than these, of fewer bytes on average, is compacted, too."""
 
 
-class Pushed(NamedTuple):
-    """The result of a push."""
+CardT = TypeVar("CardT")
 
-    card: Card
+
+@dataclass(frozen=True)
+class Pushed(Generic[CardT]):
+    """The result of a push of a dataset, or of a policy, whose card is a dictionary."""
+
+    card: CardT
     url: str
     commit: str
     sent: int
@@ -96,7 +100,7 @@ def push(
     private: bool = False,
     message: str = "Upload with offmarl",
     licence_link: str | None = None,
-) -> Pushed:
+) -> Pushed[Card]:
     """Publish vaults of one environment as a dataset that `pull` downloads.
 
     The files of each vault are published as they are, so that a download of the repository holds

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import PurePath
-from typing import NamedTuple
 
 import google_crc32c
 from huggingface_hub import constants
@@ -17,12 +16,12 @@ from huggingface_hub import constants
 from offmarl.errors import (
     HubChecksumError,
     HubError,
-    VaultConflictError,
     VaultError,
     VaultNotFoundError,
     unknown_name,
 )
 from offmarl.hub import client
+from offmarl.hub.cache import DatasetName
 from offmarl.hub.card import Card, File
 from offmarl.hub.index import Index, ValueRange
 from offmarl.hub.pages import Pages
@@ -40,15 +39,7 @@ _MOST = 2**28
 """Maximum bytes of a file that is read whole."""
 
 
-class Address(NamedTuple):
-    """The parts of an address."""
-
-    repository: str
-    revision: str
-    uid: str | None
-
-
-def parse(url: Url) -> Address:
+def parse(url: Url) -> DatasetName:
     """Parse the address of a dataset."""
     text = "/".join(url.parts[1:])
     path, at, revision = text.removeprefix(f"{_DATASETS}/").partition("@")
@@ -59,11 +50,12 @@ def parse(url: Url) -> Address:
             f"{url} is not the address of a dataset: give hf://org/name, hf://org/name/uid or "
             "hf://org/name@revision/uid."
         )
-    return Address("/".join(parts[:2]), revision or "main", parts[2] if len(parts) > 2 else None)
+    uid = parts[2] if len(parts) > 2 else None
+    return DatasetName("/".join(parts[:2]), uid, revision or None)
 
 
 class PublishedValues:
-    """The values of a published vault, read from its files; a read-only `KeyValues`.
+    """The values of a published vault, read from its files: a `KeyValues` that is never written.
 
     ``files`` are those of the vault, by their paths in its directory.
     """
@@ -154,17 +146,6 @@ class PublishedValues:
         """Return a stamp for each key; a commit on the hub never changes."""
         return [b"1"] * len(keys)
 
-    def commit(self, writes: Mapping[str, bytes], fence: Mapping[str, bytes]) -> None:
-        """Raise `VaultConflictError`: published data is not written to."""
-        del writes, fence
-        raise VaultConflictError(
-            f"{self._name} is published, and cannot be changed: pull it first."
-        )
-
-    def clear(self) -> None:
-        """Raise `VaultConflictError`: published data is not removed."""
-        self.commit({}, {})
-
 
 class HubDriver(Registered):
     """A published vault, or a dataset of several."""
@@ -178,7 +159,7 @@ class HubDriver(Registered):
     @cached_property
     def _found(self) -> tuple[str, Card]:
         """The commit and the card of the dataset, as they were when it was first used."""
-        return client.find_card(self.address.repository, self.address.revision)
+        return client.find_card(self.address.name, self.address.revision)
 
     @property
     def _uid(self) -> str:
@@ -188,7 +169,7 @@ class HubDriver(Registered):
     @cached_property
     def values(self) -> PublishedValues:  # type: ignore[override]
         """The values of the vault."""
-        (commit, card), repository = self._found, self.address.repository
+        (commit, card), repository = self._found, self.address.name
         owner = f"{constants.ENDPOINT}/{repository}"
 
         def open_pages(file: File) -> Pages:

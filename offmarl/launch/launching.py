@@ -5,7 +5,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +32,7 @@ LAUNCHERS: Mapping[str, str] = {
 MOST_DEATHS = 3
 """A task that dies this often is given up."""
 _POLL_SECONDS = 0.1
-_SECONDS_BETWEEN_READS = 1.0
+_SECONDS_BETWEEN_TABLES = 1.0
 _SECONDS_BETWEEN_LINES = 10.0
 _ROWS, _NAMED = 12, 4
 """Tasks that are shown in a terminal and in a line; the others are counted."""
@@ -106,19 +106,16 @@ def launch(
     of the work is running, the path has other work's result, or tasks failed and the work does not
     go on without them; `Stopped` after a signal, once the tasks have stopped.
     """
-    if any(count is not None and count < 1 for count in (tasks, workers)):
-        raise OptionError("--tasks and --jobs must be at least 1.")
     if work.is_complete():
-        work.clean()
-        return Launched(fresh=False)
+        return Launched(join_work(work))
     engine = _launcher(launcher)(work.directory, work.name, workers, options)
-    work.check()
-    for note in work.notes(tasks or 1):
-        tracking.notice(note)
-    with hold_lock(work.directory / "launch.lock", work.path, take_over):
+    lock = work.directory / "launch.lock"
+    with closing(engine), hold_lock(lock, work.path, take_over):
+        work.check()
+        for note in work.notes(tasks or 1):
+            tracking.notice(note)
         if work.is_complete():  # another launch has just ended
-            work.clean()
-            return Launched(fresh=False)
+            return Launched(join_work(work))
         failed = _Launch(work, tasks, entry, tuple(arguments)).run(engine)
         if not failed:
             join_work(work)
@@ -292,20 +289,19 @@ def task_table(name: str, tasks: Sequence[Task]) -> Iterator[Callable[[bool], No
     """
     live = Live(console=tracking.console(), auto_refresh=False)
     in_terminal = tracking.console().is_terminal and not tracking.is_quiet()
-    read_at = printed_at = time.monotonic()
+    interval = _SECONDS_BETWEEN_TABLES if in_terminal else _SECONDS_BETWEEN_LINES
+    shown_at = time.monotonic()
 
     def show(over: bool) -> None:
-        nonlocal read_at, printed_at
-        now = time.monotonic()
-        if not over and now - read_at < _SECONDS_BETWEEN_READS:
+        nonlocal shown_at
+        if not over and time.monotonic() - shown_at < interval:
             return
-        read_at = now
+        shown_at = time.monotonic()
         for task in tasks:
             task.read_status()
         if in_terminal:
             live.update(Group(rows_of(tasks), _summary(tasks)), refresh=True)
-        elif over or now - printed_at >= _SECONDS_BETWEEN_LINES:
-            printed_at = now
+        else:
             running = [task.name for task in tasks if task.status.state == "running"]
             now_running = f"; now {', '.join(running[:_NAMED])}" if running else ""
             tracking.notice(f"{name}: {_summary(tasks)}{now_running}")

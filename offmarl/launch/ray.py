@@ -11,8 +11,6 @@ from offmarl._imports import import_optional
 from offmarl.errors import OptionError, RunError
 from offmarl.launch.task import Call, run_task
 
-_NUMBERS = ("num_cpus", "num_gpus", "memory")
-_RESOURCES = (*_NUMBERS, "resources")
 _MOST = 1_000
 """Default number of tasks that are submitted at the same time."""
 
@@ -21,19 +19,25 @@ class RayLauncher:
     """Runs tasks as Ray tasks; a thread waits for each.
 
     Options are the ``address`` of a running cluster (by default that of ``RAY_ADDRESS``, or a new
-    cluster on this machine), and the resources of a task.
+    cluster on this machine), and those of a Ray task, such as ``num_gpus``.
     """
 
     def __init__(
         self, directory: Path, name: str, workers: int | None, options: Mapping[str, Any]
     ) -> None:
         del directory, name
-        _check(options)
         # Ray hides accelerators from tasks without num_gpus, and gives tasks low priority.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")
         self._ray: Any = import_optional("ray", "ray")
         address = options.get("address") or os.environ.get("RAY_ADDRESS")
+        resources = {name: x for name, x in options.items() if name != "address"}
+        # The launch itself restarts tasks whose processes die.
+        of_task = {"num_cpus": 1, **resources, "max_retries": 0}
+        try:
+            self._task = self._ray.remote(**of_task)(run_task)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise OptionError(f"--launcher-option: Ray refuses it: {error}") from None
         started = {} if address else {"num_cpus": workers, "include_dashboard": False}
         try:
             with warnings.catch_warnings():
@@ -46,11 +50,8 @@ class RayLauncher:
             raise RunError(
                 f"Ray cannot be reached at {address or 'this machine'}: {error}"
             ) from None
-        resources = {name: options[name] for name in _RESOURCES if name in options}
         if not address:
             self._check_room(resources)
-        # The launch itself restarts tasks whose processes die.
-        self._task = self._ray.remote(**{"num_cpus": 1, "max_retries": 0, **resources})(run_task)
         self._threads = ThreadPoolExecutor(workers or _MOST)
         self._running: list[Any] = []
 
@@ -87,15 +88,3 @@ class RayLauncher:
     def close(self) -> None:
         """Disconnect; a cluster that was started here ends."""
         self._ray.shutdown()
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    """Raise `OptionError` for unknown options, and for values that are not numbers."""
-    names = ("address", *_RESOURCES)
-    for name, value in options.items():
-        if name not in names:
-            raise OptionError(
-                f"--launcher-option: the launcher ray has no {name!r}, but {', '.join(names)}."
-            )
-        if name in _NUMBERS and not (isinstance(value, int | float) and 0 <= value < float("inf")):
-            raise OptionError(f"--launcher-option {name} must be a number: got {value!r}.")

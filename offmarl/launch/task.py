@@ -20,8 +20,6 @@ from offmarl.launch.work import Share, Work, run_share
 State = Literal["waiting", "running", "done", "failed", "stopped", "crashed"]
 """failed: an error that the user can fix, so the task is not repeated. crashed: any other."""
 
-_SECONDS_BETWEEN_REPORTS = 0.5
-
 
 class Call(NamedTuple):
     """What a process needs to run a task."""
@@ -71,14 +69,11 @@ def run_task(call: Call) -> State:
     """Run a task in this process, with the standard outputs in its log."""
     os.chdir(call.cwd)
     status = Status("running", host=socket.gethostname(), pid=os.getpid(), since=time.time())
-    written = 0.0
 
     def report(done: int, total: int) -> None:
-        nonlocal status, written
-        first, status = not status.total, status._replace(done=done, total=total)
-        if first or time.monotonic() - written > _SECONDS_BETWEEN_REPORTS:
-            written = time.monotonic()
-            tracking.write_json(call.status, status._asdict())
+        nonlocal status
+        status = status._replace(done=done, total=total)
+        tracking.write_json(call.status, status._asdict())
 
     with _logging_to(call.log):
         sys.stdout.write(f"# task {call.number} of {call.of}: {' '.join(call.arguments)}\n")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from offmarl import tracking, vault
-from offmarl.errors import OptionError, RunError
+from offmarl.errors import RunError
 from offmarl.launch.work import Work, make_once
 from offmarl.terminal import quiet, silent
 from offmarl.vault.check.digest import fingerprint
@@ -52,8 +52,6 @@ class TransformWork(Work):
     }
 
     def __init__(self, plan: TransformPlan, path: str | Path, block_steps: int | None = None):
-        if block_steps is not None and block_steps < 1:
-            raise OptionError(f"--block-steps must be at least 1: got {block_steps}.")
         self.transform = plan
         self.blocks = blocks_of(plan.vaults, block_steps)
         sources = [
@@ -72,7 +70,8 @@ class TransformWork(Work):
     def run(self, block: int) -> None:
         """Write the vault of a block; none if nothing is selected."""
         pieces = self._pieces(block)
-        self._write_pieces(block, pieces)
+        file = self.directory / "blocks" / f"{block}.json"
+        tracking.write_json(file, [column.tolist() for column in pieces])
         if not pieces.steps:
             return
         source, copied = self.sources[self.blocks[block].source], self._vault(block, "copied")
@@ -111,7 +110,9 @@ class TransformWork(Work):
         origins = lineage.merge_origins(selections)
         written = [number for number, pieces in enumerate(notes) if pieces.steps]
         blocks = [vault.open_vault(self._vault(number)) for number in written]
-        arguments = self._arguments(blocks[0])
+        arguments = self.transform.described()
+        if self.transform.operation == "map":
+            arguments = blocks[0].provenance["lineage"]["arguments"]
         about = lineage.provenance_of(self.transform.operation, arguments, selections, origins)
         execute.join_rows(
             blocks,
@@ -201,19 +202,8 @@ class TransformWork(Work):
             seed=seed,
         )
 
-    def _arguments(self, first: Reader) -> Mapping[str, Any]:
-        """Return the arguments for the lineage; those of a map are in the provenance of a block."""
-        if self.transform.operation != "map":
-            return self.transform.described()
-        arguments: Mapping[str, Any] = first.provenance["lineage"]["arguments"]
-        return arguments
-
     def _vault(self, block: int, kind: str = "blocks") -> Path:
         return self.directory / f"{kind}.vlt" / f"{block:06d}"
-
-    def _write_pieces(self, block: int, pieces: Pieces) -> None:
-        path = self.directory / "blocks" / f"{block}.json"
-        tracking.write_json(path, [column.tolist() for column in pieces])
 
     def _read_pieces(self, block: int) -> Pieces:
         columns = json.loads((self.directory / "blocks" / f"{block}.json").read_text())

@@ -165,7 +165,7 @@ class Work(ABC):
             shutil.rmtree(self.directory / name, ignore_errors=True)
 
 
-def run_share(work: Work, share: Share, report: Report | None = None) -> int:
+def run_share(work: Work, share: Share, report: Report = lambda *_: None) -> int:
     """Run the blocks of a share that are missing; return how many this call ran.
 
     Blocks that can run at once come first; another one runs the blocks that it needs, or waits for
@@ -179,8 +179,7 @@ def run_share(work: Work, share: Share, report: Report | None = None) -> int:
     while pending:
         block = next(filter(work.is_ready, pending), pending[0])
         pending.remove(block)
-        if report:
-            report(done, len(blocks))
+        report(done, len(blocks))
         try:
             for need in work.needs(block):
                 _run_block(work, need, failed, -1)  # its process may take any time
@@ -191,8 +190,7 @@ def run_share(work: Work, share: Share, report: Report | None = None) -> int:
                 raise
             if block not in failed:  # a block that it needs has failed
                 tracking.notice(f"{work.label(block)} failed: {error}")
-    if report:
-        report(done, len(blocks))
+    report(done, len(blocks))
     if failed:
         bugs = (error for error in failed.values() if not isinstance(error, OffmarlError))
         raise next(bugs, next(iter(failed.values())))
@@ -203,8 +201,6 @@ def _run_block(work: Work, block: int, failed: dict[int, Exception], wait_second
     """Run a block; False if it is done, perhaps by a process that ran it just now."""
     if block in failed:
         raise failed[block]
-    if work.is_done(block):
-        return False
     try:
         with _locked(work, str(block), f"run block {block}", wait_seconds), take_over_locks():
             if work.is_done(block):

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
         make_sequence_policy as make_sequence_policy,
     )
     from offmarl.networks.encoders import (
-        CriticKind as CriticKind,
+        ActionEncoder as ActionEncoder,
+        CentralInput as CentralInput,
         Encoder as Encoder,
         blank_view as blank_view,
         central as central,
         critic_encoder as critic_encoder,
         observation_encoder as observation_encoder,
         state_encoder as state_encoder,
-        unshared_critic_encoder as unshared_critic_encoder,
         view_encoder as view_encoder,
     )
     from offmarl.networks.flows import (
@@ -55,10 +55,8 @@ if TYPE_CHECKING:
         MixedParams as MixedParams,
         MixedValues as MixedValues,
         Mixer as Mixer,
-        MixerKind as MixerKind,
         MixerWeights as MixerWeights,
         init_mixer as init_mixer,
-        linear_weights as linear_weights,
         make_linear_mixer as make_linear_mixer,
         make_mixer as make_mixer,
         mix as mix,

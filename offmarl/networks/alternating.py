@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from offmarl.networks.encoders import central, state_encoder, unshared_critic_encoder
+from offmarl.networks.encoders import central, state_encoder, view_encoder
 from offmarl.networks.linear import Inputs
 from offmarl.networks.torsos import FeedForward
 from offmarl.types import ArrayTree, EnvSpec, View
@@ -48,7 +48,7 @@ class OwnCritic(nn.Module):
     layers: int | None = None
 
     def setup(self) -> None:  # noqa: D102
-        self.encoder = unshared_critic_encoder(self.spec, self.hidden)
+        self.encoder = view_encoder(self.spec, self.hidden)
         self.torso = FeedForward(self.outputs, self.hidden, "none", layers=self.layers)
 
     def __call__(self, view: View) -> Float[Array, "*b outputs"]:

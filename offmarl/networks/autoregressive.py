@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.distributions import Distribution
@@ -190,7 +189,8 @@ class AgentSequence(nn.Module):
         those before it.
         """
         memory = self.empty(first.shape[:-1]) if memory is None else memory
-        ids = jnp.broadcast_to(self._ids(), (*action.shape[:-1], self._ids().shape[-1]))
+        of_agents = id_features(self.agent_id, self.num_agents)
+        ids = jnp.broadcast_to(of_agents, (*action.shape[:-1], of_agents.shape[-1]))
         tokens = jnp.take(self.token(action, ids), order, axis=-2)
         start = jnp.broadcast_to(self.first_token(), tokens[..., :1, :].shape)
         tokens = jnp.concatenate([start, tokens[..., :-1, :]], axis=-2)
@@ -250,9 +250,6 @@ class AgentSequence(nn.Module):
 
     # ---------------------------------------------------------------------------------- inside
 
-    def _ids(self) -> Float[np.ndarray, "N F"]:
-        return id_features(self.agent_id, self.num_agents)
-
     def _embedded(self, observation: ArrayTree) -> Float[Array, "*b N hidden"]:
         x = observation if self.encoder is None else self.encoder(observation)
         return nn.gelu(self.embed(x))
@@ -262,7 +259,7 @@ class AgentSequence(nn.Module):
         for index, (block, norm) in enumerate(
             zip(self.encoder_blocks, self.encoder_norms, strict=True)
         ):
-            x, memory_of_block = block(norm(x), _of_block(memory, index), first)
+            x, memory_of_block = block(norm(x), memory[..., index, :, :, :], first)
             after.append(memory_of_block)
         return x, jnp.stack(after, axis=-4)
 
@@ -271,7 +268,7 @@ class AgentSequence(nn.Module):
     ) -> tuple[Decoded, tuple[Array, Array]]:
         after = []
         for index, block in enumerate(self.decoder_blocks):
-            among, of = (_of_block(memory, index) for memory in memories)
+            among, of = (memory[..., index, :, :, :] for memory in memories)
             x, memories_of_block = block(x, encoded, (among, of), first)
             after.append(memories_of_block)
         outputs = self.policy_output(x)
@@ -280,10 +277,6 @@ class AgentSequence(nn.Module):
             outputs = jnp.concatenate([outputs, spread], axis=-1)
         among, of = (jnp.stack(of_layer, axis=-4) for of_layer in zip(*after, strict=True))
         return Decoded(outputs, x), (among, of)
-
-
-def _of_block(memory: Float[Array, "*b K H D D"], index: int) -> Float[Array, "*b H D D"]:
-    return memory[..., index, :, :, :]
 
 
 # -------------------------------------------------------------------------------------- policies

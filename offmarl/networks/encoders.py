@@ -162,11 +162,23 @@ class JointEncoder(nn.Module):
         return _joined(self.encoder(observation))
 
 
+class ActionEncoder(nn.Module):
+    """Encodes each agent's observation and a continuous action, or noise, as one vector."""
+
+    observation: nn.Module | None = None
+
+    def __call__(self, inputs: tuple[ArrayTree, Float[Array, "*b N A"]]) -> Float[Array, "*b N _"]:
+        """Encode a batch of any number of leading axes."""
+        x, action = inputs
+        x = x if self.observation is None else self.observation(x)
+        return jnp.concatenate([x, action], axis=-1)
+
+
 class ViewEncoder(nn.Module):
     """Encodes what a critic of each agent sees: the global state and the agent's observation.
 
     Vectors need no encoders. Where there is no state, the encodings of all agents' observations
-    take its place; a `JointEncoder` is for a state of all observations.
+    take its place; a `JointEncoder` is for the state of all observations that `Unshared` shows.
     """
 
     observation: Encoder | None = None
@@ -199,14 +211,6 @@ def state_encoder(spec: EnvSpec, hidden: int = 64) -> Encoder | JointEncoder | N
 
 def view_encoder(spec: EnvSpec, hidden: int = 64) -> ViewEncoder:
     """Return an encoder of what a critic of each agent sees."""
-    state = state_encoder(spec, hidden)
-    return ViewEncoder(
-        observation_encoder(spec, hidden), None if isinstance(state, JointEncoder) else state
-    )
-
-
-def unshared_critic_encoder(spec: EnvSpec, hidden: int = 64) -> ViewEncoder:
-    """Return an encoder of what `Unshared` shows a critic: a state, even where there is none."""
     return ViewEncoder(observation_encoder(spec, hidden), state_encoder(spec, hidden))
 
 
@@ -271,10 +275,10 @@ def _joined(x: Float[Array, "*b N _"]) -> Float[Array, "*b _"]:
 # order of the agents does not matter.
 
 
-CriticKind = Literal["state", "pooled"]
-"""What a critic of each agent sees beside the agent's own observation. "state": the global state,
-whose size usually depends on the number of agents. "pooled": the observations of all agents, pooled
-by attention; the same parameters fit any number of agents.
+CentralInput = Literal["state", "pooled"]
+"""What a mixer sees, or a critic of each agent beside the agent's own observation. "state": the
+global state, whose size usually depends on the number of agents. "pooled": the observations of all
+agents, pooled by attention; the same parameters fit any number of agents.
 """
 
 
@@ -334,7 +338,7 @@ class PooledEncoder(nn.Module):
 
 
 def critic_encoder(
-    spec: EnvSpec, hidden: int = 64, kind: CriticKind = "state"
+    spec: EnvSpec, hidden: int = 64, kind: CentralInput = "state"
 ) -> ViewEncoder | PooledEncoder:
     """Return an encoder of what a critic of each agent sees."""
     if kind == "pooled":

@@ -173,5 +173,5 @@ def orthogonal_gates(
     hidden, width = shape
     draw = orthogonal()
     keys = jax.random.split(key, width // hidden)
-    blocks = jax.lax.map(lambda own: draw(own, (hidden, hidden), dtype), keys)
+    blocks = jax.lax.map(lambda key: draw(key, (hidden, hidden), dtype), keys)
     return jnp.moveaxis(blocks, 0, 1).reshape(shape)

@@ -7,8 +7,8 @@ operands, which takes longer than the product.
 The input of a network has a part for each agent, and a part for all.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -26,6 +26,7 @@ def product(
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
+@cache
 def orthogonal(scale: float = 1.0) -> Callable[..., Float[Array, "..."]]:
     """Return an initialiser of kernels with orthogonal columns, or rows if these are fewer.
 
@@ -33,32 +34,21 @@ def orthogonal(scale: float = 1.0) -> Callable[..., Float[Array, "..."]]:
     another: jaxlib 0.10 divides a batched QR factorisation among the threads that XLA computes
     with, and waits for them in one of these threads, so that two such factorisations in one program
     can wait for each other for ever on a CPU with two cores.
-    """
 
-    def init(
-        key: PRNGKeyArray, shape: Sequence[int], dtype: Any = jnp.float32
-    ) -> Float[Array, "..."]:
-        kernel: Array = _drawing(scale, tuple(shape), jnp.dtype(dtype))(key)
-        return kernel
-
-    return init
-
-
-@cache
-def _drawing(
-    scale: float, shape: tuple[int, ...], dtype: jnp.dtype
-) -> Callable[[PRNGKeyArray], Float[Array, "..."]]:
-    """Return ``draw(key)``, the same function for the same arguments.
-
-    Flax evaluates an initialiser wherever its parameter is used, to check the shape. JAX traces the
-    same function once for all of them.
+    Flax evaluates an initialiser wherever its parameter is used, to check the shape. It is the same
+    function for the same scale, so that JAX traces it once for each shape.
     """
     draw = nn.initializers.orthogonal(scale)
     one_by_one: Any = jax.custom_batching.sequential_vmap
-    compiled: Callable[[PRNGKeyArray], Array] = jax.jit(
-        one_by_one(lambda key: draw(key, shape, dtype))
-    )
-    return compiled
+
+    @partial(jax.jit, static_argnums=(1, 2))
+    def init(
+        key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32
+    ) -> Float[Array, "..."]:
+        kernel: Array = one_by_one(lambda key: draw(key, shape, dtype))(key)
+        return kernel
+
+    return init
 
 
 class Dense(nn.Module):

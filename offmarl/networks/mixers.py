@@ -6,7 +6,7 @@ kind for any number of agents. `LinearMixer` is a weighted sum (Wang et al. 2023
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.distributions import select
 from offmarl.networks.encoders import (
+    CentralInput,
     PooledEncoder,
     blank_view,
     central,
@@ -25,12 +26,6 @@ from offmarl.networks.linear import Dense, InputLayer, orthogonal
 from offmarl.networks.policies import AgentNetwork, init_network
 from offmarl.networks.torsos import unroll_batch
 from offmarl.types import ArrayTree, EnvSpec, Sequence, View
-
-MixerKind = Literal["state", "pooled"]
-"""What a mixer sees. "state": the global state; its size depends on the number of agents. "pooled":
-the observations of all agents, pooled by attention; the same parameters fit any number of agents.
-"""
-
 
 INIT_SCALE = 0.001
 """Scale of the first weights of hypernetworks.
@@ -177,7 +172,7 @@ def _dense(scale: float | None) -> Callable[..., Dense]:
 
 
 def make_mixer(
-    spec: EnvSpec, embed: int = 32, hidden: int = 64, kind: MixerKind = "state"
+    spec: EnvSpec, embed: int = 32, hidden: int = 64, kind: CentralInput = "state"
 ) -> Mixer | PooledMixer:
     """Build the mixer of an environment.
 
@@ -200,19 +195,13 @@ def init_mixer(
     return mixer.init(key, _seen(mixer, blank_view(spec)))
 
 
-def mixing_weights(mixer: Any, params: ArrayTree, view: View) -> MixerWeights:
+def mixing_weights(mixer: Any, params: ArrayTree, view: View) -> Any:
     """Return the mixing functions of views with any number of leading axes.
 
-    ``mixer`` comes from `make_mixer`, or is a module that takes what `central` returns.
+    ``mixer`` comes from `make_mixer`, or is a module that takes what `central` returns. The result
+    is `MixerWeights`; `LinearWeights` of a mixer from `make_linear_mixer`.
     """
-    weights: MixerWeights = mixer.apply(params, _seen(mixer, view))
-    return weights
-
-
-def linear_weights(mixer: LinearMixer, params: ArrayTree, view: View) -> LinearWeights:
-    """Return the weights of views with any number of leading axes."""
-    weights: LinearWeights = mixer.apply(params, central(view))
-    return weights
+    return mixer.apply(params, _seen(mixer, view))
 
 
 def _seen(mixer: Any, view: View) -> ArrayTree:
@@ -244,11 +233,8 @@ class MixedParams(NamedTuple):
     mixer: ArrayTree
 
 
-class AllValues(NamedTuple):
-    """The agents' values of all actions, and the functions that mix them."""
-
-    q: Float[Array, "B T N A"]
-    weights: MixerWeights
+AllValues = tuple[Float[Array, "B T N A"], MixerWeights]
+"""The agents' values of all actions, and the functions that mix them."""
 
 
 class MixedValues(NamedTuple):
@@ -265,7 +251,7 @@ class MixedValues(NamedTuple):
     def of_all_actions(self, params: MixedParams, batch: Sequence) -> tuple[AllValues, AllValues]:
         """Return Q_i of all actions and the mixing functions, before the steps and after them."""
         q = unroll_batch(self.agent, params.agent, batch.view.observation, batch.first)
-        slots = AllValues(q, mixing_weights(self.mixer, params.mixer, batch.view))
+        slots = q, mixing_weights(self.mixer, params.mixer, batch.view)
         return jax.tree.map(lambda x: x[:, :-1], slots), jax.tree.map(lambda x: x[:, 1:], slots)
 
     def of_joint_actions(

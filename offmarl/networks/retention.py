@@ -45,6 +45,7 @@ class Retention(nn.Module):
     decay: float = 0.5
 
     def setup(self) -> None:  # noqa: D102
+        self.decays = decays(self.heads, self.decay)
         self.query, self.key, self.value = (_linear(self.hidden) for _ in range(3))
         self.gate, self.output = (_linear(self.hidden) for _ in range(2))
         self.norm = nn.LayerNorm(reduction_axes=-1, feature_axes=(-2, -1))
@@ -58,7 +59,7 @@ class Retention(nn.Module):
     ) -> tuple[Float[Array, "*b T N hidden"], Float[Array, "*b H D D"]]:
         """Apply the layer to all steps of a window; return outputs and the memory after it."""
         y, memory = retain(
-            memory, *self._projections(query, token), first, self._decays, self.causal
+            memory, *self._projections(query, token), first, self.decays, self.causal
         )
         return self._outputs(y, token), memory
 
@@ -78,11 +79,7 @@ class Retention(nn.Module):
 
     def decayed(self, memory: Float[Array, "*b H D D"]) -> Float[Array, "*b H D D"]:
         """Return the memory at the beginning of the next step."""
-        return memory * self._decays[:, None, None]
-
-    @property
-    def _decays(self) -> Float[np.ndarray, "H"]:
-        return decays(self.heads, self.decay)
+        return memory * self.decays[:, None, None]
 
     def _projections(self, query: Array, token: Array) -> tuple[Array, Array, Array]:
         def by_head(x: Array) -> Float[Array, "*b N H D"]:

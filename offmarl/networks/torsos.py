@@ -341,12 +341,9 @@ class Unshared:
             return self.torso.apply(params, inputs, first, *memory, method=method)
 
         parts = self._split(inputs), _split_carry(carry)
-        outputs = jax.vmap(of_agent, in_axes=(0, self._axes, 0))(params, *parts)
+        axes: Any = 0 if self.sees == "observation" else View(0, None, 0, 0)  # type: ignore[arg-type]
+        outputs = jax.vmap(of_agent, in_axes=(0, axes, 0))(params, *parts)
         return jax.tree.map(lambda leaf: jnp.moveaxis(leaf.squeeze(-2), 0, -2), outputs)
-
-    @property
-    def _axes(self) -> ArrayTree:
-        return 0 if self.sees == "observation" else View(0, None, 0, 0)  # type: ignore[arg-type]
 
     def _split(self, inputs: ArrayTree) -> ArrayTree:
         """Move the axis of agents to the front, and leave an axis of size 1 in its place."""

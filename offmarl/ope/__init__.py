@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         estimate as estimate,
     )
     from offmarl.ope.importance import (
-        Ratios as Ratios,
         bootstrap as bootstrap,
+        cumulative_ratios as cumulative_ratios,
         effective_sample_size as effective_sample_size,
         weighted_importance_sampling as weighted_importance_sampling,
         with_interval as with_interval,

@@ -26,8 +26,8 @@ from offmarl.ope.history import (
     with_last_slot,
 )
 from offmarl.ope.importance import (
-    Ratios,
     bootstrap,
+    cumulative_ratios,
     effective_sample_size,
     weighted_importance_sampling,
     with_interval,
@@ -161,10 +161,10 @@ def estimate(
     """
     options = options or Options()
     _check(policies, dataset.spec)
-    data = _Data.read(dataset, options)
+    data = RecordedData.read(dataset, options)
     notes = []
     if {*_BY_RATIOS} & {*(methods or METHODS)}:
-        data, clone_notes = _with_clone(data, progress)
+        data, clone_notes = with_clone(data, progress)
         notes += clone_notes
     followed = _follow_all(policies, data, progress)
     unlikely = {x for x, unrolled in followed.items() if not (unrolled.log_prob < np.inf).all()}
@@ -181,17 +181,18 @@ def estimate(
         check = float(of_data[0, data.complete].mean()) if data.complete.any() else None
     effective: dict[str, float] = {}
     if {*_BY_RATIOS} & {*results}:
-        gains = data.advantages() if "local" in results else None
+        arrays = data.reward, data.mask, data.folds, data.weighted
+        gains = advantages(data.histories, *arrays, options.gamma) if "local" in results else None
         for name in (name for name in policies if name not in unlikely):
-            effective[name], weighted = _by_ratios("wis" in results, gains, followed[name], data)
+            effective[name], weighted = by_ratios("wis" in results, gains, followed[name], data)
             for method, value in weighted.items():
                 results[method][name] = value
     values = {
         method: {x: with_interval(*by_policy[x]) for x in policies if x in by_policy}
         for method, by_policy in results.items()
     }
-    notes += _cautions_of_fqe(values.get("fqe", {}), check, data)
-    notes += _cautions([*results], effective, followed, data)
+    notes += cautions_of_fqe(values.get("fqe", {}), check, data)
+    notes += cautions_of_ratios([*results], effective, followed, data)
     return Estimates(
         values,
         {method: {x: results[method][x][1] for x in values[method]} for method in results},
@@ -205,7 +206,7 @@ def estimate(
 
 def _choose(
     policies: Mapping[str, EvaluatedPolicy],
-    data: "_Data",
+    data: "RecordedData",
     unlikely: set[str],
     far: Several[str],
     methods: Several[Method] | None,
@@ -267,7 +268,7 @@ def _no_likelihood(names: set[str]) -> str:
 # ---------------------------------------------------------------------------------- the data
 
 
-class _Data(NamedTuple):
+class RecordedData(NamedTuple):
     """The episodes on the host; arrays are padded to the longest."""
 
     dataset: Dataset | Mixture
@@ -294,7 +295,8 @@ class _Data(NamedTuple):
     """How often each episode is in the resample of each of the critics for the interval."""
 
     @classmethod
-    def read(cls, dataset: Dataset | Mixture, options: Options) -> "_Data":
+    def read(cls, dataset: Dataset | Mixture, options: Options) -> "RecordedData":
+        """Read the episodes that policies can be evaluated with; `ShapeError` if there are none."""
         table = dataset.episodes
         usable = np.flatnonzero(are_whole(dataset))
         if not len(usable) or not table.length.sum():
@@ -346,8 +348,7 @@ class _Data(NamedTuple):
 
         No policy takes an action of probability 0, so that its ratio is that of a fault.
         """
-        mask: NDArray[np.bool_] = self.complete & ~np.isinf(self.behaviour_log_prob).any((1, 2))
-        return mask
+        return np.asarray(self.complete & ~np.isinf(self.behaviour_log_prob).any((1, 2)))
 
     def value_bounds(self) -> Float[np.ndarray, "2 slots"]:
         """Return the smallest and the largest value that the rewards allow from each time on.
@@ -385,20 +386,15 @@ class _Data(NamedTuple):
             counts.any() and clipped_ratio(log_prob[counts], behaviour[counts]).mean() < _CLOSE
         )
 
-    def advantages(self) -> Float[np.ndarray, "M T"]:
-        """Return the advantages of the recorded actions."""
-        arrays = self.reward, self.mask, self.folds, self.weighted
-        return advantages(self.histories, *arrays, self.options.gamma)
-
     @property
     def discounted(self) -> Float[np.ndarray, "M"]:
         """The discounted sum of each episode's rewards."""
-        returns: NDArray[Any] = self.reward @ self.options.gamma ** np.arange(self.reward.shape[1])
-        return returns
+        discounts = self.options.gamma ** np.arange(self.reward.shape[1])
+        return np.asarray(self.reward @ discounts)
 
 
 def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:
-    """Return the arrays of `_Data` that a block of episodes has."""
+    """Return the arrays of `RecordedData` that a block of episodes has."""
     mask, log_prob = episodes.mask, recorded_log_prob(episodes)
     certain = (log_prob == 0).all(-1) & episodes.choices.any(-1)
     reward = jnp.where(mask, episodes.reward.mean(-1), 0.0)
@@ -408,7 +404,7 @@ def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:
     return *(np.asarray(x)[:size] for x in (reward, log_prob, mask, *steps)), action
 
 
-def _with_clone(data: _Data, progress: Progress) -> tuple[_Data, list[str]]:
+def with_clone(data: RecordedData, progress: Progress) -> tuple[RecordedData, list[str]]:
     """Return the data with a clone's probabilities where they are missing, and a note on it."""
     missing = np.isnan(data.behaviour_log_prob)
     if not missing.any():
@@ -431,7 +427,7 @@ def _with_clone(data: _Data, progress: Progress) -> tuple[_Data, list[str]]:
 # ---------------------------------------------------------------------------------- policies
 
 
-def _without_impossible(followed: Followed, data: _Data) -> Followed:
+def without_impossible(followed: Followed, data: RecordedData) -> Followed:
     """Return log-probabilities of minus infinity for recorded actions of probability 0.
 
     Ratios compare probabilities with probabilities, and densities with densities.
@@ -444,7 +440,7 @@ def _without_impossible(followed: Followed, data: _Data) -> Followed:
 
 
 def _follow_all(
-    policies: Mapping[str, EvaluatedPolicy], data: _Data, progress: Progress
+    policies: Mapping[str, EvaluatedPolicy], data: RecordedData, progress: Progress
 ) -> dict[str, Followed]:
     """Unroll all policies over the episodes; each block of these is read once."""
     blocks: dict[str, list[Followed]] = {name: [] for name in policies}
@@ -463,7 +459,7 @@ def _follow_all(
         name: Followed(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
         for name, parts in blocks.items()
     }
-    return {name: _without_impossible(unrolled, data) for name, unrolled in followed.items()}
+    return {name: without_impossible(unrolled, data) for name, unrolled in followed.items()}
 
 
 def _small(action: NDArray[Any]) -> NDArray[Any]:
@@ -476,7 +472,7 @@ def _small(action: NDArray[Any]) -> NDArray[Any]:
 # ---------------------------------------------------------------------------------- play
 
 
-def _played(policies: Mapping[str, EvaluatedPolicy], data: _Data) -> dict[str, _Resampled]:
+def _played(policies: Mapping[str, EvaluatedPolicy], data: RecordedData) -> dict[str, _Resampled]:
     """Return the values of the policies that can play in the recorded steps."""
     seed, gamma = data.options.seed, data.options.gamma
     table = read_table(data.histories, len(data.resamples), seed)
@@ -495,7 +491,7 @@ def _played(policies: Mapping[str, EvaluatedPolicy], data: _Data) -> dict[str, _
 # ---------------------------------------------------------------------------------- critics
 
 
-def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
+def transitions_for(data: RecordedData, actions: Several[Any]) -> Transitions:
     """Return the transitions for critics of policies that take ``actions``, the recorded ones last.
 
     The recorded ones are compared with complete episodes' returns: they are valued by these alone.
@@ -524,7 +520,7 @@ def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
 
 
 def _fitted_values(
-    data: _Data, actions: Several[Any], progress: Progress
+    data: RecordedData, actions: Several[Any], progress: Progress
 ) -> list[Float[np.ndarray, "C M"]]:
     """Return the values by each member of each policy, by its actions, at the initial states.
 
@@ -532,7 +528,7 @@ def _fitted_values(
     policies, whose mean return is known.
     """
     actions = [*actions, data.action]
-    transitions = _transitions(data, actions)
+    transitions = transitions_for(data, actions)
     critic = make_critic(data.dataset.spec, data.options.hidden)
     params = fit(critic, transitions, data.options, progress)
     values: list[list[NDArray[Any]]] = [[] for _ in actions]
@@ -548,17 +544,17 @@ def _fitted_values(
 # ---------------------------------------------------------------------------------- ratios
 
 
-def _by_ratios(
+def by_ratios(
     sampled: bool,
     gains: Float[np.ndarray, "M T"] | None,
     followed: Followed,
-    data: _Data,
+    data: RecordedData,
 ) -> tuple[float, dict[Method, _Resampled]]:
     """Return the effective sample size, and the estimates by ratios with those of resamples."""
     kept, options = data.weighted, data.options
     log_prob, behaviour = np.asarray(followed.log_prob)[kept], data.behaviour_log_prob[kept]
     joint = jnp.asarray(log_prob.sum(-1)), jnp.asarray(behaviour.sum(-1))
-    ratios = Ratios.of(*joint, jnp.asarray(data.mask[kept]))
+    ratios = cumulative_ratios(*joint, jnp.asarray(data.mask[kept]))
     size, ones = float(effective_sample_size(ratios)), jnp.ones(int(kept.sum()))
     estimators: dict[Method, Any] = {}
     if gains is not None:
@@ -576,7 +572,9 @@ def _by_ratios(
     return size, results
 
 
-def _cautions_of_fqe(values: Mapping[str, Estimate], check: float | None, data: _Data) -> list[str]:
+def cautions_of_fqe(
+    values: Mapping[str, Estimate], check: float | None, data: RecordedData
+) -> list[str]:
     """Return notes on estimates by critics: impossible ones, and those without an interval."""
     notes, returns = [], data.discounted[data.complete]
     if values and not len(data.resamples):
@@ -602,11 +600,11 @@ def _cautions_of_fqe(values: Mapping[str, Estimate], check: float | None, data: 
     return notes
 
 
-def _cautions(
+def cautions_of_ratios(
     methods: Several[Method],
     effective: Mapping[str, float],
     followed: Mapping[str, Followed],
-    data: _Data,
+    data: RecordedData,
 ) -> list[str]:
     """Return notes on estimates by ratios, for the policies with an effective sample size."""
     notes = []

@@ -111,7 +111,9 @@ class _Learner(NamedTuple):
     optimiser: ArrayTree
 
 
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
+    """Steps, with an action of each policy after each."""
+
     view_tm1: View
     view_t: View
     bounds: Float[Array, "2 B"]
@@ -196,12 +198,12 @@ def _learn(
     """Make ``count`` updates, from number ``first`` on."""
 
     def update(number: Array, learner: _Learner) -> _Learner:
-        batch = _draw(data, options, jax.random.fold_in(key, number))
+        batch = draw_batch(data, options, jax.random.fold_in(key, number))
         progress = number / options.updates
         rate = options.learning_rate * (1 - progress)
 
         def of_member(learner: _Learner, weight: Array, next_action: Array) -> _Learner:
-            loss = partial(_loss, critic, batch, weight, next_action, pretraining)
+            loss = partial(critic_loss, critic, batch, weight, next_action, pretraining)
             gradient = jax.grad(loss)(learner.params, learner.target)
             step, optimiser = optax.adam(rate).update(gradient, learner.optimiser)
             params = optax.apply_updates(learner.params, step)
@@ -216,15 +218,16 @@ def _learn(
     return jax.lax.fori_loop(first, first + count, update, learner)
 
 
-def _loss(
+def critic_loss(
     critic: Critic,
-    batch: _Batch,
+    batch: Batch,
     weight: Float[Array, "B"],
     next_action: Array,
     pretraining: bool,
     params: ArrayTree,
     target: ArrayTree,
 ) -> Float[Array, ""]:
+    """Return the squared error of a critic, of returns or of bootstrapped targets."""
     if pretraining:
         y, known = batch.to_go, batch.counts
     else:
@@ -235,7 +238,7 @@ def _loss(
     return masked_mean(error**2, known, weight)
 
 
-def _draw(data: Transitions, options: Options, key: PRNGKeyArray) -> _Batch:
+def draw_batch(data: Transitions, options: Options, key: PRNGKeyArray) -> Batch:
     """Draw steps, and an action of each policy in the view after each."""
     batch_key, action_key = jax.random.split(key)
     windows = data.replay.sample(batch_key)
@@ -248,7 +251,7 @@ def _draw(data: Transitions, options: Options, key: PRNGKeyArray) -> _Batch:
     slot = data.first[episode] + windows.time[:, 1]
     mask = windows.mask[:, 0]
     first, second = (jax.tree.map(lambda leaf, i=i: leaf[:, i], windows.view) for i in (0, 1))
-    return _Batch(
+    return Batch(
         first,
         second,
         data.bounds[:, windows.time[:, 1]],

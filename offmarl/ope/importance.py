@@ -8,7 +8,6 @@ The estimate itself has counts of one, and a bootstrap of all resamples is one m
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,59 +24,43 @@ _ENOUGH_RESAMPLES = 100
 """Number of resamples from which percentiles are the ends of an interval."""
 
 
-class Ratios(NamedTuple):
-    """How likely the episodes' actions are under a policy, relative to the one that took them.
+def cumulative_ratios(
+    log_prob: Float[Array, "M T"],
+    behaviour_log_prob: Float[Array, "M T"],
+    mask: Bool[Array, "M T"],
+) -> Float[Array, "M T"]:
+    """Return how likely the episodes' actions are under a policy, relative to who took them.
 
-    Each step's ratios are divided by the largest of any episode, which cancels in all estimates and
+    They are the products of the ratios of the joint actions up to and including each step. Each
+    step's products are divided by the largest of any episode, which cancels in all estimates and
     avoids overflows.
+
+    Parameters
+    ----------
+    log_prob, behaviour_log_prob
+        Sums over the live agents of the log-probabilities of the recorded actions.
+    mask
+        Steps that exist.
     """
-
-    weight: Float[Array, "M T"]
-    """Product of the ratios of the joint actions up to and including each step."""
-    before: Float[Array, "M T"]
-    """Product up to the step before; 1 at the first step. Scaled on its own."""
-
-    @classmethod
-    def of(
-        cls,
-        log_prob: Float[Array, "M T"],
-        behaviour_log_prob: Float[Array, "M T"],
-        mask: Bool[Array, "M T"],
-    ) -> "Ratios":
-        """Compute them from the log-probabilities of the joint actions in both policies.
-
-        Parameters
-        ----------
-        log_prob, behaviour_log_prob
-            Sums over the live agents of the log-probabilities of the recorded actions.
-        mask
-            Steps that exist.
-        """
-        ratio = jnp.where(mask, log_prob - behaviour_log_prob, 0.0)
-        total = jnp.cumsum(ratio, axis=1)
-        before = jnp.pad(total[:, :-1], ((0, 0), (1, 0)))
-        return cls(_scaled(total), _scaled(before))
+    total = jnp.cumsum(jnp.where(mask, log_prob - behaviour_log_prob, 0.0), axis=1)
+    largest = total.max(axis=0)
+    return jnp.exp(total - jnp.where(jnp.isfinite(largest), largest, 0.0))
 
 
-def _scaled(log_weight: Float[Array, "M T"]) -> Float[Array, "M T"]:
-    largest = log_weight.max(axis=0)
-    return jnp.exp(log_weight - jnp.where(jnp.isfinite(largest), largest, 0.0))
-
-
-def effective_sample_size(ratios: Ratios) -> Float[Array, ""]:
+def effective_sample_size(ratios: Float[Array, "M T"]) -> Float[Array, ""]:
     """Return how many episodes of the policy itself the weighted episodes are worth.
 
     (Σ w)² / Σ w² of the ratios of whole episodes (Kong 1992): M if all are alike, 1 if one episode
     has all of the weight, 0 if the policy would have played none of them.
     """
-    weights = ratios.weight[:, -1]
+    weights = ratios[:, -1]
     squares = (weights**2).sum()
     return jnp.where(squares > 0, weights.sum() ** 2 / jnp.where(squares > 0, squares, 1.0), 0.0)
 
 
 @jax.jit
 def weighted_importance_sampling(
-    ratios: Ratios,
+    ratios: Float[Array, "M T"],
     reward: Float[Array, "M T"],
     gamma: Scalar,
     counts: Float[Array, "*r M"],
@@ -91,7 +74,7 @@ def weighted_importance_sampling(
     Parameters
     ----------
     ratios
-        Of the policy.
+        `cumulative_ratios` of the policy.
     reward
         Rewards; 0 after an episode's end.
     gamma
@@ -104,7 +87,7 @@ def weighted_importance_sampling(
     The estimates; NaN without any episode that the policy could have played.
     """
     discounts = gamma ** jnp.arange(reward.shape[1])
-    return (discounts * _mean(ratios.weight, reward, counts)).sum(-1)
+    return (discounts * _mean(ratios, reward, counts)).sum(-1)
 
 
 def _mean(

@@ -133,8 +133,7 @@ def clipped_ratio(
     log_prob: Float[np.ndarray, "*b"], behaviour_log_prob: Float[np.ndarray, "*b"]
 ) -> Float[np.ndarray, "*b"]:
     """Return the ratios, which are 1 in the mean as far as the data hold what a policy does."""
-    ratio: NDArray[np.float64] = np.exp(np.minimum(log_prob - behaviour_log_prob, np.log(_LARGEST)))
-    return ratio
+    return np.asarray(np.exp(np.minimum(log_prob - behaviour_log_prob, np.log(_LARGEST))))
 
 
 def local_values(
@@ -146,5 +145,4 @@ def local_values(
 ) -> Float[np.ndarray, "M"]:
     """Return each episode's part of the local approximation, whose mean is the estimate."""
     gain = (clipped_ratio(log_prob, behaviour_log_prob) - 1).sum(-1) * advantage
-    values: NDArray[np.float64] = returns + (gamma ** np.arange(gain.shape[1]) * gain).sum(1)
-    return values
+    return np.asarray(returns + (gamma ** np.arange(gain.shape[1]) * gain).sum(1))

@@ -36,26 +36,26 @@ from offmarl.statistics import mean_interval
 from offmarl.teams import Team, teams_of
 from offmarl.tracking import Acting
 
-Given = Sequence[tuple[Team, str]]
+SidePolicies = Sequence[tuple[Team, str]]
 """The name of the policy of each side."""
 
 
-def exact_gains(env: Any, given: Given) -> dict[str, Solution]:
+def exact_gains(env: Any, policies: SidePolicies) -> dict[str, Solution]:
     """Return the gains for greedy and for sampled actions; of one way, if both are the same.
 
     If a name says how it acts, it is the only way.
     """
-    runs = (run_of(name) for _, source in given for name, _ in names_in(source))
+    runs = (run_of(name) for _, source in policies for name, _ in names_in(source))
     stated = {split_acting(run[1] or "")[1] for run in runs if run}
     actings = [acting for acting in get_args(Acting) if acting in stated]
     ways: dict[str, dict[str, bool]] = {x: {"greedy": x == "greedy"} for x in get_args(Acting)}
     ways, tables = {"+".join(actings): {}} if actings else ways, {}
-    name, num_sides = f"exploitability in {env.spec.name}", len(given)
+    name, num_sides = f"exploitability in {env.spec.name}", len(policies)
     with tracking.progress(name, 2 + num_sides * len(ways), note="builds the tree") as advance:
         tree = game_tree(env)
         advance(note="tabulates the policies")
         for acting, how in ways.items():
-            sides = (_table(tree, env, side, source, how) for side, source in given)
+            sides = (_table(tree, env, side, source, how) for side, source in policies)
             tables[acting] = np.where(tree.seats[:, None] == 0, *sides)
             advance(num_sides)
         if len(ways) > 1 and np.array_equal(tables["greedy"], tables["sampled"]):
@@ -85,7 +85,7 @@ def require_learner(recorder: ModuleType, oracle: str) -> None:
 
 def learn(
     env: Environment,
-    given: Given,
+    policies: SidePolicies,
     oracle: str,
     episodes: int,
     out: Path,
@@ -97,8 +97,8 @@ def learn(
     """
     program, key = registry.load("recorder", oracle), jax.random.key(limits["seed"])
     require_learner(program, oracle)
-    name, is_own = registry.program_of(program.Args)
-    players = {side.name: team_policy(source, env, side) for side, source in given}
+    origin = registry.origin_of(program.make)
+    players = {side.name: team_policy(source, env, side) for side, source in policies}
     about = json.dumps([*(dict(player.about) for player in players.values()), limits])
     place = local(out) / f"exploitability-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
     policy, params = joint_policy(env, players)
@@ -106,12 +106,12 @@ def learn(
         fixed = returns_by_team(env.spec, play_policy(env, policy, episodes, None, params, key))
     gains = np.zeros((episodes, 2))  # of episodes with the same initial states
     for number, team in enumerate(teams_of(env.spec)):
-        rivals = (x for x in given if not {*x[0].agents} <= {*team.agents})
+        rivals = (x for x in policies if not {*x[0].agents} <= {*team.agents})
         opponents = tuple(f"{side.name}={source}" for side, source in rivals)
         options = {"side": team.name, "opponents": opponents, "out": place}
         args = program.Args.for_env(env.spec.name, tiers="", **options, **limits)
         program.main(args)
-        run, file = run_directory(args, name), None if is_own else oracle
+        run, file = run_directory(args, origin.name), origin.file and oracle
         best, against = load_policy(run, program=file), side_of(env, team.name, opponents)
         with tracking.progress(f"returns of {team.name}", 1, note=COMPILING):
             outcome = play_policy(against, best.policy, episodes, None, best.params, key)

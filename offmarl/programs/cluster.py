@@ -130,10 +130,8 @@ def _facts(args: DeviceArgs) -> dict[str, Any]:
     facts |= {"--processes": jax.process_count() if args.processes is None else args.processes}
     facts |= {"the program": program, "the version of offmarl": __version__}
     facts |= {"the version of JAX": jax.__version__}
-    for name, value in facts.items():
-        if isinstance(value, Path) or (isinstance(value, str) and Path(value).exists()):
-            facts[name] = Path(value).name
-    plain: dict[str, Any] = json.loads(to_json(facts))
+    shared = {name: x.name if isinstance(x, Path) else x for name, x in facts.items()}
+    plain: dict[str, Any] = json.loads(to_json(shared))
     return plain
 
 
@@ -245,11 +243,10 @@ def is_first() -> bool:
 
 def from_first(value: T) -> T:
     """Return the value of the first process: JSON that may differ between the processes."""
-    result: T = on_first(lambda: value)
-    return result
+    return on_first(lambda: value)
 
 
-def on_first(make: Callable[[], Any]) -> Any:
+def on_first(make: Callable[[], T]) -> T:
     """Call a function in the first process, and return its result, JSON, in all of them."""
     if jax.process_count() == 1:
         return make()
@@ -265,7 +262,8 @@ def on_first(make: Callable[[], Any]) -> Any:
         raise raised
     if "error" in reply:
         raise RunError(f"process 0 ended: {reply['error']}")
-    return reply["value"]
+    value: T = reply["value"]
+    return value
 
 
 _MOST_BYTES = 2**26
@@ -304,9 +302,7 @@ def load_on_first(load: Callable[[], TreeT], like: TreeT) -> TreeT:
 
 def any_process(flag: bool) -> bool:
     """Return whether a flag is true in any process; all must call it."""
-    if jax.process_count() == 1:
-        return flag
-    return bool(multihost_utils.process_allgather(np.array(flag)).any())
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
 
 
 def agree(due: bool, signum: int | None, calls: int = 0) -> tuple[bool, int | None, int]:
@@ -344,12 +340,7 @@ def put(leaf: Any, sharding: Sharding) -> jax.Array:
 
 
 def gather_all(tree: TreeT) -> TreeT:
-    """Return arrays that this process has as a whole; all processes must call it.
-
-    Without several processes they are returned as they are.
-    """
-    if jax.process_count() == 1:
-        return tree
+    """Return arrays that this process has as a whole; all processes must call it."""
     arrays: TreeT = jax.tree.map(_gathered_leaf, tree)
     return arrays
 

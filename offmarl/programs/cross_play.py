@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import stdtrit
 
 from offmarl import records, tracking
 from offmarl._compiling import pinned
-from offmarl.config import check_seed
+from offmarl.config import PositiveInt, check_rules, check_seed
 from offmarl.envs import Environment
-from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Seat, compose, one_of, rest_of
 from offmarl.errors import OptionError, RunError
 from offmarl.evaluation import returns_by_team
@@ -32,11 +30,11 @@ from offmarl.programs.recording.sides import environment_of, members_of, names_i
 from offmarl.programs.registry import file_of_run
 from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.evaluate import place_arguments, play_against
-from offmarl.programs.runs.identity import environment_source, fingerprint
+from offmarl.programs.runs.identity import environment_source
 from offmarl.statistics import MIN_RUNS, Estimate, standard_error
 from offmarl.teams import Team, find_side, name_of_side, teams_of
 from offmarl.tracking import Acting
-from offmarl.types import ArrayTree, EnvSpec, Policy, empty_view, remember
+from offmarl.types import ArrayTree, EnvSpec, Policy
 
 
 class Member(NamedTuple):
@@ -69,25 +67,24 @@ class CrossPlayWork(Work):
         seed: int = 0,
         programs: Sequence[Path] = (),
     ):
-        require_positive(eval_episodes=episodes)
+        check_rules("eval_episodes", PositiveInt, episodes)
         self.env, self.side, self.rest = _environment((*policies, *partners), env, side)
         self.episodes, self._seed, self._programs = episodes, check_seed(seed), programs
         self._pool: dict[str, Member] = {}
-        self._alike: dict[Policy | str, Policy] = {}
         self.scored = self._numbers(policies)
         self.partners = self._numbers(partners) if partners else self.scored
         self.members = [*self._pool.values()]
-        self._policies = (*dict.fromkeys(self._alike.values()),)
+        ways = [member.ways for member in self.members]
+        self._policies = (*dict.fromkeys(policy for way in ways for policy in way.values()),)
         self._meet = self._meeting()
-        draws = any(len({*member.ways.values()}) > 1 for member in self.members)
+        draws = any(way["greedy"] != way["sampled"] for way in ways)
         self.modes: tuple[Acting, ...] = ("greedy", "sampled") if draws else ("greedy",)
         name = self.env.spec.name
         about: dict[str, Any] = {"environment": name, **environment_source(name)}
         about |= {"policies": [[member.name, x] for x, member in self._pool.items()]}
         about |= {"scored": self.scored, "partners": self.partners, "side": self.side.name}
-        code = [text for text in self._alike if isinstance(text, str)]
-        about |= {"episodes": episodes, "seed": seed, "code": _sha256(code)}
-        sha256 = _sha256(tracking.plain(about))
+        about |= {"episodes": episodes, "seed": seed}
+        sha256 = hashlib.sha256(json.dumps(tracking.plain(about)).encode()).hexdigest()
         path = Path("runs") / safe_path(name, option="--env") / f"cross-play-{sha256[:8]}"
         super().__init__("cross-play", local(path), about, len(self.members))
 
@@ -110,7 +107,8 @@ class CrossPlayWork(Work):
                 about = (greedy.about.get(x, "") for x in ("policy", "parameters", "acting"))
                 content = " ".join(about) + greedy.about.get("sha256", "")
                 if content not in self._pool:
-                    both = greedy.policy, sampled.policy
+                    draws = run and sampled.policy.draws(sampled.params)
+                    both = greedy.policy, (sampled if draws else greedy).policy
                     self._pool[content] = self._member(full, both, greedy.params, greedy.agents)
                 numbers.append([*self._pool].index(content))
         return [*dict.fromkeys(numbers)]
@@ -118,7 +116,7 @@ class CrossPlayWork(Work):
     def _member(
         self, name: str, pair: Sequence[Policy], params: ArrayTree, agents: tuple[int, ...]
     ) -> Member:
-        """Return a policy that acts for all agents; its functions are those of an equal one."""
+        """Return a policy that acts for all agents."""
         spec = self.env.spec
         if pair[0].joint:
             raise OptionError(
@@ -128,12 +126,8 @@ class CrossPlayWork(Work):
         seats = agents != self.rest.agents, agents != self.side.agents
         if not all(seats):
             pair, params = [compose(spec, [Seat(agents, x, agents)]) for x in pair], (params,)
-        for policy in pair:
-            if policy not in self._alike:
-                self._alike[policy] = self._alike.setdefault(_code(policy, params, spec), policy)
-        greedy, sampled = (self._alike[policy] for policy in pair)
         params = jax.tree.map(np.asarray, params)
-        return Member(name, {"greedy": greedy, "sampled": sampled}, params, seats)
+        return Member(name, {"greedy": pair[0], "sampled": pair[1]}, params, seats)
 
     def _meeting(self) -> Bool[np.ndarray, "M M"]:
         """Return which policy of the side meets which one of the rest; each also meets itself."""
@@ -221,30 +215,6 @@ def _environment(
     return environment, learner, Team(name_of_side(environment.spec, rest), rest)
 
 
-def _code(policy: Policy, params: ArrayTree, spec: EnvSpec) -> str:
-    """Return the text of a policy's computation, on all machines, and its parameters' shapes.
-
-    Policies that were built apart may agree. Parameters that are not used, such as those of
-    exploration by a greedy policy, leave no trace in what is computed.
-    """
-    view, none, carry = empty_view(spec), jnp.zeros(spec.num_agents), policy.initial_carry()
-
-    def step(params: ArrayTree, carry: ArrayTree, *inputs: Any) -> Any:
-        action, _, carry = policy.act(params, carry, *inputs)
-        return action, remember(policy, carry, none, none > 0)
-
-    inputs = view.observation, view.legal_actions, jax.random.key(0)
-    lowered = jax.jit(step).trace(params, carry, *inputs).lower(lowering_platforms=("cpu",))
-    shapes = [
-        (np.shape(leaf), str(leaf.dtype)) for leaf in map(np.asarray, jax.tree.leaves(params))
-    ]
-    return f"{lowered.as_text()}{fingerprint(carry)}{jax.tree.structure(params)}{shapes}"
-
-
-def _sha256(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
 @lru_cache(maxsize=16)
 def _pair(
     spec: EnvSpec, side: tuple[int, ...], rest: tuple[int, ...], policies: tuple[Policy, ...]
@@ -302,7 +272,7 @@ def scores(
             "best_response_share": apart[number, columns].sum() / best if best > 0 else np.nan,
         }
 
-    rows = [row(own) for own in scored]
+    rows = [row(number) for number in scored]
     statistics = _over_policies(play, scored, [x for x in partners if x not in scored])
     means = {x: _mean([cells[x] for cells in rows]) for x in ("worst", "best_response_share")}
     estimates = zip(("self_play", "cross_play", "gap"), statistics, strict=True)

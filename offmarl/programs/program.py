@@ -65,6 +65,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, TypeVar
 
 import jax
@@ -88,7 +89,7 @@ from offmarl.config import (
     option,
     with_role,
 )
-from offmarl.programs.registry import program_of
+from offmarl.programs.registry import origin_of
 from offmarl.settings import fill
 from offmarl.types import ArrayTree, Policy, View
 
@@ -130,8 +131,8 @@ class _Configurable(DeviceArgs):
         """
         if issubclass(cls, OnlineArgs):
             given["env"] = env
-        program, packaged = program_of(cls)
-        return fill(cls, program, env, given, settings, packaged)
+        origin = origin_of(cls)
+        return fill(cls, origin.name, env, given, settings, origin.file is None)
 
 
 @dataclass(frozen=True)
@@ -282,44 +283,30 @@ class OnlineArgs(_Configurable):
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Hyperparameters:
+class Hyperparameters(SimpleNamespace):
     """The numeric hyperparameters of a program, as arrays: ``hyper.learning_rate``.
 
     They are the fields of its own ``Args`` that hold a float (`Fraction`, `Positive` and so on). As
     arrays, they can change without a new compilation, and several values can be computed side by
     side, with `jax.vmap` over a tree with a leading axis.
-
-    Parameters
-    ----------
-    values
-        By name.
     """
 
-    def __init__(self, values: Mapping[str, Any]):
-        self._values = dict(values)
-
     def __getattr__(self, name: str) -> Array:
-        values = self.__dict__.get("_values", {})
-        if name not in values:
-            raise AttributeError(
-                f"no hyperparameter {name!r}: they are the float fields of the program's own Args "
-                f"({', '.join(values) or 'it has none'})."
-            )
-        return values[name]
-
-    def __repr__(self) -> str:
-        inside = ", ".join(f"{name}={value}" for name, value in self._values.items())
-        return f"Hyperparameters({inside})"
+        names = ", ".join(vars(self)) or "it has none"
+        raise AttributeError(
+            f"no hyperparameter {name!r}: they are the float fields of the program's own Args "
+            f"({names})."
+        )
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
         """Return the values with their names, as JAX asks for."""
-        keyed = [(jax.tree_util.GetAttrKey(name), x) for name, x in self._values.items()]
-        return keyed, tuple(self._values)
+        keyed = [(jax.tree_util.GetAttrKey(name), x) for name, x in vars(self).items()]
+        return keyed, tuple(vars(self))
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> "Hyperparameters":
         """Make hyperparameters of names and values, as JAX asks for."""
-        return cls(dict(zip(names, values, strict=True)))
+        return cls(**dict(zip(names, values, strict=True)))
 
 
 def hyperparameters(args: Validated, changed: Mapping[str, Any] | None = None) -> Hyperparameters:
@@ -329,7 +316,7 @@ def hyperparameters(args: Validated, changed: Mapping[str, Any] | None = None) -
     """
     values = {name: getattr(args, name) for name in hyperparameter_names(args)}
     values.update(changed or {})
-    return Hyperparameters({name: jnp.float32(value) for name, value in values.items()})
+    return Hyperparameters(**{name: jnp.float32(value) for name, value in values.items()})
 
 
 def state_shapes(program: "Program", args: Validated) -> ArrayTree:
@@ -411,11 +398,6 @@ for _name in _OPERATORS.split():
 # ---------------------------------------------------------------------------------- program
 
 
-def same_state(state: ArrayTree) -> ArrayTree:
-    """Return the state: the default of `Stage.on_start`."""
-    return state
-
-
 class Stage(NamedTuple):
     """A part of a program's training, such as pretraining."""
 
@@ -428,9 +410,6 @@ class Stage(NamedTuple):
     where they can."""
     updates: int | None = None
     """Number of updates; None for the updates that the other stages leave."""
-    on_start: Callable[[ArrayTree], ArrayTree] = same_state
-    """Function of the state of a seed, applied before the first update. It is not compiled, so it
-    may read files."""
 
 
 class Values(NamedTuple):

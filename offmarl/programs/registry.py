@@ -72,28 +72,15 @@ def load(kind: Kind, name: str) -> ModuleType:
     return _load_named(kind, name)
 
 
-def origin_of(make: Callable[..., Any]) -> ProgramOrigin:
-    """Return the source of a program that is about to run, from the function that builds it."""
-    path = Path(inspect.getsourcefile(make) or "").resolve()
-    if _is_own(path):
+def origin_of(part: Callable[..., Any]) -> ProgramOrigin:
+    """Return the source of a program that is about to run, from its ``make`` or ``Args``."""
+    path = Path(inspect.getsourcefile(part) or "").resolve()
+    if any(path == file.resolve() for kind in VERBS for file in find(kind).values()):
         return ProgramOrigin(path.stem.rstrip("_"), None, None)
     file, sha256 = str(path), code_digest(path)
-    if make.__module__ in sys.modules:
-        _ran[file, sha256] = sys.modules[make.__module__]
+    if part.__module__ in sys.modules:
+        _ran[file, sha256] = sys.modules[part.__module__]
     return ProgramOrigin(path.stem, file, sha256)
-
-
-def program_of(args: type) -> tuple[str, bool]:
-    """Return the name of the program that a class of arguments belongs to.
-
-    And whether it is one of offmarl's.
-    """
-    path = Path(inspect.getsourcefile(args) or "").resolve()
-    return path.stem.rstrip("_"), _is_own(path)
-
-
-def _is_own(path: Path) -> bool:
-    return any(path == file.resolve() for kind in VERBS for file in find(kind).values())
 
 
 def load_origin(

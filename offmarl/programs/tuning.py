@@ -55,7 +55,7 @@ from offmarl.paths import local
 from offmarl.programs.offline import digests
 from offmarl.programs.program import Args, OnlineArgs, shared_names
 from offmarl.programs.recording.sides import learning_environment, opponents_of
-from offmarl.programs.registry import origin_of, program_of
+from offmarl.programs.registry import origin_of
 from offmarl.programs.runs.continuing import start_of_baseline
 from offmarl.programs.runs.drawing import open_data
 from offmarl.programs.runs.evaluate import make_evaluator
@@ -287,7 +287,7 @@ class TrialsWork(Work):
         search: SearchSpace,
     ):
         self.program, self.args, self.space, self.file = program, args, space, local(file)
-        self._search, self._program_name = search, program_of(program.Args)[0]
+        self._search, self._program_name = search, origin_of(program.make).name
         if not space:
             raise OptionError("there is no argument to search: give a table [search] of ranges.")
         _require_fresh(args, space)
@@ -342,10 +342,9 @@ class TrialsWork(Work):
 
     def is_complete(self) -> bool:
         """Return whether all trials have ended, and their best is in the file."""
-        study = None if self.missing() else self._open()
-        if study is None or self._best(study) is None or not self.file.exists():
-            return False
-        return self.file.read_text() == self._text(study)
+        study = self._open()
+        is_done = not self.missing() and self._best(study) is not None and self.file.exists()
+        return is_done and self.file.read_text() == self._text(study)
 
     def join(self) -> None:
         """Write the settings of the best trial."""

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
-from typing import Literal, NamedTuple
+from itertools import pairwise, repeat
+from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.lax import bitcast_convert_type
 from jaxtyping import Array, Int, Key, PRNGKeyArray
@@ -17,15 +16,15 @@ from numpy.typing import NDArray
 
 from offmarl._arrays import largest_divisor
 from offmarl._compiling import without_guards
-from offmarl.replay import device
-from offmarl.replay.blocks import BLOCK_SEED, BlockGatherer, check_unweighted, plan_blocks
+from offmarl.replay import device, threefry
+from offmarl.replay.blocks import BLOCK_SEED, BlockGatherer, BlockTable, check_blocked
 from offmarl.replay.device import Replay, load_rings
 from offmarl.replay.fields import Fields, finish_fields, to_sequence
 from offmarl.replay.gathering import Batch, BatchLayout
 from offmarl.replay.host import IN_HAND, WindowReader, ahead, parts_ahead
 from offmarl.replay.orders import BlockOrder
 from offmarl.replay.priorities import Prioritised
-from offmarl.replay.rings import Mixed, SlotRings, Weighting
+from offmarl.replay.rings import Mixed, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import draw_on_host
 from offmarl.types import Sequence
@@ -52,43 +51,30 @@ class Batches:
         """Return the batches at an index of the first axis."""
         return jax.tree.map(lambda leaf: leaf[index], self)
 
-    def sequence(self) -> Sequence:
-        """Return them as a sequence; fields are ``(*b, B, T, ...)``."""
-        return self.data
-
 
 class WindowSource(WindowReader):
     """Draws windows as `Replay.sample` does, gathers them from disk and puts them on the device."""
 
-    def batches(self, keys: Key[Array, "*b"]) -> Batches:
-        """Return the batches that keys draw, on the device."""
-        words = np.asarray(jax.random.key_data(keys))
-        return self.at(draw_on_host(self.starts, words, self._windows.batch_size))
-
     def at(self, starts: Int[np.ndarray, "*b"]) -> Batches:
         """Return the windows that start at given slots, on the device."""
-        (sequence,) = self.each_at(starts[None])
-        return Batches(sequence)
+        return Batches(*_on_device(self._gather(starts.ravel()), self._layout, (starts.shape,)))
 
-    def each_at(self, starts: Int[np.ndarray, "k *b"]) -> list[Sequence]:
-        """Return windows on the device, one sequence for each index of the first axis.
-
-        All are gathered at once, which takes less time than one call for each.
-        """
-        batch = self._gather(starts.ravel())
-        return _on_device(batch, self._layout, starts.shape)
+    def each_at(self, starts: list[Int[np.ndarray, "_"]]) -> list[Sequence]:
+        """Return batches of windows on the device, each from its slots; see `each_array`."""
+        batch = self._gather(np.concatenate(starts))
+        return _on_device(batch, self._layout, tuple(x.shape for x in starts))
 
     def beginnings(self) -> Sequence:
         """Return the windows that the episodes begin with, ``(K, T, ...)``, on the device.
 
         Where an episode ends before its window, the slot that ends it is repeated.
         """
-        counts = [len(ring.table.episodes) for ring in self._rings.members]
+        counts = [len(ring.table.episodes) for ring in self.rings.members]
         batch, first = Batch(self._layout, sum(counts)), 0
         for reader, number in zip(self._readers, counts, strict=True):
             reader.read_beginnings(batch, first + np.arange(number))
             first += number
-        (sequence,) = _on_device(batch, self._layout, (1, first))
+        (sequence,) = _on_device(batch, self._layout, ((first,),))
         return sequence
 
 
@@ -96,33 +82,38 @@ class BlockWindowSource(BlockGatherer, WindowSource):
     """Gathers windows of data on another machine, and puts them on the device."""
 
 
+_Shapes = tuple[tuple[int, ...], ...]
+"""The leading axes of sequences whose windows are gathered together, one after the other."""
+
+
 @without_guards()
-def _on_device(batch: Batch, layout: BatchLayout, shape: tuple[int, ...]) -> list[Sequence]:
-    """Put windows on the device, as one sequence for each index of the first axis of ``shape``.
+def _on_device(batch: Batch, layout: BatchLayout, shapes: _Shapes) -> list[Sequence]:
+    """Put windows on the device, as sequences.
 
     Small fields are transferred together. Large ones are not copied where the device is a CPU.
     """
+    stops = np.cumsum([0, *map(math.prod, shapes)]).tolist()
     large = [
-        {name: array.reshape(*shape, *array.shape[1:])[i] for name, array in batch.large.items()}
-        for i in range(shape[0])
+        {name: x[i:j].reshape(*shape, *x.shape[1:]) for name, x in batch.large.items()}
+        for shape, (i, j) in zip(shapes, pairwise(stops), strict=True)
     ]
-    small = _split(batch.shared, layout, shape)
+    small = _split(batch.shared, layout, shapes)
     return [to_sequence(a | b) for a, b in zip(small, jax.device_put(large), strict=True)]
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _split(shared: dict[str, Array], layout: BatchLayout, shape: tuple[int, ...]) -> list[Fields]:
+def _split(shared: dict[str, Array], layout: BatchLayout, shapes: _Shapes) -> list[Fields]:
     """Cut the small fields of windows out of the memory that they share."""
-    batches: list[Fields] = [{} for _ in range(shape[0])]
+    batches: list[Fields] = [{} for _ in shapes]
     for word, fields in layout.shared:
         start = 0
         for field in fields:
-            for batch in batches:
-                stop = start + math.prod((*shape[1:], field.size))
+            for batch, shape in zip(batches, shapes, strict=True):
+                stop = start + math.prod(shape) * field.size
                 words = shared[word][start:stop]
                 is_mask = field.dtype.kind == "b"
                 values = words != 0 if is_mask else bitcast_convert_type(words, field.dtype)
-                batch[field.name] = values.reshape(*shape[1:], *field.shape)
+                batch[field.name] = values.reshape(*shape, *field.shape)
                 start = stop
     return [finish_fields(batch, layout.windows) for batch in batches]
 
@@ -131,16 +122,6 @@ def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Seque
     """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest."""
     longest = int(source.episodes.length.take(episodes, mode="clip").max(initial=1))
     return WindowSource(source, Windows(1, longest), episodes).beginnings()
-
-
-@without_guards()
-def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
-    """Put keys on the CPU, where draws do not wait for others; leave them if JAX has no CPU."""
-    try:
-        processor = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return keys
-    return jax.device_put(keys, processor)
 
 
 # ---------------------------------------------------------------------------------- loops
@@ -217,18 +198,19 @@ def open_batches(
         are too many steps for the device.
     """
     if kind == "blocks":
-        check_unweighted(weights is not None or draws is not None, source)
+        check_blocked(source, weights is not None or draws is not None)
         with _open_blocks(source, windows, keys, steps, memory, episodes) as blocks:
             yield blocks
         return
-    rings = SlotRings(source, windows, episodes, weights)
-    if kind == "device" or (kind == "auto" and device.fits_device(rings)):
-        yield BatchSource(steps.step, repeat(load_rings(rings)), draws)
+    reader = WindowSource(source, windows, episodes, weights)
+    if kind == "device" or (kind == "auto" and device.fits_device(reader.rings)):
+        yield BatchSource(steps.step, repeat(load_rings(reader.rings)), draws)
         return
-    reader, host_keys = WindowSource.of(rings), on_host(keys)
+    words = np.asarray(jax.random.key_data(keys))[:, None, :2]  # of an rbg key, the first half
 
     def gather(numbers: range) -> Batches:
-        return reader.batches(_sample_keys(host_keys, numbers.start + jnp.arange(len(numbers))))
+        pairs = threefry.split(threefry.fold_in(words, np.array(numbers)))  # as `split_key`
+        return reader.at(draw_on_host(reader.rings.starts, pairs[..., 0, :], windows.batch_size))
 
     with _gathered(gather, len(keys) * reader.batch_bytes, steps, memory) as batches:
         yield batches
@@ -236,7 +218,7 @@ def open_batches(
 
 @contextmanager
 def _open_blocks(
-    source: Source | Mixed,
+    source: Any,
     windows: Windows,
     keys: Key[Array, "seeds"],
     steps: range,
@@ -248,12 +230,12 @@ def _open_blocks(
     The order of blocks does not depend on the seeds: seeds that run side by side read the same
     blocks, and each has the same batches as when it runs alone.
     """
-    blocked, table = plan_blocks(source, windows, episodes, None)
+    table = BlockTable(source, windows, episodes)
     words = np.asarray(jax.random.key_data(keys), np.uint32)
     seeds = words.reshape(len(keys), -1)[:, -1].tolist()
     order_of = partial(BlockOrder, block_seed=BLOCK_SEED, per_buffer=table.per_buffer)
     orders = [order_of(table.sizes, windows.batch_size, seed) for seed in seeds]
-    reader = BlockWindowSource(blocked, windows, orders[0], table)
+    reader = BlockWindowSource(source, windows, orders[0], table)
 
     def gather(numbers: range) -> Batches:
         return reader.at(np.stack([[*map(order.slots, numbers)] for order in orders]))
@@ -275,11 +257,3 @@ def _gathered(
     firsts = range(steps.start - steps.start % updates, steps.stop, updates)
     with closing(ahead(lambda x: gather(range(x, x + updates)), firsts, most)) as data:
         yield BatchSource(updates, data, None)
-
-
-@jax.jit
-def _sample_keys(keys: Key[Array, "seeds"], steps: Int[Array, "n"]) -> Key[Array, "seeds n"]:
-    def of_seed(key: PRNGKeyArray) -> Key[Array, "n"]:
-        return jax.vmap(lambda step: split_key(key, step)[0])(steps)
-
-    return jax.vmap(of_seed)(keys)

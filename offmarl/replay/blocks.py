@@ -11,44 +11,38 @@ everywhere. While one buffer is used, the next one is read. Nothing here needs J
 The windows of batch number i follow from the seed and i alone, as for the other orders.
 """
 
-import math
-from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from functools import partial
-from pathlib import PurePath
 from threading import Lock
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._ahead import in_thread
-from offmarl._arrays import as_items
 from offmarl._memory import return_free
 from offmarl.errors import OptionError
-from offmarl.replay.fields import COMPUTED, check_extras, fields_of, recorded_fields
-from offmarl.replay.gathering import Batch, BatchLayout, RingReader
+from offmarl.replay.fields import COMPUTED, fields_of
+from offmarl.replay.gathering import Batch, BatchLayout, read_slots
 from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder
-from offmarl.replay.rings import SlotRing
-from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound_part
-from offmarl.types import ArraySpec, EnvSpec, Transition, View, map_tree, sum_bytes
+from offmarl.replay.rings import Mixed, SlotRing
+from offmarl.replay.sampling import (
+    Chosen,
+    SlotTable,
+    Source,
+    Windows,
+    add_following,
+    sound_episodes,
+)
+from offmarl.types import sum_bytes
 
 BUFFER_BYTES = 2**26
 """Default size of the shuffle buffer."""
 BLOCK_SEED = 0
 """Seed of the order of blocks in training, the same for all of its seeds."""
-
-
-@runtime_checkable
-class BlockedSource(Source, Protocol):
-    """A source whose chunks are known; `offmarl.vault.Dataset` is one."""
-
-    @property
-    def chunk_shape(self) -> tuple[int, int]:
-        """Rows and steps that are stored together."""
-
-    def transitions(self, start: int, stop: int, rows: slice = slice(None)) -> Transition:
-        """Read an interval of time of some rows, ``(B, T, ...)``, several requests at a time."""
+_READ_BYTES = 2**23
+"""Approximate size of what is read into a buffer at once."""
 
 
 class BlockTable:
@@ -58,12 +52,20 @@ class BlockTable:
     """
 
     def __init__(
-        self, source: BlockedSource, windows: Windows, episodes: Chosen, buffer_bytes: int
+        self,
+        source: Source,
+        windows: Windows,
+        episodes: Chosen = None,
+        buffer_bytes: int | None = None,
     ):
-        table = SlotTable(source, episodes)
-        row, start = (column[table.episodes] for column in source.episodes[:2])
+        buffer_bytes = buffer_bytes or BUFFER_BYTES
+        self.recorded = recorded = sound_episodes(source)
+        """All episodes of the source."""
+        table = SlotTable(source, recorded, episodes)
+        row, start = recorded.row[table.episodes], recorded.start[table.episodes]
         chunk_rows, chunk_steps = source.chunk_shape
-        step_bytes = sum_bytes(_recorded(source.spec, windows))
+        fields = fields_of(source.spec, windows).items()
+        step_bytes = sum_bytes({name: leaf for name, leaf in fields if name not in COMPUTED})
         longest = int(table.lengths.max(initial=0)) * step_bytes
         if longest > buffer_bytes:
             raise OptionError(
@@ -84,109 +86,37 @@ class BlockTable:
         self.sizes = np.add.reduceat(table.lengths[order] + 1, first)
         """``(K,)`` slots of each block."""
 
-    def of(self, blocks: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return the numbers of the episodes of each of some blocks."""
-        return [self.numbers[self.bounds[i] : self.bounds[i + 1]] for i in blocks.tolist()]
-
-
-def _recorded(spec: EnvSpec, windows: Windows) -> dict[str, ArraySpec]:
-    """Return the fields of windows that come from the source."""
-    fields = fields_of(spec, windows).items()
-    return {name: leaf for name, leaf in fields if name not in COMPUTED}
-
-
-class _Episodes(NamedTuple):
-    """The table of the episodes in a buffer."""
-
-    row: NDArray[np.int64]
-    start: NDArray[np.int64]
-    length: NDArray[np.int64]
-    final: NDArray[np.int64]
+    def of(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of the episodes of some blocks."""
+        parts = [self.numbers[self.bounds[i] : self.bounds[i + 1]] for i in blocks.tolist()]
+        return np.concatenate(parts)
 
 
 class ShuffleBuffer:
-    """Some episodes of a source in memory, laid end to end in one row; a `Source`.
+    """The slots of some episodes of a source in memory."""
 
-    ``blocks`` has the numbers of the episodes of each block.
-    """
-
-    rows = 1
-
-    def __init__(self, source: BlockedSource, blocks: list[NDArray[np.int64]], windows: Windows):
-        self.path: PurePath = source.path
-        self.spec: EnvSpec = source.spec
-        self.numbers = np.concatenate(blocks)
-        table = source.episodes
-        length = table.length[self.numbers]
-        final = table.final[self.numbers]
-        self._finals: View = source.final_views(final[final >= 0])
-        final_index = np.where(final >= 0, np.cumsum(final >= 0) - 1, -1)
-        start = np.cumsum(length) - length
-        self.episodes = _Episodes(np.zeros_like(start), start, length, final_index)
-        self.length = int(length.sum())
+    def __init__(self, source: Source, table: SlotTable, windows: Windows):
+        self._count, discount = table.num_slots, windows.return_to_go
         self._fields = {
-            name: np.empty((1, self.length, *leaf.shape), leaf.numpy_dtype)
-            for name, leaf in _recorded(source.spec, windows).items()
+            name: np.zeros((self._count, *leaf.shape), leaf.numpy_dtype)
+            for name, leaf in fields_of(source.spec, windows).items()
         }
-        at = 0
-        for numbers in blocks:
-            at = self._read(source, numbers, at)
+        ring = SlotRing(source, 1.0, table, 0, 0, None, np.ones(1))
+        recorded = replace(windows, return_to_go=None)
+        for slots, fields in read_slots(ring, recorded, self._count, _READ_BYTES):
+            for name, values in fields.items():
+                self._fields[name][slots % self._count] = values
+        if discount is not None:
+            returns = self._fields["return_to_go"][None]
+            returns[...] = self._fields["reward"]
+            episodes = np.zeros_like(table.offsets), table.offsets, table.lengths
+            add_following(returns, episodes, discount)
 
-    def _read(self, source: BlockedSource, numbers: NDArray[np.int64], at: int) -> int:
-        """Read the episodes of a block, and return where the next block begins."""
-        table, (chunk_rows, _) = source.episodes, source.chunk_shape
-        row, start, length = (x[numbers] for x in (table.row, table.start, table.length))
-        block = int(row[0]) // chunk_rows * chunk_rows
-        first, stop = int(start.min()), int((start + length).max())
-        transitions = source.transitions(first, stop, slice(block, block + chunk_rows))
-        offset = np.cumsum(length) - length
-        step = np.repeat((row - block) * (stop - first) + start - first - offset, length)
-        step += np.arange(len(step))
-        for name, values in recorded_fields(transitions).items():
-            if name in self._fields:
-                array = np.asarray(values)
-                flat = array.reshape(math.prod(array.shape[:2]), *array.shape[2:])
-                self._fields[name][0, at : at + len(step)] = flat[step]
-        return at + len(step)
-
-    def blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield the only interval."""
-        yield 0, self.length
-
-    def transitions(self, start: int, stop: int) -> Transition:
-        """Raise: windows are read with `window_fields`."""
-        raise NotImplementedError
-
-    def rewards(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return the rewards of an interval, ``(1, T, N)``."""
-        rewards: NDArray[np.float32] = self._fields["reward"][:, start:stop]
-        return rewards
-
-    def window_fields(
-        self, rows: Any, starts: Any, length: int, index: Any, out: Mapping[str, Any], at: Any
-    ) -> None:
-        """Write some steps of windows to arrays; see `Source.window_fields`."""
-        del rows
-        window, step = np.divmod(index, length)
-        steps = starts[window] + step
-        for name, array in out.items():
-            if not array.size:
-                continue
-            items = as_items(self._fields[name])
-            places = steps[:, : array.shape[1]]
-            if at is None:
-                items.take(places, out=as_items(array).reshape(places.shape), mode="clip")
-            else:
-                values = items.take(places, mode="clip").view(array.dtype)
-                array[at] = values.reshape(*places.shape, *array.shape[2:])
-
-    def final_views(self, numbers: Any) -> View:
-        """Return final views, ``(len(numbers), ...)``."""
-        views: View = map_tree(lambda leaf: leaf[numbers], self._finals)
-        return views
-
-    def prepare_fork(self) -> None:
-        """Do nothing: everything is in memory."""
+    def read(self, starts: NDArray[np.int64], batch: Batch, at: Any) -> None:
+        """Write the windows from ``n`` slots on to windows ``at`` of a batch."""
+        for name, array in batch.fields.items():
+            slots = (starts[:, None] + np.arange(array.shape[1])) % self._count
+            array[at] = self._fields[name].take(slots, axis=0)
 
 
 class BlockGatherer:
@@ -196,20 +126,12 @@ class BlockGatherer:
     windows are then numbered as `BlockOrder` does.
     """
 
-    def __init__(
-        self, source: BlockedSource, windows: Windows, order: BlockOrder, table: BlockTable
-    ):
-        check_extras(source.spec, windows, source.path)
+    def __init__(self, source: Source, windows: Windows, order: BlockOrder, table: BlockTable):
         self._source, self._windows, self._order, self._table = source, windows, order, table
         self._layout = BatchLayout.of(fields_of(source.spec, windows), windows)
-        self._buffers: dict[int, Future[_LoadedBuffer]] = {}
+        self._buffers: dict[int, Future[ShuffleBuffer]] = {}
         self._lock, self._reading = Lock(), Lock()
         self._is_closed = False
-
-    @property
-    def batch_bytes(self) -> int:
-        """Bytes of a batch."""
-        return self._windows.batch_size * self._layout.window_bytes
 
     def close(self) -> None:
         """Abandon the buffers that are being read, which may wait for a network. Idempotent."""
@@ -218,22 +140,22 @@ class BlockGatherer:
             for future in self._buffers.values():
                 future.cancel()
 
+    def prepare_fork(self) -> None:
+        """Let processes that are forked from this one read the windows."""
+        self._source.prepare_fork()
+
     def _gather(self, starts: NDArray[np.int64]) -> Batch:
         """Return ``n`` windows."""
         batch = Batch(self._layout, len(starts))
         buffers, slots = starts >> SLOT_BITS, starts & (2**SLOT_BITS - 1)
         numbers = np.unique(buffers)
         for number in numbers.tolist():
-            buffer = self._buffer(number)
-            index = None if len(numbers) == 1 else np.flatnonzero(buffers == number)
-            buffer.reader.read(slots if index is None else slots[index], batch, index)
-            to = slice(None) if index is None else index
-            episode = batch.fields["episode"]
-            episode[to] = buffer.numbers[episode[to]]
+            at = np.flatnonzero(buffers == number)
+            self._buffer(number).read(slots[at], batch, at)
         self._move_on(int(numbers[0]), int(numbers[-1]))
         return batch
 
-    def _buffer(self, number: int) -> "_LoadedBuffer":
+    def _buffer(self, number: int) -> ShuffleBuffer:
         with self._lock:
             future = self._start(number)
         try:
@@ -243,20 +165,20 @@ class BlockGatherer:
                 self._buffers.pop(number, None)  # the next attempt reads it again
             raise
 
-    def _start(self, number: int) -> "Future[_LoadedBuffer]":
+    def _start(self, number: int) -> Future[ShuffleBuffer]:
         if self._is_closed:
             raise CancelledError
         if number not in self._buffers:
             self._buffers[number] = in_thread(partial(self._load, number), "offmarl-blocks")
         return self._buffers[number]
 
-    def _load(self, number: int) -> "_LoadedBuffer":
-        blocks = self._table.of(self._order.blocks(number))
+    def _load(self, number: int) -> ShuffleBuffer:
+        numbers = self._table.of(self._order.blocks(number))
+        table = SlotTable(self._source, self._table.recorded, numbers)
         with self._reading:  # one at a time, for the sake of memory
-            buffer = ShuffleBuffer(self._source, blocks, self._windows)
+            buffer = ShuffleBuffer(self._source, table, self._windows)
             return_free()
-        ring = SlotRing(buffer, 1.0, SlotTable(buffer), 0, 0, None, np.ones(1))
-        return _LoadedBuffer(RingReader(ring, self._windows), buffer.numbers)
+        return buffer
 
     def _move_on(self, first: int, last: int) -> None:
         """Release the buffers before the first in use, and read the one after the last."""
@@ -267,29 +189,13 @@ class BlockGatherer:
                 self._start(last + 1)
 
 
-class _LoadedBuffer(NamedTuple):
-    """A buffer in memory."""
-
-    reader: RingReader
-    numbers: NDArray[np.int64]
-    """Numbers of its episodes in the source."""
-
-
-def plan_blocks(
-    source: Any, windows: Windows, episodes: Chosen, buffer_bytes: int | None
-) -> tuple[BlockedSource, BlockTable]:
-    """Return a source that can be read by blocks, and its blocks."""
-    if not isinstance(source, BlockedSource):
+def check_blocked(source: Any, weighted: bool) -> None:
+    """Raise `OptionError` if windows of a source, or by weights, cannot be shuffled by blocks."""
+    if isinstance(source, Mixed):
         raise OptionError(
             f"{source.path} is a mixture, and data on another machine is shuffled by blocks of one "
             "vault: pull the vaults first, or give one of them."
         )
-    source = sound_part(source)
-    return source, BlockTable(source, windows, episodes, buffer_bytes or BUFFER_BYTES)
-
-
-def check_unweighted(weighted: bool, source: Any) -> None:
-    """Raise `OptionError` if windows shall be drawn by weights, which blocks do not support."""
     if weighted:
         raise OptionError(
             f"{source.path} is shuffled by blocks, in which all steps are equally likely: pull it "

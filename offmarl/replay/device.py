@@ -1,42 +1,31 @@
 """Replay that lives on the accelerator: a whole dataset, packed, sampled under jit."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float, Int, PRNGKeyArray
-from numpy.typing import NDArray
 
 from offmarl._compiling import without_guards
 from offmarl.errors import OptionError
 from offmarl.replay import packing
-from offmarl.replay.fields import (
-    SlotPlace,
-    check_extras,
-    end_fields,
-    finish_fields,
-    step_fields,
-    to_sequence,
-    without_last_slot,
-)
+from offmarl.replay.fields import finish_fields, to_sequence, without_last_slot
+from offmarl.replay.gathering import read_slots
 from offmarl.replay.packing import Rows
-from offmarl.replay.rings import Mixed, SlotRing, SlotRings, Weighting
-from offmarl.replay.sampling import Chosen, Source, Windows, returns_to_go
+from offmarl.replay.rings import Mixed, SlotRings, Weighting
+from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import WORDS_OF_A_DRAW, Starts, Uniform
 from offmarl.replay.threefry import below
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 _MOST_ROWS = 2**31 - 1
 """Rows that an int32 can count; without ``jax_enable_x64`` JAX has no wider index."""
-
-_Block = tuple[NDArray[np.int64], Rows]
+_READ_BYTES = 2**25
+"""Approximate size of the slots that are put on the device at once."""
 
 
 @partial(
@@ -160,15 +149,14 @@ def load(
 def load_rings(rings: SlotRings) -> Replay:
     """Put the slots of rings on the device; see `load`."""
     source, windows = rings.source, rings.windows
-    check_extras(source.spec, windows, source.path)
     layout = packing.layout_of(source.spec, windows)
     _check_room(rings, layout)
     rows = _blank(source.spec, windows, rings.num_rows)
     for ring in rings.members:
-        steps = _steps(ring, layout, windows, past=rings.num_rows)
-        for index, block in chain(_ends(ring, layout), steps):
-            rows = _put(rows, index, block)
-        rows = _close(rows, ring.first_slot, ring.table.num_slots, windows.steps)
+        count = ring.table.num_slots + windows.steps
+        for slots, fields in read_slots(ring, windows, count, _READ_BYTES):
+            index = np.where(slots < count, ring.first_slot + slots, rings.num_rows)
+            rows = _put(rows, index, packing.pack(fields, layout, len(slots)))
     starts, factors = jax.device_put((rings.starts, rings.factors))
     return Replay(rows, source.spec, windows, starts, factors)
 
@@ -181,23 +169,17 @@ def _check_room(rings: SlotRings, layout: packing.SlotLayout) -> None:
             f"{path} has more steps than the {_MOST_ROWS:,} that can be drawn on a device: "
             "stream the batches, or draw from fewer episodes."
         )
-    sizes = {name: count * size for name, size in layout.bytes_of.items()}
-    if sum(sizes.values()) > free:
-        largest = max(sizes, key=sizes.__getitem__)
-        spec = layout.arrays.get(largest)
-        leaf = f"its {largest} {spec} takes" if spec else "its small leaves take"
+    if (size := count * layout.slot_bytes) > free:
         raise OptionError(
-            f"{path} is too large for the device: {leaf} {sizes[largest]:,} of the "
-            f"{sum(sizes.values()):,} bytes that its {count:,} slots need, and {free:,} are free. "
-            "Stream the batches, or draw from fewer episodes."
+            f"{path} is too large for the device: its {count:,} slots need {size:,} bytes, and "
+            f"{free:,} are free. Stream the batches, or draw from fewer episodes."
         )
 
 
 def fits_device(rings: SlotRings) -> bool:
     """Whether `load_rings` takes at most half of what is free on the device."""
     layout = packing.layout_of(rings.source.spec, rings.windows)
-    size = rings.num_rows * layout.slot_bytes
-    return rings.num_rows <= _MOST_ROWS and 2 * size <= free_bytes()
+    return rings.num_rows <= _MOST_ROWS and 2 * rings.num_rows * layout.slot_bytes <= free_bytes()
 
 
 def free_bytes() -> int:
@@ -245,57 +227,3 @@ def _blank(spec: EnvSpec, windows: Windows, count: int) -> Rows:
 @partial(jax.jit, donate_argnums=0)
 def _put(rows: Rows, index: Int[Array, "n"], block: Rows) -> Rows:
     return jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), rows, block)
-
-
-@partial(jax.jit, static_argnums=3, donate_argnums=0)
-def _close(
-    rows: Rows, first: Int[Array, ""] | int, num_slots: Int[Array, ""] | int, steps: int
-) -> Rows:
-    """Repeat a ring's beginning after its end, so that windows there are one slice too."""
-    past = jnp.arange(steps)
-    return jax.tree.map(
-        lambda old: old.at[first + num_slots + past].set(old[first + past % num_slots]), rows
-    )
-
-
-def _steps(
-    ring: SlotRing, layout: packing.SlotLayout, windows: Windows, past: int
-) -> Iterator[_Block]:
-    """Yield the vault's steps packed, and the rows they belong to, by blocks of time.
-
-    Steps that are not drawn belong to rows from ``past`` on, which do not exist.
-    """
-    source, table, episodes = ring.source, ring.table, ring.source.episodes
-    discount = windows.return_to_go
-    to_go = None if discount is None else returns_to_go(source, discount)
-    offsets = np.full(len(episodes.length), past)
-    offsets[table.episodes] = ring.first_slot + table.offsets
-    # Episodes stand one after the other in each row of the vault, and the rows in order.
-    begins = episodes.row * source.length + episodes.start
-    for start, stop in source.blocks():
-        time = np.tile(np.arange(start, stop), source.rows)
-        row = np.repeat(np.arange(source.rows), stop - start)
-        episode = np.searchsorted(begins, row * source.length + time, side="right") - 1
-        steps: Any = source.transitions(start, stop)
-        flat = jax.tree.map(_flat, steps)
-        place = SlotPlace(time - episodes.start[episode], episode)
-        follows = None if to_go is None else to_go[row, time]
-        fields = step_fields(flat, place, episodes, follows, ring.first_episode)
-        index = np.where(place.time < episodes.length[episode], offsets[episode] + place.time, past)
-        yield index, packing.pack(fields, layout, len(time))
-
-
-def _flat(leaf: NDArray[Any]) -> NDArray[Any]:
-    """Join the first two axes; NumPy cannot infer their size where a leaf has no entries."""
-    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
-
-
-def _ends(ring: SlotRing, layout: packing.SlotLayout) -> Iterator[_Block]:
-    """Yield the slots that end episodes, packed, and the rows they belong to."""
-    table, count = ring.table, 2**12
-    for first in range(0, len(table.episodes), count):
-        span = slice(first, first + count)
-        place = SlotPlace(table.lengths[span], table.episodes[span])
-        fields = end_fields(place, ring.source, ring.first_episode)
-        rows = packing.pack(fields, layout, len(place.time))
-        yield ring.first_slot + table.offsets[span] + place.time, rows

@@ -6,7 +6,6 @@ The names are those of `Sequence` and `View`. A leaf of a tree has its path behi
 
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +18,7 @@ from offmarl.types import (
     Continuous,
     EnvSpec,
     Sequence,
-    Transition,
     View,
-    flatten_tree,
     flatten_view,
     unflatten_tree,
 )
@@ -35,12 +32,13 @@ OF_SLOTS = ("observation", "state", "legal_actions", "alive", "time", "episode")
 COMPUTED = ("time", "episode", "mask", "next_known", "return_to_go", "weight")
 """Fields that do not come from the source."""
 
-_OF_STEPS = ("action", "reward", "terminated", "truncated", "behaviour_log_prob")
-
 
 @lru_cache(16)
 def fields_of(spec: EnvSpec, windows: Windows) -> Mapping[str, ArraySpec]:
-    """Return the fields of a slot, as batches have them; cached, since many ask for them."""
+    """Return the fields of a slot, as batches have them; cached, since many ask for them.
+
+    `OptionError` if windows shall carry extras that the data does not have.
+    """
     agents, actions = spec.num_agents, spec.action_size
     continuous = isinstance(spec.action, Continuous)
     fields = spec.view_leaves | {
@@ -57,17 +55,13 @@ def fields_of(spec: EnvSpec, windows: Windows) -> Mapping[str, ArraySpec]:
     if windows.return_to_go is not None:
         fields["return_to_go"] = ArraySpec((agents,))
     names = spec.extras if windows.extras is None else windows.extras
-    return fields | {f"extras.{name}": spec.extras[name] for name in names}
-
-
-def check_extras(spec: EnvSpec, windows: Windows, path: PurePath) -> None:
-    """Raise `OptionError` if windows shall carry extras that the data does not have."""
-    for name in windows.extras or ():
+    for name in names:
         if name not in spec.extras:
             raise OptionError(
-                f"{path} has no extra column {name!r}: choose from "
-                f"{', '.join(spec.extras) or 'none, since it has no extras'}."
+                f"there is no extra column {name!r}: choose from "
+                f"{', '.join(spec.extras) or 'none, since the data has no extras'}."
             )
+    return fields | {f"extras.{name}": spec.extras[name] for name in names}
 
 
 class SlotPlace(NamedTuple):
@@ -83,37 +77,15 @@ class SlotPlace(NamedTuple):
         return SlotPlace(self.time[index], self.episode[index])
 
 
-def step_fields(
-    transition: Transition,
-    place: SlotPlace,
-    episodes: EpisodeTable,
-    return_to_go: NDArray[np.float32] | None = None,
-    first_episode: int = 0,
+def end_fields(
+    place: SlotPlace, source: Source, episodes: EpisodeTable, first_episode: int
 ) -> Fields:
-    """Return the fields of the slots of steps."""
-    is_last = place.time == episodes.length[place.episode] - 1
-    next_known = ~is_last | (episodes.final[place.episode] >= 0) | transition.terminated.all(-1)
-    fields = recorded_fields(transition)
-    fields |= {"time": place.time, "episode": place.episode + first_episode}
-    fields |= {"mask": np.ones(next_known.shape, bool), "next_known": next_known}
-    if return_to_go is not None:
-        fields["return_to_go"] = return_to_go
-    return fields
-
-
-def recorded_fields(transition: Transition) -> Fields:
-    """Return the fields that are recorded, without those that follow from places."""
-    fields = flatten_view(transition.view) | {name: getattr(transition, name) for name in _OF_STEPS}
-    return fields | flatten_tree(transition.extras or {}, "extras")
-
-
-def end_fields(place: SlotPlace, source: Source, first_episode: int = 0) -> Fields:
     """Return the fields of ``n`` slots that end episodes: the episodes' final views.
 
     All other fields are zero there. An unknown view is zero, too, but allows every action, so that
     every agent has a legal one.
     """
-    final = source.episodes.final[place.episode]
+    final = episodes.final[place.episode]
     has_final = final >= 0
     fields = flatten_view(source.final_views(final[has_final]))
     if not has_final.all():

@@ -4,8 +4,8 @@ Large leaves are copied once, from the source straight to where they stay.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._arrays import as_items
-from offmarl.replay.fields import COMPUTED, Fields, SlotPlace, end_fields, shapes_in
+from offmarl.replay.fields import (
+    COMPUTED,
+    Fields,
+    SlotPlace,
+    end_fields,
+    fields_of,
+    shapes_in,
+)
 from offmarl.replay.rings import SlotRing
 from offmarl.replay.sampling import Windows, returns_to_go
 from offmarl.types import ArraySpec
@@ -22,6 +29,8 @@ _ALIGNMENT = 64
 """Bytes. JAX uses memory of this alignment as it is, where the device is a CPU."""
 _LARGE_BYTES = 512
 """From this size on a field has memory of its own, which JAX need not copy."""
+_SLOTS_ON_END = 64
+"""Slots that are read as one window, if chunks are as long: longer windows take more pieces."""
 
 
 class _Field(NamedTuple):
@@ -97,20 +106,25 @@ class RingReader:
 
     def __init__(self, ring: SlotRing, windows: Windows):
         self._source, self._table, self._windows = ring.source, ring.table, windows
-        self._first_episode = ring.first_episode
-        discount = windows.return_to_go
-        self._to_go = None if discount is None else returns_to_go(ring.source, discount)
+        self._episodes, self._first_episode = ring.table.recorded, ring.first_episode
+
+    @cached_property
+    def to_go(self) -> NDArray[np.float32] | None:
+        """The returns-to-go of all steps of the source, if windows carry them."""
+        discount = self._windows.return_to_go
+        return None if discount is None else returns_to_go(self._source, self._episodes, discount)
 
     def read(self, starts: NDArray[np.int64], batch: Batch, at: NDArray[np.int64] | None) -> None:
         """Write the windows from ``n`` slots on to windows ``at`` of a batch; None for all."""
-        index, before = self._table.locate(starts)
-        last = before + self._windows.slots - 1
-        across = np.flatnonzero(last >= self._table.lengths[index])
-        time = before[:, None] + np.arange(self._windows.slots)
-        episode = np.repeat(self._table.episodes[index, None], self._windows.slots, 1)
-        place = SlotPlace(time, episode)
-        if len(across):
-            time[across], episode[across] = self._across(index[across], time[across])
+        table, slots = self._table, np.arange(self._windows.slots)
+        index, before = table.locate(starts)
+        place = SlotPlace(
+            before[:, None] + slots, np.repeat(table.episodes[index, None], len(slots), 1)
+        )
+        across = np.flatnonzero(place.time[:, -1] >= table.lengths[index])
+        if len(across):  # into the ring's next episodes
+            index, place.time[across] = table.locate(starts[across, None] + slots)
+            place.episode[across] = table.episodes[index]
         self._write(place, across, batch, at)
 
     def read_beginnings(self, batch: Batch, at: NDArray[np.int64]) -> None:
@@ -119,19 +133,6 @@ class RingReader:
         time = np.minimum(np.arange(self._windows.slots), table.lengths[:, None])
         episode = np.repeat(table.episodes[:, None], self._windows.slots, 1)
         self._write(SlotPlace(time, episode), np.arange(len(time)), batch, at)
-
-    def _across(self, index: NDArray[np.int64], time: NDArray[np.int64]) -> SlotPlace:
-        """Return the places of the slots of windows that cross into the ring's next episodes."""
-        table, indices = self._table, np.repeat(index[:, None], time.shape[1], 1)
-        longer = np.arange(len(time))
-        while len(longer):
-            times, number = time[longer], indices[longer]
-            past = times > table.lengths[number]
-            times -= np.where(past, table.lengths[number] + 1, 0)
-            number = (number + past) % len(table.lengths)
-            time[longer], indices[longer] = times, number
-            longer = longer[times[:, -1] > table.lengths[number[:, -1]]]
-        return SlotPlace(time, table.episodes[indices])
 
     def _write(
         self,
@@ -151,8 +152,10 @@ class RingReader:
         fields["time"][target] = place.time
         fields["episode"][target] = place.episode + self._first_episode
         fields["mask"][target] = fields["next_known"][target] = True
-        if self._to_go is not None:
-            fields["return_to_go"][target] = self._follows(place)
+        if self.to_go is not None:
+            episodes, (time, episode) = self._episodes, place.at((slice(None), slice(-1)))
+            step = episodes.start[episode] + np.minimum(time, episodes.length[episode] - 1)
+            fields["return_to_go"][target] = self.to_go[episodes.row[episode], step]
         to = across if at is None else at[across]
         self._write_ends(place.at(across), fields, to)
 
@@ -161,64 +164,36 @@ class RingReader:
     ) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the size, rows and starts of the pieces to read, and the index of the slots.
 
-        The index counts the steps of all pieces. Each window has one piece, and a window whose
-        steps are not contiguous on disk has more, after those of all windows.
+        The index counts the steps of all pieces. A window inside of an episode is a piece, and one
+        that goes ``across`` has a piece for each part that is contiguous on disk. The slots that
+        end episodes have any index.
         """
-        source, episodes = self._source, self._source.episodes
+        source, episodes = self._source, self._episodes
         count, slots = place.time.shape
         size = min(slots, source.length)
-        in_own = place.time[:, 0] < episodes.length[place.episode[:, 0]]
-        first = place.at((np.arange(count), np.where(in_own, 0, 1)))  # each window's first step
-        rows, begins = episodes.row[first.episode], episodes.start[first.episode] + first.time
-        starts = np.minimum(begins, source.length - size)
-        index = np.arange(count)[:, None] * size + np.arange(slots)
-        if len(across):
-            time, episode = place.at(across)
-            last = episodes.length[episode] - 1
-            step = episodes.start[episode] + np.minimum(time, last) - starts[across, None]
-            is_read = (episodes.row[episode] == rows[across, None]) & (step >= 0) & (step < size)
-            index[across] = across[:, None] * size + np.clip(step, 0, size - 1)
-            broken = across[~(is_read | (time > last)).all(-1)]
-            if len(broken):
-                more_rows, more_starts, steps = self._broken_pieces(place.at(broken), size)
-                rows, starts = np.append(rows, more_rows), np.append(starts, more_starts)
-                index[broken] = count * size + steps
-        return size, rows, starts, index
-
-    def _broken_pieces(
-        self, place: SlotPlace, size: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows and starts of pieces, and the index of the slots in their steps.
-
-        The slots that end episodes have any step.
-        """
-        source, episodes = self._source, self._source.episodes
-        flat = SlotPlace(place.time.ravel(), place.episode.ravel())
+        inside = np.delete(np.arange(count), across)
+        first, crossing = place.at((inside, 0)), place.at(across)
+        flat = SlotPlace(crossing.time.ravel(), crossing.episode.ravel())
         steps = np.flatnonzero(flat.time < episodes.length[flat.episode])
-        time, episode = flat.at(steps)
+        (time, episode), window = flat.at(steps), steps // slots
         row, time = episodes.row[episode], episodes.start[episode] + time
-        window = steps // place.time.shape[1]
         breaks = (np.diff(window) != 0) | (np.diff(row) != 0) | (np.diff(time) != 1)
-        begins = np.append(0, np.flatnonzero(breaks) + 1)
-        first = np.minimum(time[begins], source.length - size)
-        base = np.arange(len(begins)) * size - first
-        index = np.zeros(place.time.size, np.int64)
-        index[steps] = np.repeat(base, np.diff(begins, append=len(time))) + time
-        return row[begins], first, index.reshape(place.time.shape)
-
-    def _follows(self, place: SlotPlace) -> NDArray[np.float32]:
-        """Return the returns-to-go of the steps of windows, ``(n, T, N)``."""
-        assert self._to_go is not None
-        episodes, (time, episode) = self._source.episodes, place.at((slice(None), slice(-1)))
-        time = episodes.start[episode] + np.minimum(time, episodes.length[episode] - 1)
-        returns: NDArray[np.float32] = self._to_go[episodes.row[episode], time]
-        return returns
+        begins = np.flatnonzero(np.append(len(time) > 0, breaks))
+        starts = np.minimum(time[begins], source.length - size)
+        base = (len(inside) + np.arange(len(begins))) * size - starts
+        of_crossing = np.zeros(flat.time.size, np.int64)
+        of_crossing[steps] = np.repeat(base, np.diff(begins, append=len(time))) + time
+        index = np.empty((count, slots), np.int64)
+        index[inside] = np.arange(len(inside))[:, None] * size + np.arange(slots)
+        index[across] = of_crossing.reshape(-1, slots)
+        rows = np.append(episodes.row[first.episode], row[begins])
+        return size, rows, np.append(episodes.start[first.episode] + first.time, starts), index
 
     def _write_ends(self, place: SlotPlace, fields: Fields, to: NDArray[np.int64]) -> None:
         """Write the slots that end episodes, in windows ``to`` of a batch, and ``next_known``."""
-        episodes = self._source.episodes
+        episodes = self._episodes
         window, slot = np.nonzero(place.time == episodes.length[place.episode])
-        ends = end_fields(place.at((window, slot)), self._source, self._first_episode)
+        ends = end_fields(place.at((window, slot)), self._source, episodes, self._first_episode)
         slots, steps = self._windows.slots, self._windows.steps
         of_slots = to[window] * slots + slot
         of_steps = (to[window] * steps + slot)[slot < steps]
@@ -235,3 +210,32 @@ class RingReader:
             window, slot = np.nonzero(unknown[:, :steps])
             terminated = fields["terminated"][to[window], slot].all(-1)
             fields["next_known"][to[window], slot] = terminated
+
+
+def read_slots(
+    ring: SlotRing, windows: Windows, count: int, num_bytes: int
+) -> Iterator[tuple[NDArray[np.int64], Fields]]:
+    """Yield numbers of a ring's slots and their fields, until each has come up to ``count``.
+
+    The slots from the ring's end on are those at its beginning; a few above ``count`` come, too.
+    Slots that share chunks are read together, about ``num_bytes`` at once.
+    """
+    table, recorded = ring.table, ring.table.recorded
+    chunk_rows, chunk_steps = ring.source.chunk_shape
+    length = max(1, min(_SLOTS_ON_END, chunk_steps - 1, count))
+    on_end = replace(windows, length=length, burn_in=0)
+    reader = RingReader(ring, on_end)
+    layout = BatchLayout.of(fields_of(ring.source.spec, on_end), on_end)
+    starts = np.arange(0, count, length)
+    index, before = table.locate(starts)
+    number = table.episodes[index]
+    order = np.lexsort((recorded.start[number] + before, recorded.row[number] // chunk_rows))
+    starts = starts[order]
+    size = max(1, num_bytes // layout.window_bytes)
+    for first in range(0, len(starts), size):
+        part = starts[first : first + size]
+        batch = Batch(layout, len(part))
+        reader.read(part, batch, None)
+        slots = (part[:, None] + np.arange(length)).ravel()
+        fields = ((name, x[:, :length]) for name, x in batch.fields.items())
+        yield slots, {name: x.reshape(len(slots), *x.shape[2:]) for name, x in fields}

@@ -4,9 +4,9 @@ The content of a window follows from its start. `offmarl.replay.batches` puts wi
 device, and `offmarl.replay.torch` makes tensors of them.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby
+from itertools import pairwise
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from offmarl import _ahead
 from offmarl.errors import OptionError
-from offmarl.replay.fields import check_extras, fields_of, finish_fields, to_sequence
+from offmarl.replay.fields import fields_of, finish_fields, to_sequence
 from offmarl.replay.gathering import Batch, BatchLayout, RingReader
 from offmarl.replay.rings import Mixed, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.starts import Starts, Uniform
+from offmarl.replay.starts import Uniform
 from offmarl.types import ArraySpec, Sequence, map_tree
 
 _THREADS = 1
@@ -65,28 +65,13 @@ class WindowReader:
         episodes: Chosen = None,
         weights: Weighting = None,
     ):
-        self._prepare(SlotRings(source, windows, episodes, weights))
-
-    @classmethod
-    def of(cls, rings: SlotRings) -> Any:
-        """Return a reader of the windows of existing rings."""
-        reader = cls.__new__(cls)
-        reader._prepare(rings)
-        return reader
-
-    def _prepare(self, rings: SlotRings) -> None:
-        source, self._windows, self._rings = rings.source, rings.windows, rings
-        check_extras(source.spec, self._windows, source.path)
-        leaves = {**fields_of(source.spec, self._windows)}
-        if rings.factors is not None:
+        self.rings, self._windows = SlotRings(source, windows, episodes, weights), windows
+        """The slots that windows may start at."""
+        leaves = {**fields_of(source.spec, windows)}
+        if self.rings.factors is not None:
             leaves["weight"] = ArraySpec(())
-        self._layout = BatchLayout.of(leaves, self._windows)
-        self._readers = [RingReader(ring, self._windows) for ring in rings.members]
-
-    @property
-    def starts(self) -> Starts:
-        """How likely a window is to start at each slot."""
-        return self._rings.starts
+        self._layout = BatchLayout.of(leaves, windows)
+        self._readers = [RingReader(ring, windows) for ring in self.rings.members]
 
     @property
     def batch_bytes(self) -> int:
@@ -98,25 +83,27 @@ class WindowReader:
         fields = finish_fields(self._gather(starts.ravel()).fields, self._windows)
         return to_sequence({k: x.reshape(*starts.shape, *x.shape[1:]) for k, x in fields.items()})
 
-    def each_array(self, starts: Int[np.ndarray, "k *b"]) -> list[Sequence]:
-        """Return windows as one sequence for each index of the first axis.
+    def each_array(self, starts: list[Int[np.ndarray, "_"]]) -> list[Sequence]:
+        """Return batches of windows, ``(B, T, ...)``, each from its slots.
 
         All are gathered at once, which takes less time than one call for each.
         """
-        sequence = self.arrays(starts)
-        return [map_tree(lambda leaf, i=i: leaf[i], sequence) for i in range(len(starts))]
+        sequence = self.arrays(np.concatenate(starts))
+        stops = np.cumsum([0, *map(len, starts)]).tolist()
+        return [map_tree(lambda x, i=i, j=j: x[i:j], sequence) for i, j in pairwise(stops)]
 
     def close(self) -> None:
         """Stop reading; does nothing but for data on another machine."""
 
     def prepare_fork(self) -> None:
         """Let processes that are forked from this one read the windows."""
-        for ring in self._rings.members:
+        for ring, reader in zip(self.rings.members, self._readers, strict=True):
             ring.source.prepare_fork()
+            _ = reader.to_go  # forked processes share it
 
     def _gather(self, starts: NDArray[np.int64]) -> Batch:
         """Return the windows that start at ``n`` slots."""
-        batch, rings = Batch(self._layout, len(starts)), self._rings.members
+        batch, rings = Batch(self._layout, len(starts)), self.rings.members
         if len(rings) == 1:
             self._readers[0].read(starts - rings[0].first_slot, batch, None)
         else:
@@ -126,9 +113,9 @@ class WindowReader:
                 at = np.flatnonzero(number == index)
                 if len(at):
                     reader.read(starts[at] - firsts[index], batch, at)
-        if self._rings.factors is not None:
+        if self.rings.factors is not None:
             rows = starts[:, None] + np.arange(self._windows.steps)
-            batch.fields["weight"][...] = self._rings.factors[rows]
+            batch.fields["weight"][...] = self.rings.factors[rows]
         return batch
 
 
@@ -159,7 +146,7 @@ class WindowItems:
     def __init__(self, source: Source | Mixed, windows: Windows, episodes: Chosen = None):
         self._arguments = source, windows, episodes
         self._source = WindowReader(source, windows, episodes)
-        if not isinstance(self._source.starts, Uniform):
+        if not isinstance(self._source.rings.starts, Uniform):
             raise OptionError(
                 f"{source.path} is a mixture, whose windows cannot be counted through: stream its "
                 "batches, or read one of its vaults."
@@ -171,7 +158,7 @@ class WindowItems:
 
     def __len__(self) -> int:
         """Return the number of windows: as many as there are slots."""
-        return int(self._source.starts.num_slots)
+        return self._source.rings.num_slots
 
     def __getitem__(self, number: SupportsIndex) -> Sequence:
         """Return one window; fields are ``(T, ...)``."""
@@ -196,11 +183,6 @@ class WindowItems:
     def __repr__(self) -> str:
         source, windows, _ = self._arguments
         return f"<{type(self).__name__} of {source.path}: {len(self):,} of {windows.steps} steps>"
-
-
-def stack_slots(starts: Iterable[Int[np.ndarray, "B"]]) -> Iterator[Int[np.ndarray, "k B"]]:
-    """Yield the slots of batches of one size together, to be gathered at once."""
-    return (np.stack([*equal]) for _, equal in groupby(starts, len))
 
 
 def parts_ahead(memory: int, part: int, name: str, most: int) -> int:

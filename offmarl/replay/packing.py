@@ -19,7 +19,7 @@ from jaxtyping import Array, Int, UInt32
 
 from offmarl.replay.fields import Fields, fields_of
 from offmarl.replay.sampling import Windows
-from offmarl.types import ArraySpec, EnvSpec
+from offmarl.types import ArraySpec, EnvSpec, sum_bytes
 
 WORDS = "words"
 """The name of the array that holds all small fields."""
@@ -53,14 +53,9 @@ class SlotLayout:
     """W, words a row."""
 
     @property
-    def bytes_of(self) -> dict[str, int]:
-        """Bytes of a slot in each array."""
-        return {x: spec.num_bytes for x, spec in self.arrays.items()} | {WORDS: 4 * self.width}
-
-    @property
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
-        return sum(self.bytes_of.values())
+        return sum_bytes(self.arrays) + 4 * self.width
 
 
 @lru_cache(16)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError
-from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound_part
+from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound_episodes
 from offmarl.replay.starts import Starts, Uniform, segments
 from offmarl.types import EnvSpec
 
@@ -130,7 +130,7 @@ class SlotRings:
         if isinstance(source, Mixed):
             sources, shares = source.sources, source.shares
         slot = episode = 0
-        for number, (vault, share) in enumerate(zip(map(sound_part, sources), shares, strict=True)):
+        for number, (vault, share) in enumerate(zip(sources, shares, strict=True)):
             numbers = episodes
             if episodes is not None and len(sources) > 1:  # the numbers within this source
                 numbers = np.asarray(episodes, np.int64) - episode
@@ -241,17 +241,18 @@ def _weighted_table(
 
     The slot that ends an episode weighs as much as the last step.
     """
-    table = SlotTable(source, episodes)
+    recorded = sound_episodes(source)
+    table = SlotTable(source, recorded, episodes)
     if weights is None:
         return table, None
     if weights.ndim == 1:
-        table = SlotTable(source, _heavy(source, table, weights[table.episodes], sort=True))
+        heavy = _heavy(source, table, weights[table.episodes], sort=True)
+        table = SlotTable(source, recorded, heavy)
         slot_weights = np.repeat(weights[table.episodes], table.lengths + 1)
     else:
-        slot_weights = _of_slots(source, table, weights)
-        sums = np.add.reduceat(slot_weights, table.offsets)
-        table = SlotTable(source, _heavy(source, table, sums, sort=False))
-        slot_weights = _of_slots(source, table, weights)
+        sums = np.add.reduceat(_of_slots(table, weights), table.offsets)
+        table = SlotTable(source, recorded, _heavy(source, table, sums, sort=False))
+        slot_weights = _of_slots(table, weights)
     return table, slot_weights / slot_weights.mean()
 
 
@@ -269,14 +270,12 @@ def _heavy(
     return table.episodes[heavy]
 
 
-def _of_slots(
-    source: Source, table: SlotTable, weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _of_slots(table: SlotTable, weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weights of steps, by row and time, as those of a ring's slots."""
     index, time = table.locate(np.arange(table.num_slots))
     number = table.episodes[index]
     time = np.minimum(time, table.lengths[index] - 1)
-    row, start = source.episodes.row[number], source.episodes.start[number]
+    row, start = table.recorded.row[number], table.recorded.start[number]
     slot_weights: NDArray[np.float64] = weights[row, start + time]
     return slot_weights
 

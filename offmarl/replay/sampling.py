@@ -10,7 +10,6 @@ slots, wherever in its episode it is, and however long the episode.
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import PurePath
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,7 +18,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError, ShapeError
-from offmarl.types import EnvSpec, Transition, View
+from offmarl.types import EnvSpec, View
 
 Chosen = NDArray[np.int64] | None
 """Numbers of the episodes that windows are drawn from, in order; None for all."""
@@ -90,11 +89,12 @@ class Source(Protocol):
     def episodes(self) -> Any:
         """The `EpisodeTable`, by row and start."""
 
+    @property
+    def chunk_shape(self) -> tuple[int, int]:
+        """Rows and steps that are stored together."""
+
     def blocks(self) -> Iterator[tuple[int, int]]:
         """Cut time into intervals that fit in memory."""
-
-    def transitions(self, start: int, stop: int) -> Transition:
-        """Read an interval of time, ``(rows, T, ...)``."""
 
     def rewards(self, start: int, stop: int) -> NDArray[np.float32]:
         """Read the rewards of an interval of time, ``(rows, T, N)``."""
@@ -167,33 +167,13 @@ class Windows:
         return self.steps + 1
 
 
-class SoundSource:
-    """A source whose episodes stop before their first step that is not finite.
-
-    The rest of the source is as it was.
-    """
-
-    def __init__(self, source: Any, episodes: Any):
-        self._source, self.episodes = source, episodes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_source"], name)
-
-
-# Since Python 3.12, checks of protocols do not see what `__getattr__` finds.
-_NAMES = {*Source.__annotations__, *vars(Source), "chunk_shape", "transitions"} - {"episodes"}
-for _name in _NAMES:
-    if not _name.startswith("_"):
-        setattr(SoundSource, _name, property(attrgetter(f"_source.{_name}")))
-
-
-def sound_part(source: Any) -> Any:
-    """Return the source without steps that are not finite, to draw windows from.
+def sound_episodes(source: Any) -> EpisodeTable:
+    """Return a source's episodes up to their first steps that are not finite, to draw windows from.
 
     Warns of steps that no batch has.
     """
-    episodes = getattr(source, "sound_episodes", None)
-    table = source.episodes if episodes is None else episodes
+    shortened = getattr(source, "sound_episodes", None)
+    table: EpisodeTable = source.episodes if shortened is None else shortened
     illegal = getattr(source, "illegal_steps", None)
     counts = {
         "that are not finite or come after such a step": int(
@@ -204,7 +184,7 @@ def sound_part(source: Any) -> Any:
     for kind, count in counts.items():
         if count:
             warnings.warn(f"{source.path}: batches leave out {count:,} steps {kind}.", stacklevel=1)
-    return source if episodes is None else SoundSource(source, episodes)
+    return table
 
 
 def are_whole(source: Any) -> NDArray[np.bool_]:
@@ -223,21 +203,22 @@ def are_whole(source: Any) -> NDArray[np.bool_]:
 class SlotTable:
     """The ring of slots: episodes laid end to end, each with one slot more than it has steps.
 
-    It takes memory by the episode. ``episodes`` has the numbers of the episodes, in order; all of
-    them by default. `ShapeError` if there is no step to draw.
+    It takes memory by the episode. ``recorded`` are all episodes of the source, and ``episodes``
+    the numbers of those in the ring, in order; all of them by default. `ShapeError` if there is no
+    step to draw.
     """
 
-    def __init__(self, source: Source, episodes: Chosen = None):
+    def __init__(self, source: Source, recorded: EpisodeTable, episodes: Chosen = None):
         if source.rows * source.length == 0:
             raise ShapeError(f"{source.path} holds no steps yet: record into it first.")
-        count = len(source.episodes.length)
+        self.recorded, count = recorded, len(recorded.length)
         numbers = np.arange(count) if episodes is None else episode_numbers(episodes, count)
         check_chosen(numbers, count, source.path)
-        self.episodes = numbers = numbers[source.episodes.length[numbers] > 0]
+        self.episodes = numbers = numbers[recorded.length[numbers] > 0]
         """``(K,)`` their numbers."""
         if not len(numbers):
             raise ShapeError(f"{source.path} holds no step to draw: none of these is finite.")
-        self.lengths = source.episodes.length[numbers]
+        self.lengths = recorded.length[numbers]
         """``(K,)`` steps of each."""
         self.offsets = np.cumsum(self.lengths + 1) - (self.lengths + 1)
         """``(K,)`` first slot of each."""
@@ -264,7 +245,9 @@ class SlotTable:
         return index, slots - self.offsets[index]
 
 
-def returns_to_go(source: Source, discount: float) -> Float[np.ndarray, "rows length N"]:
+def returns_to_go(
+    source: Source, table: EpisodeTable, discount: float
+) -> Float[np.ndarray, "rows length N"]:
     """Return the returns-to-go: the discounted rewards of each step and the rest of its episode.
 
     Takes four bytes for each step and agent.
@@ -272,14 +255,23 @@ def returns_to_go(source: Source, discount: float) -> Float[np.ndarray, "rows le
     returns = np.empty((source.rows, source.length, source.spec.num_agents), np.float32)
     for start, stop in source.blocks():
         returns[:, start:stop] = source.rewards(start, stop)
-    table = source.episodes
-    longest_first = np.argsort(-table.length, kind="stable")
-    row, length = table.row[longest_first], table.length[longest_first]
-    last = table.start[longest_first] + length - 1
+    add_following(returns, (table.row, table.start, table.length), discount)
+    return returns
+
+
+def add_following(
+    returns: Float[np.ndarray, "rows length N"], episodes: tuple[Any, Any, Any], discount: float
+) -> None:
+    """Add to the reward of each step those that follow; ``episodes`` are rows, starts and lengths.
+
+    The sums take the place of the rewards.
+    """
+    longest_first = np.argsort(-episodes[2], kind="stable")
+    row, start, length = (column[longest_first] for column in episodes)
+    last = start + length - 1
     follows = np.zeros((len(length), returns.shape[-1]))
     for back in range(int(length.max(initial=0))):
         longer = slice(np.searchsorted(-length, -back, side="left"))  # those longer than `back`
         index = row[longer], last[longer] - back
         follows[longer] = returns[index] + discount * follows[longer]
         returns[index] = follows[longer]
-    return returns

@@ -7,8 +7,9 @@ computes.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain, count
+from itertools import chain, islice
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,15 +17,8 @@ from jaxtyping import Int
 
 from offmarl.config import check_seed
 from offmarl.errors import OptionError
-from offmarl.replay.blocks import BlockGatherer, check_unweighted, plan_blocks
-from offmarl.replay.host import (
-    GATHERED_WINDOWS,
-    IN_HAND,
-    WindowReader,
-    ahead,
-    parts_ahead,
-    stack_slots,
-)
+from offmarl.replay.blocks import BlockGatherer, BlockTable, check_blocked
+from offmarl.replay.host import GATHERED_WINDOWS, IN_HAND, WindowReader, ahead, parts_ahead
 from offmarl.replay.orders import BlockOrder, Order, check_start, make_order
 from offmarl.replay.rings import Mixed, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
@@ -41,7 +35,7 @@ class BlockReader(BlockGatherer, WindowReader):
     """Gathers windows of data on another machine as NumPy arrays."""
 
 
-class Stream:
+class Stream(AbstractContextManager["Stream"]):
     """An iterator over the batches of a dataset, gathered ahead of time; see `EpisodeSet.stream`.
 
     Without epochs it has no end, and batch number i is the one that the same dataset on the device
@@ -59,7 +53,7 @@ class Stream:
 
     def __init__(
         self,
-        read: Callable[[Int[np.ndarray, "k B"]], list[Sequence]],
+        read: Callable[[list[Int[np.ndarray, "_"]]], list[Sequence]],
         order: Order,
         reader: Any,
         windows: Windows,
@@ -70,27 +64,22 @@ class Stream:
     ):
         self._read, self._order, self._reader = read, order, reader
         room = memory // (reader.batch_bytes * (2 + IN_HAND))
-        together = max(1, min(GATHERED_WINDOWS // windows.batch_size, room))
-        most = max(1, _MOST_AHEAD // together)
-        most = parts_ahead(memory, together * reader.batch_bytes, "a batch", most)
+        self._together = max(1, min(GATHERED_WINDOWS // windows.batch_size, room))
+        most, part = max(1, _MOST_AHEAD // self._together), self._together * reader.batch_bytes
+        self._most = parts_ahead(memory, part, "a batch", most)
         self.seed, self.step = check_seed(seed), check_start(start)
-        self._together, self._most = together, most
         self._begin()
 
     def _begin(self) -> None:
         """Gather from the next batch on, once one is asked for."""
-        stop = self._order.num_batches
-        numbers = count(self.step, self._together)
-        firsts = numbers if stop is None else range(self.step, stop, self._together)
-        self._parts = ahead(partial(self._gather, self._together), firsts, self._most)
+        firsts = self._order.steps(self.step, self._together)
+        self._parts = ahead(self._gather, firsts, self._most)
         self._batches = chain.from_iterable(self._parts)
 
-    def _gather(self, together: int, first: int) -> list[Sequence]:
+    def _gather(self, first: int) -> list[Sequence]:
         """Return some batches, from a number on."""
-        stop = self._order.num_batches
-        stop = first + together if stop is None else min(first + together, stop)
-        starts = map(self._order.slots, range(first, stop))
-        return [batch for part in stack_slots(starts) for batch in self._read(part)]
+        steps = islice(self._order.steps(first), self._together)
+        return self._read([*map(self._order.slots, steps)])
 
     def __iter__(self) -> "Stream":
         return self
@@ -120,9 +109,6 @@ class Stream:
         self._reader.close()
         self._parts.close()
 
-    def __enter__(self) -> "Stream":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -150,32 +136,47 @@ def open_stream(
     """
     if to not in get_args(To):
         raise OptionError(f"batches are made of {' or '.join(get_args(To))}: {to!r} is none.")
-    kind, blocked_kind, gather = _readers(to)
-    reader: Any
-    order: Order
-    if shuffle_buffer is not None or getattr(source, "is_remote", False):
-        check_unweighted(weights is not None, source)
-        blocked, table = plan_blocks(source, windows, episodes, shuffle_buffer)
-        order = BlockOrder(
-            table.sizes, windows.batch_size, seed, epochs, drop_last, per_buffer=table.per_buffer
-        )
-        reader = blocked_kind(blocked, windows, order, table)
-    else:
-        reader = kind(source, windows, episodes, weights)
-        order = make_order(reader.starts, windows.batch_size, seed, epochs, drop_last)
+    kinds, gather = _readers(to)
+    passes = seed, epochs, drop_last
+    reader, order = open_reader(kinds, source, windows, passes, episodes, weights, shuffle_buffer)
     read = partial(gather, reader)
     return Stream(read, order, reader, windows, seed=seed, start=start, memory=memory)
 
 
-def _readers(to: str) -> tuple[Any, Any, Callable[..., list[Sequence]]]:
+def open_reader(
+    kinds: tuple[Any, Any],
+    source: Any,
+    windows: Windows,
+    passes: tuple[int, int | None, bool],
+    episodes: Chosen,
+    weights: Weighting,
+    shuffle_buffer: int | None = None,
+) -> tuple[Any, Order]:
+    """Return a reader of windows and their order, from the seed, ``epochs`` and ``drop_last``.
+
+    The reader is of the first kind, or of the second if windows are shuffled by blocks.
+    """
+    seed, epochs, drop_last = passes
+    if shuffle_buffer is None and not getattr(source, "is_remote", False):
+        reader = kinds[0](source, windows, episodes, weights)
+        return reader, make_order(reader.rings.starts, windows.batch_size, seed, epochs, drop_last)
+    check_blocked(source, weights is not None)
+    table = BlockTable(source, windows, episodes, shuffle_buffer)
+    order = BlockOrder(
+        table.sizes, windows.batch_size, seed, epochs, drop_last, per_buffer=table.per_buffer
+    )
+    return kinds[1](source, windows, order, table), order
+
+
+def _readers(to: str) -> tuple[tuple[Any, Any], Callable[..., list[Sequence]]]:
     """Return the readers of windows, from anywhere and by blocks, and their function of batches."""
     if to == "jax":
         from offmarl.replay.batches import BlockWindowSource, WindowSource
 
-        return WindowSource, BlockWindowSource, WindowSource.each_at
+        return (WindowSource, BlockWindowSource), WindowSource.each_at
     if to == "numpy":
-        return WindowReader, BlockReader, WindowReader.each_array
+        return (WindowReader, BlockReader), WindowReader.each_array
 
     from offmarl.replay.torch import each_tensor
 
-    return WindowReader, BlockReader, each_tensor
+    return (WindowReader, BlockReader), each_tensor

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._imports import import_optional
-from offmarl.replay.host import GATHERED_WINDOWS, WindowItems, WindowReader, stack_slots
-from offmarl.replay.orders import check_start, make_order
+from offmarl.replay.host import GATHERED_WINDOWS, WindowItems, WindowReader
+from offmarl.replay.orders import check_start
 from offmarl.replay.rings import Mixed, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
+from offmarl.replay.stream import BlockReader, open_reader
 from offmarl.types import Sequence, map_tree
 
 import_optional("torch", "torch")  # its error says what to install
@@ -40,8 +41,8 @@ def to_tensors(tree: Any) -> Any:
     return map_tree(_tensor, tree)
 
 
-def each_tensor(reader: WindowReader, starts: NDArray[np.int64]) -> list[Sequence]:
-    """Return the batches of windows that start at given slots ``(k, B)``, as tensors."""
+def each_tensor(reader: WindowReader, starts: list[NDArray[np.int64]]) -> list[Sequence]:
+    """Return batches of windows, each from its slots, as tensors."""
     return [*map(to_tensors, reader.each_array(starts))]
 
 
@@ -68,7 +69,7 @@ class _Sent(Sequence):
             return tensor.dtype, tensor.shape, start, start + tensor.nbytes
 
         layout = map_tree(place, Sequence(*self))
-        block = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
+        block = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage(size).share_memory_())
         map_tree(lambda target, tensor: target.copy_(tensor), _received(block, layout), self)
         return _received, (block, layout)
 
@@ -168,8 +169,8 @@ class TorchBatches(data.IterableDataset):
     ):
         self._arguments = source, windows, seed, start, epochs, drop_last, episodes, weights
         self.seed, self.start = seed, check_start(start)
-        self._source = WindowReader(source, windows, episodes, weights)
-        self._order = make_order(self._source.starts, windows.batch_size, seed, epochs, drop_last)
+        kinds, passes = (WindowReader, BlockReader), (seed, epochs, drop_last)
+        self._source, self._order = open_reader(kinds, source, windows, passes, episodes, weights)
         self._together = max(1, GATHERED_WINDOWS // windows.batch_size)
         self._source.prepare_fork()
 
@@ -179,10 +180,10 @@ class TorchBatches(data.IterableDataset):
     def __iter__(self) -> Iterator[Sequence]:
         worker = data.get_worker_info()
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
-        steps = _steps(self._order.num_batches, self.start + first, stride)
+        steps = iter(self._order.steps(self.start + first, stride))
         while numbers := [*islice(steps, self._together)]:
-            for starts in stack_slots(map(self._order.slots, numbers)):
-                yield from map(_to_send, each_tensor(self._source, starts))
+            starts = [*map(self._order.slots, numbers)]
+            yield from map(_to_send, each_tensor(self._source, starts))
 
     def __len__(self) -> int:
         """Return the number of batches; `TypeError` if there is no end."""
@@ -197,10 +198,3 @@ class TorchBatches(data.IterableDataset):
             Batches that the loop has taken from the loader. Workers are further ahead.
         """
         return {"seed": self.seed, "start": self.start + taken}
-
-
-def _steps(stop: int | None, start: int, stride: int) -> Iterator[int]:
-    step = start
-    while stop is None or step < stop:
-        yield step
-        step += stride

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         best_scores as best_scores,
         fault_of as fault_of,
         final_evaluation as final_evaluation,
-        last_metrics as last_metrics,
         metric_of as metric_of,
         read_runs as read_runs,
     )

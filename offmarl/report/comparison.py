@@ -21,7 +21,6 @@ from offmarl.report.run_scores import (
     Scores,
     add_foreign_scores,
     is_foreign,
-    last_metrics,
     metric_of,
     read_runs,
     scores_in,
@@ -186,13 +185,10 @@ def _pairs(
         if not candidates or entry in candidates:
             continue
         reference = results[candidates[0]]
-        if len(candidates) > 1 or not (result.seeds and reference.seeds):
-            reason = "several runs have its name" if len(candidates) > 1 else "seeds are unknown"
-            reasons[entry.label] = f"has no pairs with {baseline}, because {reason}"
-            continue
         common = [seed for seed in result.seeds if seed in reference.seeds]
-        if not common:
-            reasons[entry.label] = f"has no pairs with {baseline}: their seeds differ"
+        if len(candidates) > 1 or not common:
+            reason = "several runs have its name" if len(candidates) > 1 else "their seeds differ"
+            reasons[entry.label] = f"has no pairs with {baseline}: {reason}"
             continue
         differences[entry] = (
             result.scores[[result.seeds.index(seed) for seed in common]]
@@ -538,7 +534,7 @@ class ComparedRuns(NamedTuple):
 
     runs: list[Path]
     """Finished runs, without the results of other projects."""
-    found: Runs
+    scores: Runs
     comparison: Comparison
     curves: Curves
     sections: list[Section]
@@ -571,7 +567,7 @@ class ComparedRuns(NamedTuple):
             },
             "data": {
                 name: {**source._asdict(), "references": as_dicts(comparison.references.get(name))}
-                for name, source in self.found.data.items()
+                for name, source in self.scores.data.items()
             },
             "baseline": comparison.baseline,
             "overall": {row.entry.label: _row_data(row) for row in comparison.overall},
@@ -656,13 +652,6 @@ def compare_runs(
     comparison = compare(scores.results, scales, metric, baseline or BASELINE)
     curves = read_curves(scores.results)
     sections = [*comparison_tables(comparison), *([learning_curves(curves)] if curves else [])]
-    if metric != RETURN:
-        lines = [
-            [str(path), ", ".join(f"{name} {number(x)}" for name, x in last_metrics(path).items())]
-            for path in runs  # which were not evaluated in an environment
-        ]
-        title = "Final training metrics, mean over seeds"
-        sections.append(Section(title, ["run", "metrics"], lines))
     left_out = [f"{run} is not finished, and left out: repeat its command." for run in unfinished]
     all_notes = [*notes(comparison, scores, metric, pool_settings), *left_out]
     return ComparedRuns(runs, scores, comparison, curves, sections, all_notes, unfinished)

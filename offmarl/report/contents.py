@@ -1,4 +1,4 @@
-"""A survey of a dataset's contents, in one pass and bounded memory, and what is unusual in it."""
+"""A survey of a dataset's contents, in bounded memory, and what is unusual in it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from offmarl.terminal import Progress, quiet
 from offmarl.tracking import as_dicts
 from offmarl.types import Discrete, EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
-from offmarl.vault.check import leaf_statistics
 from offmarl.vault.check.digest import known_digest
-from offmarl.vault.check.leaf_statistics import Statistics, StatisticsAccumulator
+from offmarl.vault.check.leaf_statistics import Statistics, statistics
 from offmarl.vault.format.column_statistics import Ranges
 from offmarl.vault.format.compat import LIMIT_UNKNOWN, MEANINGS, sentences
 from offmarl.vault.transform.lineage import sources_of
@@ -207,7 +206,8 @@ Surveys = Mapping[str, Survey]
 def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
     """Compute the statistics of a vault.
 
-    The vault is read a block at a time, twice unless its digest is known.
+    The vault is read a block at a time: once, and again for its digest and for its statistics
+    unless they are stored.
 
     Parameters
     ----------
@@ -221,19 +221,11 @@ def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
     VaultError
         The vault cannot be read, or is damaged.
     """
-    accumulator, leaves = StatsAccumulator(vault), leaf_statistics.stored_statistics(vault)
-    fresh = StatisticsAccumulator(vault.spec, vault.num_steps) if leaves is None else None
+    leaves, accumulator = statistics(vault, progress), StatsAccumulator(vault)
     with progress(f"read {vault.uid}", 2 * vault.length) as advance:
         for begin, stop in vault.blocks():
-            steps = vault.transitions(begin, stop)
-            accumulator.add(begin, steps)
-            if fresh:
-                fresh.add(steps)
+            accumulator.add(begin, vault.transitions(begin, stop))
             advance(stop - begin)
-        if fresh:
-            leaves = fresh.statistics
-            leaf_statistics.store_statistics(vault, leaves)
-        assert leaves is not None
         return accumulator.survey(known_digest(vault, advance), leaves)
 
 
@@ -247,18 +239,13 @@ class StatsAccumulator:
         self._actions: Actions = (DiscreteActions if discrete else ContinuousActions)(spec)
         self._rewards = _RewardsAccumulator(vault)
         self._pairs, self._states, self._local, self._joint = (Distinct() for _ in range(4))
-        self._alive = np.zeros(spec.num_agents, np.int64)
-        self._log_probs = 0
 
     def add(self, begin: int, block: Transition) -> None:
         """Add a block of steps ``(B, T, ...)``."""
         self._rewards.add(begin, block.reward)
         count = block.last.size
         steps: Transition = map_tree(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), block)
-        alive = steps.view.alive
         self._actions.add(steps)
-        self._alive += alive.sum(0)
-        self._log_probs += int((np.isfinite(steps.behaviour_log_prob) & alive).sum())
         self._cover(steps)
 
     def _cover(self, steps: Transition) -> None:
@@ -286,8 +273,8 @@ class StatsAccumulator:
             self._actions,
             self._rewards.rewards(leaves["reward"].ranges),
             self._coverage(),
-            self._alive,
-            self._log_probs,
+            self._actions.steps,
+            int(leaves["behaviour_log_prob"].count.sum()),
         )
 
     def _coverage(self) -> DataCoverage:

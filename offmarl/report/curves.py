@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from offmarl.report.run_scores import Entry, Results
+from offmarl.report.run_scores import Entry, Results, is_finite
 from offmarl.report.tables import Section
 from offmarl.statistics import MIN_RUNS, Reference, bootstrap_interval, normalise
 from offmarl.terminal import bars, interval
@@ -30,8 +30,7 @@ class Curve(NamedTuple):
     @property
     def mean(self) -> Float[np.ndarray, "points"]:
         """Mean over the seeds."""
-        means: Float[np.ndarray, "points"] = self.values.mean(0)
-        return means
+        return np.asarray(self.values.mean(0))
 
     def interval(self) -> Float[np.ndarray, "2 points"] | None:
         """Return the pointwise 95% bootstrap interval of the mean; None for too few seeds."""
@@ -116,31 +115,11 @@ def curves_of(directory: Path) -> dict[str, Curve]:
     return {name: curve for name, curve in curves.items() if len(curve.steps)}
 
 
-def broken_of(directory: Path) -> dict[str, list[int]]:
-    """Return the seeds whose last number of a metric is not finite, by metric.
-
-    Curves lack the steps at which a seed has no finite number, so that they end before these.
-    """
-    last: dict[str, dict[int, Any]] = {}
-    for row in read(directory / METRICS_FILE):
-        for name in row.keys() - {"seed", "step"}:
-            last.setdefault(name, {})[row["seed"]] = row[name]
-    broken = {
-        name: sorted(seed for seed, value in seeds.items() if not _is_finite(value))
-        for name, seeds in sorted(last.items())
-    }
-    return {name: seeds for name, seeds in broken.items() if seeds}
-
-
-def _is_finite(value: Any) -> bool:
-    return value is not None and None not in np.ravel(value).tolist()
-
-
 def _curve(rows: Iterable[Mapping[str, Any]], name: str, seeds: list[int]) -> Curve:
     points: dict[int, dict[int, float]] = {}
     for row in rows:
         value = row[name]
-        if value != [] and _is_finite(value):
+        if value != [] and is_finite(value):
             points.setdefault(row["step"], {})[row["seed"]] = float(np.mean(value))
     steps = sorted(step for step, by_seed in points.items() if len(by_seed) == len(seeds))
     values = np.array([[points[step][seed] for step in steps] for seed in seeds], float)

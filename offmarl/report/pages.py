@@ -10,7 +10,7 @@ import base64
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,7 @@ from offmarl.report import dataset_figures, tables
 from offmarl.report.accumulators import DiscreteActions
 from offmarl.report.comparison import ComparedRuns
 from offmarl.report.contents import Survey, Surveys, warnings_by_dataset
-from offmarl.report.curves import Curve, broken_of, curves_of, learning_curves
+from offmarl.report.curves import Curve, curves_of, learning_curves
 from offmarl.report.figures import (
     COLOURS,
     chart,
@@ -34,7 +34,7 @@ from offmarl.report.figures import (
     figure_curves,
     to_bytes,
 )
-from offmarl.report.run_scores import UNITS, Entry
+from offmarl.report.run_scores import UNITS, Entry, broken_of
 from offmarl.report.tables import Section
 from offmarl.teams import only_or_all
 from offmarl.terminal import number
@@ -50,7 +50,6 @@ from offmarl.tracking import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from offmarl.envs import Environment
@@ -63,19 +62,14 @@ Films = tuple[Sequence[tuple[bytes, str]], Sequence[tuple[str, str]]]
 
 def render(template: str, **context: Any) -> str:
     """Return the page of a template in ``report/templates``; it escapes all texts."""
-    return str(_templates().get_template(template).render(version=__version__, **context))
-
-
-@cache
-def _templates() -> Any:
     environment = templates("offmarl.report", autoescape=True)
-    environment.globals["numeric_columns"] = _numeric_columns
+    environment.globals |= {"numeric_columns": _numeric_columns, "version": __version__}
     environment.filters |= {
         "number": number,
         "svg": partial(to_bytes, kind="svg"),
         "base64": lambda content: base64.b64encode(content).decode(),
     }
-    return environment
+    return str(environment.get_template(template).render(context))
 
 
 def _numeric_columns(rows: Sequence[Sequence[Any]]) -> set[int]:
@@ -96,8 +90,6 @@ class RunReport(NamedTuple):
     """Content of ``run.json``."""
     curves: Mapping[str, Curve]
     """By metric."""
-    broken: Mapping[str, list[int]]
-    """The seeds whose last number of a metric is not finite, by metric."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.title}: {self.directory}>"
@@ -124,7 +116,7 @@ class RunReport(NamedTuple):
         return [
             f"{name} has no finite value at the end of seed {', '.join(map(str, seeds))}: its "
             "curve lacks these steps."
-            for name, seeds in self.broken.items()
+            for name, seeds in broken_of(self.directory).items()
         ]
 
     def sections(self) -> Iterator[Section]:
@@ -182,7 +174,7 @@ class RunReport(NamedTuple):
 
 def describe_run(directory: Path) -> RunReport:
     """Read a run; `RunError` if the directory is none."""
-    return RunReport(directory, read_run(directory), curves_of(directory), broken_of(directory))
+    return RunReport(directory, read_run(directory), curves_of(directory))
 
 
 def unit_of(metric: str) -> str | None:
@@ -198,11 +190,8 @@ def run_page(run: RunReport) -> str:
 
 
 def _figure(name: str, curve: Curve, small: bool = False) -> Figure:
-    def draw(axes: Axes) -> None:
-        draw_curve(axes, curve, COLOURS[0])
-
-    size = (4.4, 3.0) if small else (8.0, 4.0)
-    return chart(draw, "", "steps", escape(unit_of(name) or name), size=size)
+    size, unit = (4.4, 3.0) if small else (8.0, 4.0), escape(unit_of(name) or name)
+    return chart(lambda axes: draw_curve(axes, curve, COLOURS[0]), "", "steps", unit, size=size)
 
 
 # ----------------------------------------------------------------------------- comparisons

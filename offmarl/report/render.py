@@ -8,38 +8,42 @@ Quadrotors show their attitude: two arms with a rotor at each end.
 Recorded episodes are played again in their environment to be drawn.
 """
 
-from __future__ import annotations
-
 import io
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Array, Float, PRNGKeyArray, UInt8
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle
+from PIL import Image
 
-from offmarl.envs.base import MARKS, Scene
+from offmarl import envs
+from offmarl._compiling import quickly
+from offmarl.envs.base import MARKS, Environment, Scene
 from offmarl.envs.swarm.dynamics import KINDS as DRONES
 from offmarl.envs.swarm.dynamics import OBSTACLE_RADIUS
 from offmarl.envs.swarm.quadrotor import to_matrix
 from offmarl.errors import OptionError, ShapeError
+from offmarl.evaluation import require_ended
+from offmarl.networks import PolicyConfig, make_policy
 from offmarl.paths import kind_of
+from offmarl.programs import LoadedPolicy, replay_episode
 from offmarl.tracking import replace_file
+from offmarl.types import ArrayTree, Policy, remember
+from offmarl.vault import Dataset
 
-if TYPE_CHECKING:
-    from jaxtyping import Array, PRNGKeyArray
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from PIL.Image import Image as Picture
-
-    from offmarl.envs.base import Environment
-    from offmarl.programs import LoadedPolicy
-    from offmarl.types import ArrayTree, Policy
-    from offmarl.vault import Dataset
-
+Picture = Image.Image
 
 KINDS = ("gif", "mp4", "png")
 
@@ -67,48 +71,28 @@ class Playback(NamedTuple):
 
 def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray) -> Playback:
     """Play one episode and return its scenes."""
-    import jax
-
-    from offmarl.evaluation import require_ended
-
     if not hasattr(env, "scene") or env.spec.time_limit is None:
         raise OptionError(
             f"{env.spec.name} cannot be drawn: choose a task of swarm/, jumanji/, MPE, SMAX or "
             "Overcooked, or give your environment a method scene(state) and a time limit."
         )
-    scenes, reward, last = jax.device_get(_compiled_episode()(env, policy, params, key))
-    require_ended(env.spec, last.any())
+    episode = jax.jit(_episode, static_argnums=(0, 1), compiler_options=quickly())
+    scenes, reward, last = jax.device_get(episode(env, policy, params, key))
+    require_ended(last.any(), env.spec.name, env.spec.time_limit)
     stop = int(last.argmax()) + 1
     return _playback(env, scenes, reward[1:stop])
 
 
 def _playback(env: Any, scenes: Any, reward: Any) -> Playback:
     """Return an episode; the leaves of ``scenes`` have an entry more than the rewards."""
-    import jax
-
     score = np.concatenate([[0.0], np.cumsum(reward, dtype=float)])
     steps = [jax.tree.map(lambda leaf, t=t: leaf[t], scenes) for t in range(len(score))]
     return Playback(env.spec.name, steps, score, getattr(env, "pictures", None))
 
 
-@cache
-def _compiled_episode() -> Any:
-    """Return `_episode`, compiled once for runs with equal policies; it plays one episode."""
-    import jax
-
-    from offmarl._compiling import quickly
-
-    return jax.jit(_episode, static_argnums=(0, 1), compiler_options=quickly())
-
-
 def _episode(
     env: Any, policy: Policy, params: ArrayTree, key: PRNGKeyArray
 ) -> tuple[Scene, Float[Array, "T"], Any]:
-    import jax
-    import jax.numpy as jnp
-
-    from offmarl.types import remember
-
     def step(carry: ArrayTree, keys: Any) -> tuple[ArrayTree, ArrayTree]:
         state, view, memory = carry
         action, _, memory = policy.act(
@@ -136,10 +120,6 @@ def play_run(loaded: LoadedPolicy, env: Environment | None = None, seed: int = 0
 
     `ShapeError` if the sizes of that one have changed.
     """
-    import jax
-
-    from offmarl import envs
-
     if env is None:
         env = envs.make(loaded.spec.name)
         if difference := loaded.spec.difference(env.spec, extras=False):
@@ -152,10 +132,6 @@ def play_run(loaded: LoadedPolicy, env: Environment | None = None, seed: int = 0
 
 def draw(env: Any, path: Path) -> None:
     """Write an episode, as `save` does: of the scripted controller if there is one, or random."""
-    import jax
-
-    from offmarl.networks import PolicyConfig, make_policy
-
     scripted = hasattr(env, "scripted")
     policy = env.scripted() if scripted else make_policy(PolicyConfig("random"), env.spec)
     save(play(env, policy, (), jax.random.key(0)), path)
@@ -179,8 +155,6 @@ def save(playback: Playback, path: Path) -> None:
 
 def to_gif(playback: Playback, every: int = 1) -> bytes:
     """Return an episode as a GIF that loops."""
-    from PIL import Image
-
     images = list(frames(playback, every))
     palette = _palette(playback, images)
     first, *rest = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
@@ -196,9 +170,6 @@ def _palette(playback: Playback, images: Sequence[Picture]) -> Picture:
     It has the exact colours of the legends of all frames; the remaining colours come from three
     frames.
     """
-    from matplotlib.colors import to_rgb
-    from PIL import Image
-
     scenes = [] if playback.pictures else playback.scenes
     entries = [entry for scene in scenes for entry in legend(scene)]
     legend_colours = sorted({to_rgb(entry.get_color()) for entry in entries})
@@ -232,20 +203,14 @@ def frame(playback: Playback, time: int) -> Picture:
 
 def _blank() -> Figure:
     """Return an empty figure for all frames: making its axes takes half of a frame's time."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(_PIXELS / 100, _PIXELS / 100 + 0.6), dpi=100)
-    FigureCanvasAgg(figure)
     figure.add_axes((0.02, 0.07, 0.96, 0.85))
     return figure
 
 
 def _frame(figure: Figure, playback: Playback, time: int, image: Any) -> Picture:
     """Draw a scene, or the environment's own picture of it, in place of the previous one."""
-    from PIL import Image
-
-    scene, axes, canvas = playback.scenes[time], figure.axes[0], cast(Any, figure.canvas)
+    scene, axes = playback.scenes[time], figure.axes[0]
     artists = axes.collections, axes.patches, axes.images, figure.texts, figure.legends
     for artist in [x for kind in artists for x in kind]:
         artist.remove()
@@ -268,6 +233,7 @@ def _frame(figure: Figure, playback: Playback, time: int, image: Any) -> Picture
         handletextpad=0.2,
         columnspacing=1.0,
     )
+    canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
@@ -326,8 +292,6 @@ _LOOKS = {
 
 def draw_scene(axes: Axes, scene: Scene, before: Sequence[Scene] = ()) -> None:
     """Draw a scene, with trails of the drones through the scenes before it."""
-    from matplotlib.patches import Circle
-
     size = scene.cells.shape if scene.cells.size else [scene.side] * scene.drones.shape[-1]
     extent = np.asarray(size, float)
     _draw_floor(axes, scene, extent)
@@ -361,8 +325,6 @@ def _flat(points: Any) -> Float[np.ndarray, "*p 2"]:
 
 
 def _draw_floor(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
-
     cells = np.asarray(scene.cells, float) if scene.cells.size else np.zeros((1, 1))
     flat = cells.mean(2) if cells.ndim == 3 else cells
     edges = [np.linspace(0, size, n + 1) for size, n in zip(extent[:2], flat.shape, strict=True)]
@@ -395,8 +357,6 @@ def _draw_marks(axes: Axes, scene: Scene) -> None:
 
 
 def _draw_lines(axes: Axes, lines: Float[np.ndarray, "n points 2"], **style: Any) -> None:
-    from matplotlib.collections import LineCollection
-
     if len(lines):
         axes.add_collection(LineCollection(list(lines), **style))
 
@@ -417,8 +377,6 @@ def _draw_trails(axes: Axes, scenes: Sequence[Scene]) -> None:
 
 
 def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> None:
-    from matplotlib.collections import PolyCollection
-
     alive = np.asarray(scene.alive)
     places = _flat(scene.drones)
     below = np.array(scene.drones, float)
@@ -435,17 +393,15 @@ def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> No
         style: dict[str, Any] = {"edgecolors": "white", "linewidths": edge, "zorder": 3}
         axes.add_collection(PolyCollection(list(darts[alive]), facecolors=colours, **style))
     else:
-        rotors = _rotors(scene.attitude, scene.drones, 1.4 * sizes)
+        rotors = rotor_places(scene.attitude, scene.drones, 1.4 * sizes)
         _draw_rotors(axes, _flat(rotors)[alive], colours)
     if not len(lost := places[~alive]):
         return
     axes.scatter(lost[:, 0], lost[:, 1], marker="x", s=18, color="#9ca3af", linewidth=1, zorder=2)
 
 
-def _rotors(attitude: Any, position: Any, sizes: Float[np.ndarray, "P"]) -> Any:
+def rotor_places(attitude: Any, position: Any, sizes: Float[np.ndarray, "P"]) -> Any:
     """Return the places ``(P, 4, 3)`` of rotors: front left and right, rear right and left."""
-    import jax.numpy as jnp
-
     corners = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [-1.0, -1.0, 0.0], [-1.0, 1.0, 0.0]])
     arms = np.einsum("pij,rj->pri", to_matrix(jnp.asarray(attitude)), corners)
     return np.asarray(position)[:, None] + sizes[:, None, None] * arms
@@ -475,13 +431,11 @@ def _darts(heading: Float[np.ndarray, "P"]) -> Float[np.ndarray, "P 4 2"]:
     outline = np.array([[1.3, 0.0], [-0.9, 0.8], [-0.45, 0.0], [-0.9, -0.8]])
     cosine, sine = np.cos(heading), np.sin(heading)
     turn = np.stack([np.stack([cosine, sine], -1), np.stack([-sine, cosine], -1)], 1)
-    turned: Float[np.ndarray, "P 4 2"] = outline @ turn
-    return turned
+    return np.asarray(outline @ turn)
 
 
 def legend(scene: Scene) -> list[Any]:
     """Return a legend entry for each kind of object in a scene."""
-    from matplotlib.lines import Line2D
 
     def entry(label: str, look: _Look) -> Line2D:
         face = look.colour if look.filled else "none"
@@ -517,10 +471,6 @@ def legend(scene: Scene) -> list[Any]:
 
 def replay(env: Environment, vault: Dataset, number: int) -> Playback:
     """Play a recorded episode again and return its scenes; errors are those of `replay_episode`."""
-    import jax
-
-    from offmarl.programs import replay_episode
-
     if not hasattr(env, "scene"):
         raise OptionError(f"episodes of {env.spec.name} cannot be drawn.")
     episode = replay_episode(vault, number, env)

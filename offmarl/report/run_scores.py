@@ -7,22 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from jaxtyping import Float
 
 from offmarl.errors import NotFiniteError, RunError
 from offmarl.paths import local
 from offmarl.records import as_type, parse
-from offmarl.terminal import one_line
 from offmarl.tracking import (
     AGREEMENT,
+    GREEDY_WON,
+    LOG_LIKELIHOOD,
     MARL_EVAL_FILE,
     METRICS_FILE,
     OTHER_RETURN,
     PARTNERS_FILE,
     RETURN,
     RUN_FILE,
-    TIMES,
+    WON,
     Acting,
     acting_of,
     checksum,
@@ -133,11 +135,10 @@ def metric_of(directories: Iterable[Path]) -> str:
             "these runs have a return for each team, and no single score to compare: "
             "`offmarl report RUN` shows the returns of each team of a run."
         )
-    played = next(x for x, metrics in zip(paths, finals, strict=True) if RETURN in metrics)
-    other = next(x for x, metrics in zip(paths, finals, strict=True) if RETURN not in metrics)
+    in_env = [str(x) for x, metrics in zip(paths, finals, strict=True) if RETURN in metrics]
     raise RunError(
-        f"{played} was evaluated in an environment and {other} with held-out episodes, so they "
-        "cannot be compared: compare each kind on its own, or train all with the same --env and "
+        f"only {', '.join(in_env)} of these runs were evaluated in an environment, so they cannot "
+        "be compared: compare each kind on its own, or train all with the same --env and "
         "--held-out."
     )
 
@@ -202,9 +203,12 @@ def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Dat
         )
     by_acting = read_json(path, PARTNERS_FILE) if holds(path, PARTNERS_FILE) else {}
     as_type(by_acting, dict[str, list[float | None] | str], f"{path} ({PARTNERS_FILE})", RunError)
-    final, rows = final_evaluation(path), read(path / METRICS_FILE)
-    episodes = read_run(path).get("args", {}).get("final_episodes")
-    for entry, name in metrics_of(acted, metric).items():
+    final, rows, record = final_evaluation(path), read(path / METRICS_FILE), read_run(path)
+    metrics = {acted: metric}
+    if acted.acting is not None:
+        other = other_acting(record)
+        metrics[acted._replace(acting=other)] = OTHER_RETURN[other]
+    for entry, name in metrics.items():
         if returns := final.get(name):
             last = max((row["step"] for row in rows if name in row), default=0)
             partners = by_acting.get(str(entry.acting))
@@ -215,22 +219,11 @@ def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Dat
                     path,
                     name,
                     (*returns,),
-                    (last, episodes),
+                    (last, record["args"].get("final_episodes")),
                     best_scores(path, name),
                     np.array(partners, float) if isinstance(partners, list) else None,
                 ),
             )
-
-
-def metrics_of(entry: Entry, metric: str) -> dict[Entry, str]:
-    """Return the entries of a run and their metrics, which the run need not have.
-
-    ``entry`` is that of the way its program acts.
-    """
-    if entry.acting is None:
-        return {entry: metric}
-    other: Acting = "sampled" if entry.acting == "greedy" else "greedy"
-    return {entry: metric, entry._replace(acting=other): OTHER_RETURN[other]}
 
 
 def entry_of(directory: Path, metric: str = RETURN, run: str = "") -> Entry:
@@ -240,16 +233,33 @@ def entry_of(directory: Path, metric: str = RETURN, run: str = "") -> Entry:
 
 
 def fault_of(directory: Path) -> str:
-    """Describe the first loss or final score of a run that is not finite; empty if all are."""
+    """Describe the losses and scores of a run that are not finite in the end; empty if all are."""
+    return "; ".join(
+        f"{name} of seed {', '.join(map(str, seeds))} is not finite"
+        for name, seeds in broken_of(directory).items()
+        if name not in (LOG_LIKELIHOOD, WON, GREEDY_WON)  # which are not scores
+    )
+
+
+def broken_of(directory: Path) -> dict[str, list[int]]:
+    """Return the seeds whose last number of a metric is not finite, by metric.
+
+    Curves lack the steps at which a seed has no finite number, so that they end before these.
+    """
+    last: dict[str, dict[int, Any]] = {}
     for row in read(directory / METRICS_FILE):
-        for name, value in row.items():
-            if value is None:  # losses; evaluations are lists
-                return f"{name} of seed {row['seed']} is not finite at step {row['step']:,}"
-    final = final_evaluation(directory)
-    finals = [final[metric] for metric in final.keys() & {*UNITS, *OTHER_RETURN.values()}]
-    wrong = {seed for group in finals for seed, x in group.items() if not np.isfinite(x).all()}
-    seeds = ", ".join(map(str, sorted(wrong)))
-    return f"the final evaluation of seed {seeds} is not finite" if wrong else ""
+        for name in row.keys() - {"seed", "step"}:
+            last.setdefault(name, {})[row["seed"]] = row[name]
+    broken = {
+        name: sorted(seed for seed, value in seeds.items() if not is_finite(value))
+        for name, seeds in sorted(last.items())
+    }
+    return {name: seeds for name, seeds in broken.items() if seeds}
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a number of a metric, or each number of an evaluation, is finite."""
+    return value is not None and None not in np.ravel(value).tolist()
 
 
 def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:
@@ -303,47 +313,48 @@ def final_evaluation(directory: Path) -> dict[str, dict[int, Float[np.ndarray, "
             f"{directory} was trained without an evaluation, so it cannot be compared: train it "
             "again, with --env if its environment can be made, or with --held-out."
         )
-    document = read_json(directory, MARL_EVAL_FILE)
-    try:
-        metrics = _absolute_metrics(document, run)
-    except (ValueError, KeyError, AttributeError, TypeError):
-        metrics = {}
+    other = other_acting(run)
+    other_name, other_return = labelled(run["program"], other), OTHER_RETURN[other]
+    metrics: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {}
+    file = directory / MARL_EVAL_FILE
+    for (*_, algorithm, name), final in _final_metrics(read_json(directory, file.name), file):
+        by_metric = as_type(final, dict[str, list[float | None]], str(file), RunError)
+        seed = name.removeprefix("seed_")
+        for key, values in by_metric.items() if seed.isdecimal() else ():
+            metric = key.replace(RETURN, other_return, 1) if algorithm == other_name else key
+            metrics.setdefault(metric, {})[int(seed)] = np.array(values, float)
     if not metrics:
         raise RunError(
-            f"{directory / MARL_EVAL_FILE} holds no final evaluation: repeat the command of the "
-            "run to finish it."
+            f"{file} holds no final evaluation: repeat the command of the run to finish it."
         )
     return metrics
-
-
-def last_metrics(directory: Path) -> dict[str, float]:
-    """Return the training metrics that a run logged last, such as losses: means over seeds."""
-    rows = [row for row in read(directory / METRICS_FILE) if not UNITS.keys() & row.keys()]
-    last = [row for row in rows if row["step"] == rows[-1]["step"]]
-    names = [name for name in last[0] if name not in ("seed", "step", *TIMES)] if last else []
-    values = {name: [row[name] for row in last if row.get(name) is not None] for name in names}
-    return {name: float(np.mean(value)) for name, value in values.items() if value}
 
 
 # ---------------------------------------------------------------------------------- reading
 
 
-def _absolute_metrics(
-    document: Mapping[str, Any], run: Mapping[str, Any]
-) -> dict[str, dict[int, Float[np.ndarray, "episodes"]]]:
-    """Return the final metrics of a run's document, which has an algorithm for each way to act."""
-    (tasks,) = document.values()
-    (algorithms,) = tasks.values()
-    other = other_acting(run)
-    other_name = labelled(run["program"], other)
-    metrics: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {}
-    for name, seeds in algorithms.items():
-        for seed, record in seeds.items():
-            for key, values in record["absolute_metrics"].items():
-                metric = key.replace(RETURN, OTHER_RETURN[other], 1) if name == other_name else key
-                by_seed = metrics.setdefault(metric, {})
-                by_seed[int(seed.removeprefix("seed_"))] = np.array(values, float)
-    return metrics
+class _Steps(msgspec.Struct):
+    """What is read of the evaluations of a run."""
+
+    absolute_metrics: dict[str, Any] = {}
+
+
+_Document = dict[str, dict[str, dict[str, dict[str, _Steps]]]]
+
+
+def _final_metrics(
+    document: Mapping[str, Any], file: Path
+) -> Iterator[tuple[tuple[str, str, str, str], dict[str, Any]]]:
+    """Yield the metrics of the final evaluations in a document of marl-eval's layout.
+
+    They come with their environment, task, algorithm and run; `RunError` for another layout.
+    """
+    where = f"{file}, in marl-eval's layout of environments, tasks, algorithms, runs and steps,"
+    for environment, tasks in as_type(document, _Document, where, RunError).items():
+        for task, algorithms in tasks.items():
+            for algorithm, runs in algorithms.items():
+                for run, steps in runs.items():
+                    yield (environment, task, algorithm, run), steps.absolute_metrics
 
 
 def _data(run: Mapping[str, Any], metric: str) -> ComparedData:
@@ -475,7 +486,9 @@ _MOST = 1e30
 
 def is_foreign(path: Path) -> bool:
     """Whether a path is a JSON file, and not a run that a benchmark packed."""
-    return path.suffix == ".json" and path.is_file() and RUN_FILE not in _read_foreign(path)
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    return RUN_FILE not in parse(path.read_bytes(), str(path), RunError)
 
 
 def add_foreign_scores(scores: Runs, paths: Sequence[Path]) -> Runs:
@@ -487,16 +500,18 @@ def add_foreign_scores(scores: Runs, paths: Sequence[Path]) -> Runs:
     results = {name: dict(entries) for name, entries in scores.results.items()}
     data, outside, names = dict(scores.data), set[str](), [path.name for path in paths]
     labels = {
-        keys: name
+        keys[:2]: name
         for name, (run, *_) in ((x, [*by_entry.values()]) for x, by_entry in results.items())
         if run.directory is not None
-        for keys, _ in _nested(read_json(run.directory, MARL_EVAL_FILE), 2)
+        for keys, _ in _final_metrics(read_json(run.directory, MARL_EVAL_FILE), run.directory)
     }
     for path in paths:
         file = path.name if names.count(path.name) == 1 else str(path)
         runs: dict[tuple[str, ...], list[float]] = {}
-        for levels, run in _nested(_read_foreign(path), 4, path):
-            runs.setdefault(levels[:3], []).append(_score(run, path, *levels))
+        for keys, final in _final_metrics(parse(path.read_bytes(), str(path), RunError), path):
+            runs.setdefault(keys[:3], []).append(_score(final, f"{path}: {': '.join(keys)}"))
+        if not runs:
+            raise RunError(f"{path} is not of marl-eval's layout: it holds no runs.")
         for (environment, task, algorithm), values in runs.items():
             name = f"{environment}/{task}"
             label = labels.get((environment, task)) or labelled(name, "marl-eval")
@@ -508,31 +523,13 @@ def add_foreign_scores(scores: Runs, paths: Sequence[Path]) -> Runs:
     return scores._replace(results=results, data=data, outside=frozenset(outside))
 
 
-def _read_foreign(path: Path) -> Any:
-    return parse(path.read_bytes(), str(path), RunError)
-
-
-def _nested(value: Any, depth: int, *context: object) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the entries of nested objects with their keys; `RunError` for anything else."""
-    if not isinstance(value, dict) or not value:
-        raise RunError(
-            f"{': '.join(map(str, context))} is not of marl-eval's layout, of environments, tasks, "
-            "algorithms, runs and steps: it must be a JSON object with entries."
-        )
-    for key, entry in value.items():
-        inside = _nested(entry, depth - 1, *context, key) if depth > 1 else [((), entry)]
-        yield from (((one_line(key), *keys), leaf) for keys, leaf in inside)
-
-
-def _score(run: Any, *context: object) -> float:
+def _score(final: Mapping[str, Any], where: str) -> float:
     """Return the mean of the final returns of a run."""
-    steps = {key: step for (key,), step in _nested(run, 1, *context)}
-    final = {k: x for (k,), x in _nested(steps.get("absolute_metrics"), 1, *context, "absolute")}
     values = next((final[name] for name in _RETURNS if name in final), None)
     numbers: list[Any] = values if isinstance(values, list) else [values]
     if not numbers or not all(type(x) in (int, float) and abs(x) < _MOST for x in numbers):
         raise RunError(
-            f"{': '.join(map(str, context))} has no finite returns in absolute_metrics: one of "
+            f"{where} has no finite returns in absolute_metrics: one of "
             f"{', '.join(_RETURNS)} must be a list of numbers, among {', '.join(final)}."
         )
     return float(np.mean(numbers))

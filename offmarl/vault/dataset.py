@@ -1,8 +1,7 @@
 """A dataset: a vault of any program, read as experience or sampled for learning."""
 
 import os
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from offmarl.terminal import Progress, quiet
 from offmarl.vault.read.open import locate
@@ -11,7 +10,6 @@ from offmarl.vault.transform.episode_set import EpisodeSet
 
 if TYPE_CHECKING:  # what only verbs need is imported when they are called
     from offmarl.vault.check.leaf_statistics import Statistics
-    from offmarl.vault.transform.function import MapFunction
 
 
 class Dataset(Reader, EpisodeSet):
@@ -40,26 +38,6 @@ class Dataset(Reader, EpisodeSet):
     time_limit
         The limit that a foreign vault was opened with, else that of `offmarl pull`, else None.
     """
-
-    def map(
-        self,
-        path: str | PurePath,
-        function: "MapFunction | None" = None,
-        *,
-        reward: str | None = None,
-        by: Literal["episodes", "steps"] = "episodes",
-        seed: int = 0,
-    ) -> "Dataset":
-        """Write a vault with changed columns, and return it; see `offmarl.vault.map`.
-
-        Examples
-        --------
-        >>> scaled = dataset.map("scaled.vlt", lambda steps: {"reward": steps["reward"] / 10})
-        """
-        from offmarl.vault.transform.mapping import map_columns
-
-        map_columns(self, path, function, reward, by, seed, quiet)
-        return open_vault(path)
 
     def statistics(self, progress: Progress = quiet) -> "Statistics":
         """Return the count, moments, range and quantiles of every leaf, entry by entry.

@@ -4,8 +4,9 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from numbers import Real
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -199,9 +200,9 @@ def mix(
     return Mixture(tuple(dataset for dataset, _ in pairs), tuple(x for _, x in pairs))
 
 
-def _as_numbers(shares: Mapping[VaultLike, float]) -> NDArray[np.float64]:
+def _as_numbers(shares: Mapping[VaultLike, Any]) -> NDArray[np.float64]:
     for vault, share in shares.items():
-        if isinstance(share, bool | str) or not np.isscalar(share):
+        if isinstance(share, bool) or not isinstance(share, Real):
             name = vault.path if isinstance(vault, Dataset) else vault
             raise OptionError(f"{name} has the share {share!r}: give a number of at least 0.")
     return np.array([*shares.values()], np.float64)

@@ -371,13 +371,15 @@ def map(
         What the function gets in a call: an episode, or as many steps as fit in memory. Rewards by
         formula are always computed by steps.
     seed
-        Random seed, for a function with a second parameter ``rng`` (a NumPy generator) or ``key``
-        (a JAX key). Each call gets a new one, which depends on the seed and the data only.
+        Random seed, for a function with a second parameter ``rng``, a NumPy generator. Each call
+        gets a new one, which depends on the seed and the data only.
 
     Raises
     ------
     OptionError
         There is no such function, it failed, or it returned something else than columns.
+    UnknownNameError
+        The function used or returned a column that does not exist.
     ShapeError, InvalidValueError
         It returned a column of another length, shape or type, or an invalid value such as NaN.
     VaultError

@@ -93,10 +93,7 @@ def turn(**fields):
 
 
 HYPER = Hyperparameters(
-    {
-        name: jnp.float32(value)
-        for name, value in {"gamma": 0.5, "gradient_penalty": 3.0, "cql_weight": 0.5}.items()
-    }
+    gamma=jnp.float32(0.5), gradient_penalty=jnp.float32(3.0), cql_weight=jnp.float32(0.5)
 )
 DELTA = np.array([1 + 0.5 * 2 - 1, 4 + 0.5 * 5 - 2, 2 - 3])
 """Residuals of the three steps that count, with ν(s) the first number of the state."""

@@ -136,21 +136,21 @@ def test_the_density_of_each_sample_of_the_penalty_by_hand():
     means = np.array([0.9, -0.5])  # in the step and in the next
     action = jnp.broadcast_to(jnp.array(means)[:, None, None], (3, 2, 2, 2))
     sample = jax.jit(sample_actions, static_argnums=3, compiler_options=QUICKLY)
-    out = sample(jax.random.key(0), action, batch, count, std)
+    drawn, log_density, valid = sample(jax.random.key(0), action, batch, count, std)
     acts = np.asarray(batch.view_tm1.legal_actions & batch.view_tm1.alive[..., None])
     kinds = [uniform(-1, 2)]
     kinds += [truncnorm((-1 - m) / std, (1 - m) / std, m, std) for m in means]
-    samples = np.split(np.asarray(out.action), 3)
-    for kind, draws, density in zip(kinds, samples, np.split(out.log_density, 3), strict=True):
+    samples = np.split(np.asarray(drawn), 3)
+    for kind, draws, density in zip(kinds, samples, np.split(log_density, 3), strict=True):
         expected = np.where(acts, kind.logpdf(draws), 0.0).sum(-1)
         np.testing.assert_allclose(density, expected, rtol=1e-4, atol=1e-4)
         assert not draws[:, ~acts].any() and draws[:, acts].all()
     # The next view of the second step is unknown; after the third, all agents have terminated.
-    valid = np.ones((6, 3, 1, 2), bool)
-    valid[4:, 1:] = False
-    np.testing.assert_array_equal(out.valid, valid)
+    expected = np.ones((6, 3, 1, 2), bool)
+    expected[4:, 1:] = False
+    np.testing.assert_array_equal(valid, expected)
     ends = batch.terminated.at[2, 0, 0].set(False)  # one agent goes on
-    later = sample(jax.random.key(0), action, batch._replace(terminated=ends), count, std).valid
+    later = sample(jax.random.key(0), action, batch._replace(terminated=ends), count, std)[2]
     np.testing.assert_array_equal(later[4:, :, 0, 0], [[True, False, True]] * 2)
 
 
@@ -159,17 +159,18 @@ def test_samples_of_the_penalty_have_the_density_that_is_stated():
     batch, count, std = wide_batch(), 4000, 1.0
     means = jnp.array([0.9, -0.5])[:, None, None]  # in the step and in the next
     action = jnp.broadcast_to(means, (3, 2, 2, 2))
-    result = jax.jit(sample_actions, static_argnums=3)(jax.random.key(0), action, batch, count, std)
-    uniform, now, later = np.split(np.asarray(result.action)[:, :, 0], 3)
+    sample = jax.jit(sample_actions, static_argnums=3)
+    drawn, log_density, valid = sample(jax.random.key(0), action, batch, count, std)
+    uniform, now, later = np.split(np.asarray(drawn)[:, :, 0], 3)
     acts = np.ones((3, 2, 2))
     acts[:, 1, 1] = acts[2, 1] = 0
     actions = np.concatenate([uniform, now, later])
     assert abs(actions).max() <= 1 and not actions[:, acts == 0].any()
     assert (abs(actions[:, acts == 1]) == 1).mean() < 1e-3  # the ends of the range are no atoms
-    np.testing.assert_allclose(result.log_density[:count, :, 0], -np.log(2) * acts.sum(-1)[None]
+    np.testing.assert_allclose(log_density[:count, :, 0], -np.log(2) * acts.sum(-1)[None]
                                * np.ones((count, 1, 1)), rtol=1e-6)  # fmt: skip
     # The mean of 1 / density is the volume of the actions, for samples of each kind.
-    for density in np.split(np.asarray(result.log_density)[:, :, 0], 3):
+    for density in np.split(np.asarray(log_density)[:, :, 0], 3):
         np.testing.assert_allclose(np.exp(-density).mean(0), 2 ** acts.sum(-1), rtol=0.15)
     for near, mean in ((now, 0.9), (later, -0.5)):  # truncated Gaussians, by another library
         expected = truncnorm((-1 - mean) / std, (1 - mean) / std, mean, std)
@@ -178,8 +179,8 @@ def test_samples_of_the_penalty_have_the_density_that_is_stated():
     # Agents draw apart from one another, and so do entries.
     assert np.unique(actions[:, acts == 1].round(6)).size > 0.9 * actions[:, acts == 1].size
     # The next view of the second step is unknown; after the third, all agents have terminated.
-    np.testing.assert_array_equal(result.valid[:, :, 0, 0].all(0), [True, False, False])
-    assert result.valid[: 2 * count].all() and not result.valid[2 * count :, 1:].any()
+    np.testing.assert_array_equal(valid[:, :, 0, 0].all(0), [True, False, False])
+    assert valid[: 2 * count].all() and not valid[2 * count :, 1:].any()
 
 
 @pytest.mark.parametrize("sees", ["joint", "state"])
@@ -203,15 +204,15 @@ def test_the_penalty_of_each_critic_is_of_its_own_values(sees):
         inputs = networks, args, hyper, critics, target, target, batch, key
         return penalty, samples, conservative_critic_loss(*inputs)
 
-    penalty, samples, (loss, metrics) = losses(key)
-    sums, density = np.asarray(samples.action).sum(-1), np.asarray(samples.log_density)
+    penalty, (action, density, valid), (loss, metrics) = losses(key)
+    sums, density = np.asarray(action).sum(-1), np.asarray(density)
     data = np.array([[0.5, 0.25], [0.5, 0.25], [0.5, 0.0]])[:, None]
     if sees == "joint":
         sums, density, data = (np.broadcast_to(x.sum(-1, keepdims=True), x.shape)
                               for x in (sums, density, data))  # fmt: skip
     expected = 0.0
     for scale in (1.0, 5.0):
-        logits = np.where(samples.valid, scale * sums - density, -np.inf)
+        logits = np.where(valid, scale * sums - density, -np.inf)
         gap = logsumexp(logits, axis=0) - scale * data
         expected += np.asarray(gap)[[0, 0, 1, 1, 2], 0, [0, 1, 0, 1, 0]].mean()
     assert penalty == pytest.approx(expected, rel=1e-5)

@@ -77,7 +77,7 @@ def test_values_of_comadice_give_the_data_a_mean_weight_of_one(
     values = jax.jit(networks.joint_values)(target.critic, view, first, batch.action)[..., 0]
     joint = np.asarray(batch.action).sum(-1) / 2
     np.testing.assert_allclose(values[steps], joint[steps], atol=0.03)
-    weights = comadice.linear_weights(networks.mixer, target.critic.mixer, view)
+    weights = comadice.mixing_weights(networks.mixer, target.critic.mixer, view)
     nu = comadice.mix_linearly(weights, networks.values(learnt.state.params.value, batch)[:, :-1])
 
     def excess(nu: float) -> float:

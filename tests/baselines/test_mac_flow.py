@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -190,10 +189,7 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(network: str) -> None:
     params = spread_like(zeros.params, 0.5)
     state = zeros._replace(params=params, target=params.critics)
     step = jax.jit(program.stages[0].update)
-    result = check_ignored(lambda batch: step(state, batch, KEY, hyper), random_batch)
-    new = result[0].params.critics
-    average = jax.tree.map(lambda old, new: old + 0.005 * (new - old), state.target, new)
-    chex.assert_trees_all_close(result[0].target, average, atol=1e-6)
+    check_ignored(lambda batch: step(state, batch, KEY, hyper), random_batch)
 
 
 # ---------------------------------------------------------------------------------- learning

@@ -101,7 +101,7 @@ def test_the_temperature_divides_what_is_weighed(
     """Of one step with w = ½ and ¼, Q = 3 and 0, and V = 1 and 2."""
     w, v = np.array([0.5, 0.25]), jnp.array([1.0, 2.0])
     weights = SimpleNamespace(w=jnp.array(w)[None, None])
-    monkeypatch.setattr(omiga, "linear_weights", lambda *_: weights)
+    monkeypatch.setattr(omiga, "mixing_weights", lambda *_: weights)
     networks = SimpleNamespace(
         mixer=None,
         action_values=lambda *_: jnp.array([[[3.0, 0.0]]]),
@@ -137,21 +137,14 @@ def test_the_loss_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_targets_move_by_tau_and_parts_are_clipped_by_their_own_norms() -> None:
-    program, hyper = build("omiga", tau=0.25, max_grad_norm=1e-4, value_temperature=0.5)
+def test_parts_are_clipped_by_their_own_norms() -> None:
+    program, hyper = build("omiga", max_grad_norm=1e-4, value_temperature=0.5)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     batch = sequence([[[0, 2]], [[2, 1]]], reward=jnp.array([[[1e4, 1e4]], [[-1e4, 1e4]]]))
     observation = jax.random.normal(jax.random.key(1), (2, 2, 2, 2))
     view = batch.view._replace(observation=observation, state=jnp.ones((2, 2, 2)))
     batch = batch._replace(view=view)
     after, _ = update(program, state, batch, hyper)
-    errors = jax.tree.map(
-        lambda old, new, target: float(jnp.abs(old + 0.25 * (new - old) - target).max()),
-        state.target,
-        omiga.Target(after.params.value, after.params.critic),
-        after.target,
-    )
-    assert max(jax.tree.leaves(errors)) < 1e-6
     # Adam's first moments are 0.1 of the clipped gradients: those of a huge critic loss do not
     # shrink those of the actor and the values.
     moments = [

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -202,14 +201,6 @@ def random_batch(seed: int) -> Sequence:
 @pytest.mark.slow
 def test_nothing_is_learnt_from_padding(learner: Learner) -> None:
     check_ignored(learner.learn, random_batch)
-
-
-@pytest.mark.slow
-def test_the_target_follows_slowly(learner: Learner) -> None:
-    state, _ = learner.learn(random_batch(0))
-    old, new = learner.state.params, state.params
-    expected = jax.tree.map(lambda old, new: old + 0.005 * (new - old), old, new)
-    chex.assert_trees_all_close(state.target, expected, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.networks import linear_weights
+from offmarl.networks import mixing_weights
 from offmarl.programs import registry
 
 from .probes import Learnt, learn, mean_return
@@ -133,7 +133,7 @@ def test_values_of_omiga_are_soft_maxima_of_the_data(random_data: Callable[[str]
         joint = jnp.full((1, 1, 2), action)
         q.append(networks.action_values(state.target.critic.agent, windows, first, joint)[0, 0])
     v = networks.values(state.params.value, batch._replace(view=windows, first=first))[0, 0]
-    weight = linear_weights(networks.mixer, state.target.critic.mixer, view).w
+    weight = mixing_weights(networks.mixer, state.target.critic.mixer, view).w
     alpha = learnt.args.value_temperature
     expected = alpha * np.log(np.exp(weight * jnp.stack(q) / alpha).mean(0))
     np.testing.assert_allclose(weight * v, expected, atol=0.03)

@@ -64,7 +64,7 @@ def test_a_file_may_name_several_vaults(file, monkeypatch, vault):
     ("text", "message"),
     [
         ("hiden = 3", "hiden.*did you mean hidden"),
-        ('hidden = "x"', "hidden must be a whole number, not 'x'"),
+        ('hidden = "x"', "hidden cannot be 'x': Expected `int`, got `str`; it must be"),
         ("hidden = 0", "hidden must be at least 1"),
         ("hidden = ", "is not valid TOML"),
         ('program = "mine.py"', "give the path of a program of your own on the command line"),

@@ -2,17 +2,12 @@
 
 import importlib
 from contextlib import contextmanager
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from offmarl import vault
 from offmarl.cli import transform as commands
-from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import convert
-from offmarl.vault.convert.common import Imported, ImportedRow
-from offmarl.vault.format import encoding
 
 
 @pytest.mark.parametrize("layout", ["pymarl", "numpy", "zarr"])
@@ -42,52 +37,35 @@ def test_options_that_do_not_belong(offmarl, xor_file, source, options, message)
 
 
 @contextmanager
-def read_counts(source):
-    """Read a text file with the lengths of episodes.
+def read_columns(source):
+    """Read columns by another name.
 
     A layout that a test adds: this function, and its line in `READERS`.
     """
-    lengths = [int(word) for word in Path(source).read_text().split()]
-    spec = EnvSpec("", 1, 1, 1, Continuous(1), state="concatenated")
-    records = (
-        ImportedRow(encoding.from_disk({name: x[None] for name, x in arrays.items()}, spec))
-        for arrays in map(episode, lengths)
-    )
-    yield Imported(spec, {"format": "counts"}, records, len(lengths))
-
-
-def episode(length):
-    ends = (np.arange(length) == length - 1)[:, None]
-    numbers = np.arange(length, dtype=np.float32)[:, None, None]
-    return {
-        "observations": numbers,
-        "actions": numbers * 0,
-        "rewards": np.ones((length, 1), np.float32),
-        "terminals": ends,
-    }
+    with convert.READERS["numpy"](source) as imported:
+        yield imported
 
 
 @pytest.fixture
-def with_counts(monkeypatch):
+def with_columns(monkeypatch):
     """Start the command line with another reader in `READERS`."""
     with monkeypatch.context() as patch:
-        patch.setitem(convert.READERS, "counts", read_counts)
+        patch.setitem(convert.READERS, "columns", read_columns)
         importlib.reload(commands)
         yield
     importlib.reload(commands)
 
 
-@pytest.mark.usefixtures("with_counts")
-def test_an_import_format_is_a_reader_and_a_line(offmarl, tmp_path):
-    (tmp_path / "lengths.txt").write_text("3 1 4")
-    data = offmarl("convert", "lengths.txt", "a.vlt", "--from", "counts", "--json").json
-    assert (data["episodes"], data["steps"]) == (3, 8)
-    dataset = vault.import_dataset("lengths.txt", "b.vlt", "counts")
-    assert dataset.episodes.length.tolist() == [3, 1, 4]
-    assert dataset.episodes.cause.tolist() == ["terminated"] * 3
+@pytest.mark.usefixtures("with_columns")
+def test_an_import_format_is_a_reader_and_a_line(offmarl, xor_file):
+    first = offmarl("convert", xor_file, "a.vlt", "--json").json
+    offmarl("convert", "a.vlt", "a.npz", "--to", "numpy")
+    data = offmarl("convert", "a.npz", "b.vlt", "--from", "columns", "--json").json
+    assert data["digest"] == first["digest"]
+    assert vault.import_dataset("a.npz", "c.vlt", "columns").digest() == first["digest"]
     text = " ".join(offmarl("convert", "--help").out.replace("│", "").split())
-    assert "counts for a text file with the lengths of episodes" in text
-    refused = offmarl("convert", "lengths.txt", "c.vlt", "--from", "counts", "--time-limit", 5)
+    assert "columns for columns by another name" in text
+    refused = offmarl("convert", "a.npz", "d.vlt", "--from", "columns", "--time-limit", 5)
     assert refused.code == 2 and "takes no --time-limit" in refused.err
 
 

@@ -356,9 +356,9 @@ def test_a_table_is_divided_into_tasks(here, offmarl):
     assert None not in np.ravel(alone["returns"]["agent_0"])
     for wrong, message in (
         (["nosuch/run"], "there is no run at nosuch/run"),
-        ([], "no policies to play"),
-        (["two", "--partners"], "--partners names no policy"),
-        (["two", "--block-steps", 4], "divided by its rows"),
+        ([], "runs must be at least one"),
+        (["two", "--partners"], "partners must be at least one"),
+        (["two", "--block-steps", 4], "block-steps divides data"),
     ):
         refused = offmarl("cross-play", *wrong)
         assert refused.code and message in refused.err and refused.err.count("\n") == 1

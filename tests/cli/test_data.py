@@ -112,12 +112,6 @@ def test_time_limit_tells_truncation_from_termination(offmarl, xor_file):
     assert limited["ends"] == {"truncated": 3}
 
 
-def test_nothing_is_overwritten(offmarl, xor_file):
-    offmarl("convert", xor_file, "a.vlt")
-    again = offmarl("convert", xor_file, "a.vlt")
-    assert again.code == 1 and "a.vlt" in again.err and again.err.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

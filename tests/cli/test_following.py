@@ -28,6 +28,17 @@ def test_every_command_names_the_next_one():
         ("train bc", {"run": Path("r")}, "offmarl report r"),
         ("verify a", {"path": "a", "faults": []}, "offmarl show a"),
         ("verify a", {"path": "a", "faults": [1]}, "offmarl salvage a -o intact.vlt"),
+        (
+            "verify --deep a",
+            {"verified": {"a@0": 4}},
+            "",
+        ),  # --deep may take a value, for all it knows
+        ("report --env swarm/flock-8 a", {"vaults": {"a": {}}}, ""),
+        (
+            "report a --env swarm/flock-8",
+            {"vaults": {"a": {}}},
+            "offmarl report a --html page.html",
+        ),
         ("pull x/y", {"name": "x/y", "paths": {"Good": Path("/d/Good")}}, "offmarl show /d/Good"),
         ("pull x/y --dry-run", {"name": "x/y", "sizes": {"Good": 1}}, "offmarl pull x/y"),
         ("push a.vlt --to me/it", {"url": "https://x", "card": {}}, "offmarl pull me/it"),

@@ -40,13 +40,13 @@ def test_pull_look_verify_remove(offmarl):
         (["pull"], 2, "Missing"),
         (["pull", "lab/suite/smalll"], 2, "did you mean lab/suite/small"),
         (["pull", f"{NAME}@v9"], 1, "no revision 'v9'"),
-        (["cache", "rm", "lab"], 2, "no pulled dataset named 'lab'"),
+        (["cache", "rm", "lab"], 2, "no pulled dataset or policy named 'lab'"),
         (["cache", "rm"], 2, "give names of datasets or --all"),
         (["cache", "rm", "lab", "--all"], 2, "give names (lab) or --all, not both"),
         (["cache", "verify", "lab", "--all"], 2, "give names (lab) or --all, not both"),
         (["pull", "a/b", "--policy", "--dry-run"], 2, "--policy pulls all: leave out --dry-run."),
         (["pull", "a/b", "--policy", "--time-limit", "9"], 2, "leave out --time-limit."),
-        (["cache", "rm", "lab", "--all", "--streamed"], 2, "leave out names and --all."),
+        (["cache", "rm", "lab", "--all", "--streamed"], 2, "without names and --all:"),
         (["pull", NAME, "--time-limit", "0"], 2, "a positive number of steps: got 0"),
         (["push", "nothing.vlt", "--to", "org/x", "--licence", "mit"], 1, "there is no vault at"),
         (["push", "--to", "org/x", "--license", "mit"], 1, "no vaults to push"),
@@ -92,6 +92,14 @@ def test_nothing_is_removed_without_a_yes(
     assert ("Remove? [y/N]" in outcome.err) == (answer is not None)
     if answer is not None:
         assert f"{NAME}@" in outcome.err
+
+
+def test_a_damaged_record_is_listed_and_can_be_removed(offmarl, two_pulled):
+    (path,) = {x["path"] for x in offmarl("cache", "ls", NAME, "--json").json["datasets"].values()}
+    (Path(path) / "pulled.json").write_text("{")
+    assert two_pulled() == 2
+    assert "not pulled completely" in offmarl("cache", "verify", NAME).err
+    assert offmarl("cache", "rm", NAME, "--yes").code == 0 and two_pulled() == 1
 
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\u202e[bold]"

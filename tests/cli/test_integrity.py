@@ -2,9 +2,8 @@
 
 import shutil
 
-from offmarl.vault.storage import commit
-from offmarl.vault.storage.store import Directory
 from tests.vault import damage
+from tests.vault.test_integrity import flip
 
 
 def test_verify_then_salvage_then_compact(offmarl, tmp_path):
@@ -15,10 +14,7 @@ def test_verify_then_salvage_then_compact(offmarl, tmp_path):
     assert "the content of 70 chunks (" in quick.out
     assert "is intact: 52 steps" in deep
     assert "Not checked" not in deep
-    place = commit.current_tree(Directory(path)).values["observations./0.3.0.0"]
-    data = bytearray((path / place.file).read_bytes())
-    data[place.offset] ^= 1
-    (path / place.file).write_bytes(data)
+    flip(path, "observations./0.3.0.0")
 
     outcome = offmarl("verify", "v.vlt", "--deep")
     assert outcome.code == 1

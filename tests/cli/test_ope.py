@@ -132,11 +132,11 @@ def test_checkpoints_and_other_ways_to_act(offmarl, runs, random_data):
 @pytest.mark.slow
 def test_what_a_user_gets_wrong(offmarl, runs, random_data, tmp_path):
     data = random_data("probe/match")
-    assert "no runs to evaluate" in offmarl("ope", "--vault", data).err
+    assert "runs must be at least one" in offmarl("ope", "--vault", data).err
     words = ("ope", runs[0], "--vault", data, "--program", plain.__file__)
     assert offmarl(*words, "--gamma", 2).code == 2
     assert "gamma must be from 0 to 1" in offmarl(*words, "--gamma", 2).err
     wide = replace(envs.make("probe/match").spec, observation_size=9)
     write_policy(tmp_path / "wide", PolicyConfig("feedforward"), wide, [0])
     wrong = offmarl("ope", "wide", "--vault", data, "--program", plain.__file__)
-    assert wrong.code == 1 and "differ in observation_size (3, not 9)" in wrong.err
+    assert wrong.code == 1 and "differ in observation (float32 (3,), not float32 (9,))" in wrong.err

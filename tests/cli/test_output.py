@@ -64,16 +64,6 @@ def test_no_part_of_a_name_becomes_a_picture(offmarl, capsys, monkeypatch):
 LONG = Path("a directory/with spaces", *["and-a-name-of-many-letters"] * 3, "x.vlt")
 
 
-@pytest.mark.parametrize("width", [20, 40, 80, 500])
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_paths_are_whole_in_any_column_at_any_width(at, width):
-    row = ["name", 12_345, "some words that may be wrapped"]
-    row[at] = LONG
-    lines = printed(["first", "second", "third"], [row, ["x", 1, "y"]], width).splitlines()
-    assert any(str(LONG) in line for line in lines)
-    assert at == 1 or any("12,345" in line for line in lines)
-
-
 @pytest.mark.parametrize("width", [20, 80])
 def test_paths_are_whole_in_facts_and_in_sentences(width, monkeypatch):
     console = Console(file=io.StringIO(), width=width)

@@ -51,7 +51,6 @@ def _write_run(directory):
     params = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), shapes)
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
     checkpoints.save(1, {"policy": params}, {})
-    checkpoints.close()
 
 
 @pytest.fixture(scope="module")

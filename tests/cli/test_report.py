@@ -1,7 +1,7 @@
 """``report``: one page for one or several datasets of any program and content."""
 
 import re
-import zipfile
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -117,9 +117,7 @@ def test_a_vault_of_another_program_in_an_archive(offmarl, tmp_path):
     observations = np.random.default_rng(0).normal(size=(1, 18, 3, 4))
     observations[0, 4, 1, 2] = np.inf
     write_stock(tmp_path / "3m.vlt" / "Good", tree(1, [6, 12], observations=observations))
-    with zipfile.ZipFile(tmp_path / "3m.zip", "w") as archive:
-        for file in (tmp_path / "3m.vlt").rglob("*"):
-            archive.write(file, file.relative_to(tmp_path))
+    shutil.make_archive("3m", "zip", tmp_path, "3m.vlt")
     outcome = offmarl("report", "3m.zip", "--time-limit", "12", "--html", "page.html")
     assert outcome.code == 0
     page = _Page(Path("page.html"))
@@ -233,7 +231,7 @@ def test_names_tell_datasets_apart(offmarl, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        ([], "give the path of at least one vault", 2),
+        ([], "vaults must be at least one (give the path of each)", 2),
         (["missing.vlt"], "there is no vault at", 1),
         (["made.vlt", "--time-limit", "5"], "open it without a time limit", 1),
         (["made.vlt", "--html", "."], "give a file name", 2),

@@ -27,8 +27,8 @@ BLOCKS = ["--block-steps", 16]
         (["--task=0/2", "--process=1"], "--process joins the processes of one program"),
         (["--tasks", "2", "--devices", "2"], "--devices divides the environments of one program"),
         (["--tasks", "2", "--join"], "give only one of --tasks, --task and --join."),
-        (["--task", "0/2", "--launcher=ray"], "--task launches no tasks: leave out --launcher."),
-        (["--join", "--launcher-option", "a=b"], "--join launches no tasks: leave out --launcher-"),
+        (["--task", "0/2", "--launcher=ray"], "launch no tasks: leave out --launcher."),
+        (["--join", "--launcher-option", "a=b"], "launch no tasks: leave out --launcher-"),
     ],
 )
 def test_wrong_options_of_tasks(arguments, message, offmarl):

@@ -85,9 +85,6 @@ def test_show_tells_the_lineage(offmarl, pair):
     ("arguments", "code", "message"),
     [
         (("cat", "a.vlt", "-o", "a.vlt"), 1, "a.vlt holds poor already"),
-        (("cat", "a.vlt", "-o", "a.vlt/poor"), 1, "already exists"),
-        (("cat", "no.vlt", "-o", "c.vlt"), 1, "there is no vault at"),
-        (("filter", "a.vlt", "retrun > 1", "-o", "c.vlt"), 1, "did you mean return"),
         (("sample", "a.vlt", "-o", "c.vlt"), 2, "give --steps, --episodes or --top"),
         (("sample", "a.vlt", "--steps", "1.5", "-o", "c.vlt"), 2, "whole number"),
         (("sample", "a.vlt", "--top", "10", "-o", "c.vlt"), 2, "in (0, 1]"),
@@ -120,11 +117,9 @@ def test_a_verb_has_the_options_of_the_function(offmarl, name):
     assert "As for" not in text and "`" not in text.split("Example")[1].split("\n", 1)[1]
 
 
-@pytest.mark.parametrize(
-    ("fractions", "episodes"), [((".5", ".5"), 0.5), (("50%", "25%", "25%"), 0.5)]
-)
-def test_fractions_may_be_percentages(offmarl, pair, fractions, episodes):
+@pytest.mark.parametrize("fractions", [(".5", ".5"), ("50%", "25%", "25%")])
+def test_fractions_may_be_percentages(offmarl, pair, fractions):
     count = len(vault.open_vault(pair / "a.vlt").episodes.row)
     outcome = offmarl("split", "a.vlt", "-o", "c.vlt", "--json", "--fractions", *fractions)
-    assert outcome.json["vaults"][0]["episodes"] == round(episodes * count)
+    assert outcome.json["vaults"][0]["episodes"] == round(0.5 * count)
     assert len(outcome.json["vaults"]) == len(fractions)

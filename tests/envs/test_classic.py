@@ -41,13 +41,6 @@ def test_xor_pays_for_being_different():
     assert steps.view.observation[2].tolist() == [[0, 1, 0, 1], [0, 1, 0, 1]]
 
 
-def test_xor_is_cut_off_at_its_limit():
-    steps = play(envs.make("classic/xor", time_limit=3), np.array([(0, 1)] * 3))
-    assert steps.last.tolist() == [False, False, False, True]
-    assert steps.truncated[-1].all()
-    assert not steps.terminated.any()
-
-
 @pytest.mark.parametrize(
     ("positions", "actions", "expected"),
     [
@@ -104,11 +97,11 @@ def test_bridge_reward_is_the_distance_left():
     assert steps.reward[1].tolist() == pytest.approx([expected, expected])
 
 
-def test_bridge_is_cut_off_at_its_limit():
-    steps = play(envs.make("classic/bridge"), np.array([(STAY, STAY)] * 50))
-    assert np.flatnonzero(steps.last).tolist() == [50]
-    assert steps.truncated[-1].all()
-    assert not steps.terminated.any()
+@pytest.mark.parametrize("name", ["xor", "bridge"])
+def test_the_limit_cuts_off(name):
+    steps = play(envs.make(f"classic/{name}", time_limit=3), np.full((3, 2), STAY))
+    assert steps.last.tolist() == [False, False, False, True]
+    assert steps.truncated[-1].all() and not steps.terminated.any()
 
 
 def best_return(env, horizon):

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from offmarl import envs
-from offmarl.testing import EnvironmentConformance
 
-from .wrapped import wrapped_by
+from .wrapped import WrappedConformance
 
 QUICK = {"probe/match", "swarm/coverage-N", "matrax/climbing", "pgx/kuhn_poker"}
 """Environments that the tests by default cover: quick ones of several kinds."""
@@ -111,17 +110,14 @@ def make(name):
     ],
     indirect=True,
 )
-class TestRegistered(EnvironmentConformance):
-    reference_of = wrapped_by
-
+class TestRegistered(WrappedConformance):
     @pytest.fixture
     def env(self, request):
         return make(request.param)
 
 
 @pytest.mark.parametrize("env", cases({"mabrax"}), indirect=True)
-class TestBodies(EnvironmentConformance):
-    reference_of = wrapped_by
+class TestBodies(WrappedConformance):
     tolerance = 1e-3
     """Contacts are stiff, and five steps of physics are one of ours."""
 

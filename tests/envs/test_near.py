@@ -153,14 +153,6 @@ WRONG = {
         {"step": stepping(reward=[1.0, 1.0])},
         r"reward.0 as float32 \(\), and its spec says nothing",
     ),
-    "a complex reward": (
-        {"step": stepping(reward=jnp.ones(2, complex))},
-        r"reward as complex64 \(2,\)",
-    ),
-    "one flag for all": (
-        {"step": stepping(terminated=jnp.zeros((), bool))},
-        r"terminated as bool \(\)",
-    ),
     "last of each agent": (
         {"step": stepping(last=jnp.zeros(2, bool))},
         r"last as bool \(2,\), and its spec says bool \(\)",
@@ -168,18 +160,6 @@ WRONG = {
     "no mask": (
         seeing(legal_actions=None),
         r"reset returns view.legal_actions as nothing, and its spec says bool \(2, 4\)",
-    ),
-    "a mask of another size": (
-        seeing(legal_actions=jnp.ones((2, 3), bool)),
-        r"legal_actions as bool \(2, 3\)",
-    ),
-    "observations of another size": (
-        seeing(observation=jnp.ones((2, 4))),
-        r"observation as float32 \(2, 4\)",
-    ),
-    "a dictionary of observations": (
-        seeing(observation={"image": jnp.ones((2, 3))}),
-        r"observation.image as float32 \(2, 3\), and its spec says nothing",
     ),
     "keys as observations": (
         seeing(observation=jax.random.split(jax.random.key(0), (2, 3))),
@@ -189,17 +169,9 @@ WRONG = {
         {"step": stepping(next_view=view(state=jnp.ones(2)))},
         r"step .*next_view.state",
     ),
-    "floats for a leaf of bytes": (
-        {"spec": TYPED, **seeing(observation={"image": jnp.ones((2, 3))})},
-        r"image as float32 \(2, 3\), and its spec says uint8",
-    ),
     "wider integers for bytes": (
         {"spec": TYPED, **seeing(observation={"image": jnp.ones((2, 3), int)})},
         r"image as int32",
-    ),
-    "a leaf that is missing": (
-        {"spec": TYPED, **seeing(observation={})},
-        r"view.observation.image as nothing",
     ),
     "a leaf too many": (
         {
@@ -224,7 +196,6 @@ WRONG = {
         {"step": stepping(view=lambda t: t.view._asdict())},
         r"step returns array, Timestep, dict, View: return",
     ),
-    "five values as in Gym": ({"step": lambda *a: (a[2], 0.0, False, False, {})}, r"step returns"),
     "nothing": ({"reset": lambda *_: None}, r"reset returns NoneType: return"),
     "a reset without a key": (
         {"reset": lambda self: None},
@@ -260,10 +231,6 @@ WRONG = {
         {"spec": property(lambda self: EnvSpec("", 2, 3, 1, 4))},
         r"action_size None.*Discrete",
     ),
-    "a spec of half a step": (
-        {"spec": property(lambda self: EnvSpec("", 2, 3, 1, Discrete(4), 2.5))},
-        r"time_limit 2.5",
-    ),
     "a spec with one name": (
         {"spec": EnvSpec("", 2, 3, 1, Discrete(4), agents=("a",))},
         r"agents \('a',\)",
@@ -276,18 +243,11 @@ WRONG = {
         {"spec": EXTRAS},
         r"returns no cost, which its spec has as an extra",
     ),
-    "extras of another shape": (
-        {"spec": EXTRAS, "extras": lambda *_: {"cost": jnp.ones(2)}},
-        r"extras returns cost as float32 \(2,\)",
-    ),
-    "extras that the spec lacks": (
-        {"step": stepping(extras={"cost": jnp.ones(())})},
-        r"step returns extras.cost as float32 \(\), and its spec says nothing",
-    ),
     "an environment without a hash": ({"__hash__": None}, "frozen dataclass"),
 }
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG)
 def test_what_types_show_is_one_line_of_make(changes, message, made):
     hashes = {"__hash__": changes.pop("__hash__")} if "__hash__" in changes else {}

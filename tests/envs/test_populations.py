@@ -67,7 +67,7 @@ def test_another_population_compiles_nothing():
     blank = init_rollout(env, policy, jax.random.key(0), 64)
     for number, side in enumerate(sides):
         assert without_others(side) is env.env
-        state, steps, views = play(meet_others(side, blank), jax.random.key(number))
+        state, steps, views, _ = play(meet_others(side, blank), jax.random.key(number))
         chex.assert_trees_all_equal(state.others, side.others)
         steps, views = jax.tree.map(lambda x: np.asarray(x).swapaxes(0, 1), (steps, views))
         ends = np.nonzero(steps.last)
@@ -89,7 +89,7 @@ def test_members_of_several_kinds_have_a_memory_of_their_own():
     params = (population(XOR.spec, members).params,)
     env = autoreset(XOR)
     state = init_rollout(env, joint, jax.random.key(0), 16)
-    _, steps, _ = jax.jit(lambda state: rollout(env, joint, params, state, jax.random.key(1), 8))(
+    _, steps, *_ = jax.jit(lambda state: rollout(env, joint, params, state, jax.random.key(1), 8))(
         state
     )
     actions = steps.action[..., 1].T.reshape(32, 4).tolist()
@@ -100,7 +100,7 @@ def test_members_of_several_kinds_have_a_memory_of_their_own():
 
 @pytest.mark.parametrize("weights", [[1, -1], [0, 0], [1], [float("nan"), 1], [float("inf"), 1]])
 def test_weights_must_be_shares(weights):
-    with pytest.raises(OptionError, match=r"2 policies cannot have the weights|are not finite"):
+    with pytest.raises(OptionError, match="2 policies cannot have the weights"):
         conventions(0, 1, weights=weights)
 
 

@@ -6,12 +6,6 @@ from offmarl import envs
 from offmarl.envs import registry
 from offmarl.errors import OptionError, UnknownNameError
 from offmarl.records import RecordedName
-from tests.children import python
-
-
-def test_listing_needs_no_jax():
-    code = "import sys, offmarl.envs as e; e.names(); e.describe(); sys.exit('jax' in sys.modules)"
-    python("-c", code)
 
 
 def test_every_name_has_a_line():
@@ -64,13 +58,20 @@ def test_keywords_win_over_the_name():
             UnknownNameError,
             "write swarm/coverage-N with a .* such as swarm/coverage-3",
         ),
-        ("swarm/coverage-0", OptionError, "num_agents must be above 0, not 0"),
+        ("swarm/coverage-0", OptionError, "num_agents must be at least 1, not 0"),
         ("swarm/coverage-3:time_limits=9", UnknownNameError, "did you mean time_limit"),
         ("swarm/coverage-3:num_agents=9", UnknownNameError, "no option of swarm/coverage-N"),
         ("swarm/coverage-3:time_limit", OptionError, "write option=value"),
         ("swarm/coverage-3:time_limit=true", OptionError, "must be of type int, not True"),
         ("swarm/coverage-3:recovery_time=NaN", OptionError, "recovery_time must be above 0"),
-        ("classic/bridge:time_limit=0", OptionError, "time_limit must be above 0"),
+        (
+            f"swarm/flock-3:journey={10**400}",
+            OptionError,
+            "journey must be of type float, not 1000",
+        ),
+        ("probe/match:action=both", OptionError, "action must be one of discrete, continuous"),
+        ("classic/rps:rock=-1", OptionError, "rock must be above 0"),
+        ("classic/bridge:time_limit=0", OptionError, "time_limit must be at least 1"),
         ("probe/match:time_limit=3", UnknownNameError, "known: action"),
     ],
 )
@@ -107,13 +108,6 @@ def test_code_that_data_names_is_not_imported(tmp_path):
         envs.make(name)
     assert registry.code_of(name) is None
     assert (tmp_path / "mine.py").exists()
-
-
-def test_the_facade_has_nothing_else():
-    with pytest.raises(AttributeError, match="nonsense"):
-        _ = envs.nonsense
-    assert callable(envs.restart)
-    assert callable(envs.transition)
 
 
 def test_an_environment_is_a_static_argument_that_does_not_recompile():

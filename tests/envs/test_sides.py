@@ -88,7 +88,7 @@ def test_a_side_equals_the_environment_with_the_same_actions(side):
             np.testing.assert_array_equal(getattr(step, name), getattr(timestep, name)[mine])
         np.testing.assert_array_equal(step.view.observation, timestep.view.observation[mine])
         np.testing.assert_array_equal(step.extras["others-000"], view.observation[theirs])
-        np.testing.assert_array_equal(step.extras["others-005"], timestep.reward[theirs])
+        np.testing.assert_array_equal(step.extras["others-004"], timestep.reward[theirs])
         chex.assert_trees_all_equal(after.inner, inner)
         state = after
 

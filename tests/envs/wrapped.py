@@ -4,13 +4,103 @@ Written anew from what these packages return, so that it shares no mistake with 
 """
 
 import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from offmarl._arrays import is_key
+from offmarl._compiling import QUICKLY
 from offmarl._imports import quiet
-from offmarl.envs.conformance import ReferenceEnvironment, ReferenceOutcome
-from offmarl.types import Continuous
+from offmarl.envs.conformance import compile_programs
+from offmarl.testing import EnvironmentConformance
+from offmarl.types import Continuous, map_tree
+
+
+class Outcome(NamedTuple):
+    """What a wrapped environment returns for a reset or a step; None is not compared."""
+
+    observations: list[Any]
+    """Each agent's own observation, without padding: an array, or a dictionary of arrays."""
+    legal_actions: Any = None
+    state: Any = None
+    reward: Any = None
+    last: Any = None
+    truncated: Any = None
+
+
+class Wrapped(NamedTuple):
+    """A wrapped environment, with which every step of the adapter is compared."""
+
+    reset: Callable[[Any], Outcome]
+    """``key -> outcome``"""
+    step: Callable[[Any, Any, Any], tuple[Outcome, Any]]
+    """``key, the adapter's state, action -> outcome, the environment's state``"""
+    inner: Callable[[Any], Any]
+    """``the adapter's state -> the environment's state``"""
+
+
+class WrappedConformance(EnvironmentConformance):
+    """Also compares every reset and step with those of the wrapped environment, if there is one."""
+
+    def _check_every_step_equals_that_of_the_wrapped_environment(self, env, recording):
+        wrapped, key = wrapped_by(env), jax.random.key(5)
+        if wrapped is None:
+            return
+        _, first = compile_programs(env).reset(key)
+        self._compare(first, jax.jit(wrapped.reset, compiler_options=QUICKLY)(key))
+        steps = recording.steps
+        expected, after = jax.device_get(take_steps(wrapped, steps))
+        later = jax.tree.map(lambda x: x[:, 1:], wrapped.inner(steps.state))
+        before = jax.tree.map(lambda x: x[:, :-1], after)
+        same_episode = ~steps.timestep.last[:, :-1]
+        for ours, theirs in zip(*map(jax.tree.leaves, (later, before)), strict=True):
+            self._close(plain(ours)[same_episode], plain(theirs)[same_episode])
+        self._compare(steps.timestep, expected)
+        ours = steps.timestep
+        self._close(ours.reward, expected.reward)
+        if expected.last is None:  # built for one more step, so it never ends itself
+            limit = env.spec.time_limit
+            late = np.arange(ours.last.shape[1]) % limit == limit - 1
+            chex.assert_trees_all_equal(ours.last, np.broadcast_to(late, ours.last.shape))
+        else:
+            chex.assert_trees_all_equal(ours.last, expected.last)
+        if expected.truncated is not None:
+            chex.assert_trees_all_equal(ours.truncated.all(-1), expected.truncated)
+
+    def _close(self, ours, theirs):
+        tolerance = self.tolerance
+        chex.assert_trees_all_close(ours, theirs, rtol=tolerance, atol=tolerance / 10)
+
+    def _compare(self, ours, theirs):
+        lead = ours.last.ndim
+        for i, expected in enumerate(theirs.observations):
+            observation = map_tree(lambda x, i=i: x.take(i, axis=lead), ours.next_view.observation)
+            unpadded = map_tree(lambda x, y: x[tuple(map(slice, y.shape))], observation, expected)
+            self._close(unpadded, expected)
+        if theirs.legal_actions is not None:
+            chex.assert_trees_all_equal(ours.next_view.legal_actions, theirs.legal_actions)
+        if theirs.state is not None:
+            self._close(ours.next_view.state, theirs.state)
+
+
+def take_steps(wrapped, steps):
+    """Return the outcomes and states of recorded steps ``(E, T, ...)``, taken again."""
+
+    def step(recorded):
+        key, _ = jax.random.split(recorded.key)
+        return wrapped.step(key, recorded.state, recorded.action)
+
+    many = jax.vmap(lambda recorded: jax.lax.map(step, recorded))
+    return jax.jit(many, compiler_options=QUICKLY)(steps)
+
+
+def plain(leaf):
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+
 
 SHORTENED = ("jaxmarl/coin_game", "jaxmarl/storm", "jaxmarl/storm_2p", "jaxmarl/storm_np")
 """Those that reset themselves in ``step_env``, and are built for a step more than we take."""
@@ -33,7 +123,7 @@ def jaxmarl(env):
     raw, name = env.wrapped, env.name.partition(":")[0]
 
     def seen(observations, state, **of_a_step):
-        return ReferenceOutcome(
+        return Outcome(
             observations_of_jaxmarl(raw, observations),
             legal_in_jaxmarl(name, raw, state),
             observations.get("world_state") if isinstance(observations, dict) else None,
@@ -58,7 +148,7 @@ def jaxmarl(env):
         last = None if name in SHORTENED else dones["__all__"]
         return seen(observations, after, reward=reward, last=last), after
 
-    return ReferenceEnvironment(reset, step, lambda state: state.inner)
+    return Wrapped(reset, step, lambda state: state.inner)
 
 
 def stretched(space, action):
@@ -98,9 +188,7 @@ def jumanji(env):
     def seen(timestep, **of_a_step):
         observation = timestep.observation
         observations = OBSERVE[name](observation, num_agents)
-        return ReferenceOutcome(
-            observations, getattr(observation, "action_mask", None), **of_a_step
-        )
+        return Outcome(observations, getattr(observation, "action_mask", None), **of_a_step)
 
     def step(key, state, action):
         after, timestep = raw.step(state, action.astype(raw.action_spec.dtype))
@@ -110,7 +198,7 @@ def jumanji(env):
             truncated = last & (timestep.discount == 1).all()
         return seen(timestep, reward=reward, last=last, truncated=truncated), after
 
-    return ReferenceEnvironment(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
+    return Wrapped(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
 
 
 def view_of_jumanji(view, num_agents):
@@ -170,14 +258,14 @@ def matrax(env):
     raw = env.wrapped
 
     def seen(timestep, **of_a_step):
-        return ReferenceOutcome([vector(x) for x in timestep.observation.agent_obs], **of_a_step)
+        return Outcome([vector(x) for x in timestep.observation.agent_obs], **of_a_step)
 
     def step(key, state, action):
         after, timestep = raw.step(state, action)
         reward, last = timestep.reward.astype(jnp.float32), timestep.last()
         return seen(timestep, reward=reward, last=last, truncated=last), after
 
-    return ReferenceEnvironment(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
+    return Wrapped(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
 
 
 def pgx(env):
@@ -194,7 +282,7 @@ def pgx(env):
 
     def seen(state, first, **of_a_step):
         observations, legal = zip(of_seat(state, first), of_seat(state, 1 - first), strict=True)
-        return ReferenceOutcome([*observations], jnp.stack(legal), **of_a_step)
+        return Outcome([*observations], jnp.stack(legal), **of_a_step)
 
     def reset(key):
         state = raw.init(key)
@@ -207,4 +295,4 @@ def pgx(env):
         over = after.terminated
         return seen(after, first, reward=reward, last=over, truncated=over & False), after
 
-    return ReferenceEnvironment(reset, step, lambda state: state.inner)
+    return Wrapped(reset, step, lambda state: state.inner)

@@ -66,18 +66,23 @@ def make_archive(size: int = 60_000, uids: tuple[str, ...] = UIDS) -> bytes:
     return buffer.getvalue()
 
 
+def zipped(directory: Path) -> bytes:
+    """Return a zip of the files below a directory."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+            archive.write(file, file.relative_to(directory))
+    return buffer.getvalue()
+
+
 def write_card(
-    directory: Path,
-    sha256: str | None = None,
-    name: str = NAME,
-    path: str = PATH,
-    uids: tuple[str, ...] = UIDS,
+    directory: Path, sha256: str | None = None, name: str = NAME, uids: tuple[str, ...] = UIDS
 ):
     sections = "\n".join(f"[uids.{uid}]" for uid in uids)
     line = f'sha256 = "{sha256}"' if sha256 else ""
     file = directory / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = CARD.format(name=name, repository=REPOSITORY, path=path, sha256=line, uids=sections)
+    text = CARD.format(name=name, repository=REPOSITORY, path=PATH, sha256=line, uids=sections)
     file.write_text(text)
     catalogue.names.cache_clear()
 

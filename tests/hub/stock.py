@@ -1,7 +1,5 @@
 """A published archive as other projects make them: a zipped vault of stock flashbax."""
 
-import io
-import zipfile
 from pathlib import Path
 
 import jax
@@ -9,6 +7,8 @@ from flashbax.vault import Vault as StockVault
 
 from offmarl import vault
 from tests.vault.test_stock import append_with_stock, to_stock
+
+from .conftest import zipped
 
 
 def stock_archive(path: Path, name: str, uid: str, folder: Path) -> bytes:
@@ -22,8 +22,4 @@ def stock_archive(path: Path, name: str, uid: str, folder: Path) -> bytes:
         vault_uid=uid,
     )
     append_with_stock(stock, row)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(folder.rglob("*")):
-            archive.write(file, file.relative_to(folder))
-    return buffer.getvalue()
+    return zipped(folder)

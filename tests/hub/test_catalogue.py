@@ -99,24 +99,14 @@ def test_every_name_is_where_its_card_stands():
     [
         ("name =", "is not TOML"),
         (MINIMAL.replace('summary = "s"\n', ""), "card is not valid: .* required field summary"),
-        (
-            MINIMAL + "[hub]\npath = 'x.zip'",
-            r"hub: .* required field repository",
-        ),
         (MINIMAL + "colour = 'red'", "card has unknown colour"),
-        (MINIMAL + "time_limit = 0", "time_limit must be positive, not 0"),
+        (MINIMAL + "time_limit = 0", "time_limit: Expected int >= 1"),
         (MINIMAL.replace("2", '"2"'), "num_agents: Expected int, got str"),
-        (MINIMAL.replace("2", "true"), "num_agents: Expected int, got bool"),
-        (MINIMAL + "[uids.A]\nsteps = 'many'", r"uids.*steps: Expected int"),
         (MINIMAL + "uids = []", "uids: Expected object, got array"),
         (MINIMAL.replace("a/b/c", "c"), "name must be source/environment/scenario"),
         ("x = " + "[" * 100_000, "card is nested too deep"),
         ("x = " + "{a = " * 5_000, "card is nested too deep"),
         (MINIMAL + "action" + ".a" * 20_000 + " = 1", "card is nested too deep"),
-        (
-            MINIMAL + "action" + ".a" * 100 + " = 1",
-            r"action.*: Expected int, got object",
-        ),
         (
             MINIMAL + "uids.a.steps = '" + "x" * 10_000 + "'",
             r"steps: Expected int \| null, got str\.$",

@@ -1,7 +1,6 @@
 """Names of datasets in place of paths, and pulls of local datasets without a hub."""
 
-import io
-import zipfile
+import shutil
 
 import pytest
 from huggingface_hub import constants
@@ -12,7 +11,7 @@ from offmarl.errors import HubUnreachableError, UnknownNameError, VaultError, Va
 from offmarl.hub import card as catalogue
 from offmarl.vault import Dataset
 
-from .conftest import NAME, PATH, REPOSITORY, record, write_card
+from .conftest import NAME, PATH, REPOSITORY, record, write_card, zipped
 
 GOOD = f"{NAME}/Good"
 
@@ -20,14 +19,11 @@ GOOD = f"{NAME}/Good"
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     """An archive of two readable vaults."""
-    path = record(tmp_path_factory.mktemp("made") / "small.vlt" / "Good")
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as zip_file:
-        for file in sorted(path.rglob("*")):
-            if file.is_file() and file.name != "writer.lock":
-                for uid in ("Good", "Poor"):
-                    zip_file.write(file, f"small.vlt/{uid}/{file.relative_to(path)}")
-    return buffer.getvalue()
+    root = tmp_path_factory.mktemp("made")
+    path = record(root / "small.vlt" / "Good")
+    (path / "writer.lock").unlink(missing_ok=True)
+    shutil.copytree(path, path.with_name("Poor"))
+    return zipped(root)
 
 
 @pytest.fixture
@@ -68,11 +64,7 @@ VERBS = {
 }
 
 
-def test_every_verb_takes_the_name_of_what_was_pulled(
-    offmarl,
-    published,
-    monkeypatch,
-):
+def test_every_verb_takes_the_name_of_what_was_pulled(offmarl, published, monkeypatch):
     monkeypatch.setattr("offmarl.programs.runs.training.learn", lambda *_: None)
     paths = library.hub.pull(NAME).paths
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -201,12 +193,12 @@ def test_what_was_not_pulled_is_not_fetched(hub, name, message, tmp_path, monkey
 
 
 def test_another_commit_that_is_here_is_told(published, tmp_path, monkeypatch):
-    commit = library.hub.pull(GOOD).commit
+    library.hub.pull(GOOD)
     published.commit(REPOSITORY, {"another": b"file"})
     library.hub.plan(NAME)  # changes nothing here
     assert library.open(GOOD).uid == "Good"
     library.hub.pull(f"{NAME}/Poor")  # main means another commit now
-    with pytest.raises(VaultNotFoundError, match=f"Pulled before: {GOOD}@{commit[:12]}"):
+    with pytest.raises(VaultNotFoundError, match="`offmarl cache ls` lists other"):
         library.open(GOOD)
 
 
@@ -236,17 +228,15 @@ def test_a_pull_of_what_is_here_in_part(offline, published):
     offline()
     assert list(library.hub.pull(GOOD).paths) == ["Good"]
     for name in (NAME, f"{NAME}/Poor", f"{GOOD}@v2"):
-        with pytest.raises(HubUnreachableError, match=f"Pulled before: {GOOD}"):
+        with pytest.raises(HubUnreachableError, match="`offmarl cache ls`"):
             library.hub.pull(name)
 
 
 @pytest.mark.parametrize("place", ["a.zip/made.vlt/main", "s3://bucket/made.vlt/main"])
 def test_what_is_no_directory_is_not_pushed(hub, tmp_path, place, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = record(tmp_path / "made.vlt" / "main")
-    with zipfile.ZipFile("a.zip", "w") as archive:
-        for file in path.rglob("*"):
-            archive.write(file, file.relative_to(tmp_path))
+    record(tmp_path / "made.vlt" / "main")
+    shutil.make_archive("a", "zip", tmp_path, "made.vlt")
     with pytest.raises(VaultError, match="is not a directory on this machine"):
         library.hub.push([place], "org/made-up", "CC-BY-4.0")
     assert hub.requests == []
@@ -256,10 +246,3 @@ def test_a_pushed_name_is_the_data_that_was_pulled(published, tmp_path):
     digest = library.vault.open_vault(library.hub.pull(GOOD).paths["Good"]).digest()
     pushed = library.hub.push([GOOD], "org/again")
     assert pushed.card.uids["Good"].digest == digest
-
-
-def test_a_pull_of_what_was_pushed(offline, pushed):
-    pulled = library.hub.pull("org/made-up")
-    offline()
-    assert library.hub.pull("org/made-up") == pulled._replace(fetched=0, asked=False)
-    assert library.open("org/made-up/poor").path == pulled.paths["poor"]

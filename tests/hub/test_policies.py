@@ -4,8 +4,8 @@ import hashlib
 import json
 import shutil
 import sys
+import tomllib
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -18,7 +18,7 @@ import yaml
 
 import offmarl as offmarl_library
 from baselines import iql_cql
-from offmarl import envs, tracking
+from offmarl import envs, records, tracking
 from offmarl import hub as library
 from offmarl.benchmark.plan import read_plan
 from offmarl.cli import policies as cli_policies
@@ -34,7 +34,7 @@ from offmarl.errors import (
     UnknownNameError,
 )
 from offmarl.hub import install, policies
-from offmarl.hub.card import File, check_files
+from offmarl.hub.card import File
 from offmarl.hub.readme import model_readme
 from offmarl.programs import registry
 from offmarl.programs.recording import online
@@ -192,6 +192,20 @@ def test_without_the_hub_the_policy_on_this_machine_is_used(hub, run, monkeypatc
 
 
 @pytest.mark.slow
+def test_the_cache_lists_verifies_and_removes_policies(hub, run, offmarl):
+    library.push_policy(run, "org/agent", "MIT")
+    path = library.pull_policy("org/agent").path
+    ((name, entry),) = offmarl("cache", "ls", "--json").json["policies"].items()
+    assert name.startswith("org/agent@") and entry["path"] == str(path)
+    count = offmarl("cache", "verify", "org/agent", "--json").json["verified"][name]
+    assert count == len(tomllib.loads((path / "offmarl-policy.toml").read_text())["files"])
+    (path / "metrics.jsonl").write_text("")
+    assert "differ from what was published (metrics.jsonl)" in offmarl("cache", "verify", name).err
+    assert list(offmarl("cache", "rm", name, "--yes", "--json").json["removed"]) == [name]
+    assert not path.exists() and offmarl("cache", "ls", "--json").json["policies"] == {}
+
+
+@pytest.mark.slow
 def test_damaged_data_is_not_installed_and_the_next_pull_is_whole(hub, run):
     library.push_policy(run, NAME, "MIT")
     record = hub.files(NAME, "main")[1]["run.json"]
@@ -230,10 +244,11 @@ def test_files_that_are_not_those_of_a_policy_are_refused(hub, tmp_path, name):
 
 @pytest.mark.parametrize("path", ["a/" * 16 + "a", "a" * 1025])
 def test_long_paths_are_refused(path):
-    file = File(path, 1, "0" * 64)
-    with pytest.raises(CardError, match="the card: a file has an invalid path"):
-        check_files([file], "the card")
-    check_files([replace(file, path=path.removeprefix("a").removeprefix("/"))], "the card")
+    file = {"path": path, "size": 1, "sha256": "0" * 64}
+    with pytest.raises(CardError, match="the card is not valid: path: "):
+        records.as_type(file, File, "the card", CardError)
+    short = file | {"path": path.removeprefix("a").removeprefix("/")}
+    assert records.as_type(short, File, "the card", CardError).path == short["path"]
 
 
 def test_a_policy_of_too_many_bytes_is_refused(hub):

@@ -38,8 +38,8 @@ from tests.vault.test_stock import open_stock
 from .conftest import card_of, record
 
 
-def files_of(hub, repository="org/made-up", under=""):
-    files = hub.files(repository, "main")[1]
+def files_of(hub, under=""):
+    files = hub.files("org/made-up", "main")[1]
     return {name: data for name, data in files.items() if name.startswith(under)}
 
 

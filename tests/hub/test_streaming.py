@@ -22,7 +22,6 @@ from offmarl.errors import (
     HubChecksumError,
     HubError,
     OptionError,
-    VaultConflictError,
     VaultError,
     VaultNotFoundError,
 )
@@ -53,10 +52,8 @@ def test_it_is_the_vault_that_was_pushed(hub, pushed, tmp_path):
     assert not vault.verify(ADDRESS, deep=True).faults
     copies = [vault.cat([x], tmp_path / f"{i}.vlt") for i, x in enumerate((remote, local))]
     assert copies[0].digest() == copies[1].digest()
-    with pytest.raises(VaultError):
+    with pytest.raises(VaultError, match="cannot be written to"):
         vault.resume(ADDRESS)
-    with pytest.raises(VaultConflictError, match="pull it first"):
-        remote.store.values.clear()
 
 
 @pytest.mark.parametrize(
@@ -76,6 +73,11 @@ def test_addresses_that_name_nothing(hub, pushed):
         offmarl.open("hf://org")
     with pytest.raises(HubError, match="no repository org/other exists"):
         offmarl.open("hf://org/other/good")
+
+
+def read_tables(dataset):
+    """Read all that a stream needs besides chunks, of which those that were read stay in memory."""
+    _ = dataset.episodes, dataset.finals, dataset.chunk_shape
 
 
 def batches(dataset, **options):
@@ -178,7 +180,7 @@ def test_the_cache_is_bounded(monkeypatch, tmp_path):
 
 def test_a_file_that_is_missing(hub, pushed):
     remote = offmarl.open(ADDRESS)
-    batches(remote, epochs=1)  # the tables are read
+    read_tables(remote)
     pages.page_cache().clear()
     for name in data_files(hub):
         del hub.repositories["org/made-up"][-1][1][name]
@@ -195,7 +197,8 @@ def test_a_token_without_rights(hub, pushed, monkeypatch):
     hub.tokens["org/made-up"] = {"good-token"}
     monkeypatch.setenv("HF_TOKEN", "good-token")
     remote = offmarl.open(ADDRESS)
-    assert len(batches(remote, epochs=1)) > 0
+    read_tables(remote)
+    assert len(batches(offmarl.open(ADDRESS), epochs=1)) > 0
     forget()
     pages.page_cache().clear()
     monkeypatch.setenv("HF_TOKEN", "other")
@@ -207,12 +210,12 @@ def test_a_token_without_rights(hub, pushed, monkeypatch):
 
 def test_a_hub_that_goes_away_names_what_is_kept(hub, pushed, monkeypatch):
     remote = offmarl.open(ADDRESS)
-    batches(remote, epochs=1)  # the tables are read
+    read_tables(remote)
     pages.page_cache().clear()
     monkeypatch.setattr(client, "_ATTEMPTS", 2)
     hub.faults.cut = 1.0
     hub.faults.dice = type("Dice", (), {"random": lambda self: 0.0})()
-    with pytest.raises(HubError, match=r"failed 3 times in a row.*Pages fetched before stay in"):
+    with pytest.raises(HubError, match=r"failed 3 times in a row.*data received is kept"):
         batches(remote, epochs=1)
     hub.faults.cut = 0.0
     assert len(batches(remote, epochs=1)) > 0
@@ -257,25 +260,15 @@ def index(hub, pushed):
     return json.loads(gzip.decompress(hub.files("org/made-up", "main")[1][INDEX]))
 
 
-def follow(index, distance):
-    """Let a value begin so many bytes behind the beginning of the one before it in its file."""
-    file, offset = index["file"], index["offset"]
-    second = next(i for i in range(1, len(file)) if file[i] == file[i - 1])
-    offset[second] = offset[second - 1] + distance
-
-
 INDEX = "index/good.json.gz"
 FORGED = {
     "another file": (lambda x: x["files"].__setitem__(0, "d/../../x"), "card does not list"),
-    "no such file": (lambda x: x["file"].__setitem__(0, 7), "a place is impossible"),
-    "before the file": (lambda x: x["offset"].__setitem__(0, -1), "a place is impossible"),
+    "no such file": (lambda x: x["file"].__setitem__(0, 7), "index of a vault"),
+    "before the file": (lambda x: x["offset"].__setitem__(0, -1), "index of a vault"),
     "behind the file": (lambda x: x["offset"].__setitem__(0, 2**40), "outside of its file"),
-    "very long": (lambda x: x["length"].__setitem__(0, 2**63 - 1), "outside of its file"),
+    "very long": (lambda x: x["length"].__setitem__(0, 2**53), "outside of its file"),
     "no number": (lambda x: x["length"].__setitem__(0, 2**70), "index of a vault"),
     "a text": (lambda x: x["length"].__setitem__(0, "1"), "index of a vault"),
-    "inside another": (lambda x: follow(x, 1), "inside another"),
-    "the same place": (lambda x: follow(x, 0), "inside another"),
-    "a file twice": (lambda x: x["files"].append(x["files"][0]), "a file is there twice"),
     "a key twice": (lambda x: x["keys"].__setitem__(0, x["keys"][1]), "a key is there twice"),
     "a short column": (lambda x: x["crc32c"].pop(), "different lengths"),
     "an unknown column": (lambda x: x.__setitem__("code", "x"), "index of a vault"),
@@ -355,7 +348,7 @@ def test_large_reads_are_in_parts_each_fetched_once(hub, pushed, monkeypatch):
 def test_a_signal_ends_a_stream_that_waits_for_the_network(hub, pushed, monkeypatch):
     """A second Ctrl-C does not wait until all requests were repeated."""
     remote = offmarl.open(ADDRESS)
-    batches(remote, epochs=1)  # the tables are read
+    read_tables(remote)
     request, answer = threading.Event(), threading.Event()
 
     def wait(*_):

@@ -1,10 +1,8 @@
 """The time limit of published data: on its card, recorded by a pull, used when it is opened."""
 
 import dataclasses
-import io
 import json
 import shutil
-import zipfile
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from tests.vault.experience import SPEC, make, written
 from tests.vault.test_quirks import tree
 from tests.vault.test_stock import write_stock
 
-from .conftest import NAME, PATH, REPOSITORY, write_card
+from .conftest import NAME, PATH, REPOSITORY, write_card, zipped
 
 LENGTHS = [6, 3, 6, 4]
 LIMITED = ["truncated", "terminated", "truncated", "terminated"]
@@ -35,11 +33,7 @@ def packed(tmp_path_factory):
     root = tmp_path_factory.mktemp("foreign")
     actions = np.random.default_rng(0).integers(0, 3, (1, sum(LENGTHS), 3))
     write_stock(root / "small.vlt" / "Good", tree(1, LENGTHS, actions=actions))
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for file in sorted(path for path in root.rglob("*") if path.is_file()):
-            archive.write(file, file.relative_to(root))
-    return buffer.getvalue()
+    return zipped(root)
 
 
 @pytest.fixture

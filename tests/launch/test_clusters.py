@@ -68,6 +68,7 @@ def test_an_earlier_launch_that_slurm_still_runs_is_refused(launch, tmp_path, mo
     ("engine", "options", "message"),
     [
         ("slurm", {"colour": "red"}, "submitit refuses it"),
+        ("ray", {"colour": "red"}, "Ray refuses it"),
         ("ray", {"num_cpus": 64}, r"num_cpus=64: the cluster .* has 2"),
     ],
     indirect=["engine"],

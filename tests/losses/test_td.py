@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl.losses import double_q_values, lambda_targets, masked_mean, td_targets
+from offmarl.losses import double_q_values, masked_mean, q_lambda_targets, td_targets
 
 
 def test_masked_mean_counts_only_what_the_mask_keeps() -> None:
@@ -37,42 +37,28 @@ def test_double_q_chooses_with_one_network_values_with_the_other_and_never_illeg
 
 def test_lambda_targets_by_hand() -> None:
     # λ = 0.5, γ = 1; three steps, the last one terminal.
-    r, v = jnp.array([1.0, 2.0, 3.0]), jnp.array([10.0, 20.0, 30.0])
-    discount, has_next = jnp.array([1.0, 1.0, 0.0]), jnp.array([True, True, False])
+    r, v_t = jnp.array([1.0, 2.0, 3.0]), jnp.array([20.0, 30.0, 99.0])
+    discount, goes_on = jnp.array([1.0, 1.0, 0.0]), jnp.array([True, True, False])
     # G_2 = 3; G_1 = 2 + .5·30 + .5·3 = 18.5; G_0 = 1 + .5·20 + .5·18.5 = 20.25
-    np.testing.assert_allclose(lambda_targets(r, discount, v, has_next, 0.5), [20.25, 18.5, 3.0])
+    np.testing.assert_allclose(q_lambda_targets(r, discount, v_t, goes_on, 0.5), [20.25, 18.5, 3.0])
+    one_step = q_lambda_targets(r, jnp.full(3, 0.9), v_t, goes_on, 0.0)
+    np.testing.assert_allclose(one_step, [1 + 18.0, 2 + 27.0, 3 + 89.1])
 
 
-def test_lambda_zero_is_one_step() -> None:
-    r, v = jnp.array([1.0, 2.0, 3.0]), jnp.array([10.0, 20.0, 30.0])
-    targets = lambda_targets(r, jnp.full(3, 0.9), v, jnp.array([True, True, False]), 0.0)
-    np.testing.assert_allclose(targets, [1 + 18.0, 2 + 27.0, 30.0])
-
-
-def test_lambda_targets_never_look_past_an_unfinished_window() -> None:
-    # The window ends before the episode does: step 1 has no known target, and step 0
-    # bootstraps from step 1's own value, whatever stands in the padding behind.
-    r, discount = jnp.array([1.0, 2.0, 99.0]), jnp.full(3, 1.0)
-    v, has_next = jnp.array([10.0, 20.0, 99.0]), jnp.array([True, False, False])
-    np.testing.assert_allclose(lambda_targets(r, discount, v, has_next, 0.8)[:1], [21.0])
+@pytest.mark.parametrize(("discount", "expected"), [(0.0, [6.5, 2.0]), (0.5, [11.5, 22.0])])
+def test_lambda_targets_never_look_past_an_episode(discount: float, expected: list[float]) -> None:
+    # The second step ends an episode: it is terminal, or cut off in a view of the value 40.
+    r, v_t = jnp.array([1.0, 2.0, 50.0, 4.0]), jnp.array([20.0, 40.0, 90.0, 10.0])
+    discounts, goes_on = jnp.array([0.5, discount, 0.5, 0.5]), jnp.array([True, False, True, False])
+    # 2 + d 40 =: G alone, and 1 + ½ (½ 20 + ½ G).
+    targets = q_lambda_targets(r, discounts, v_t, goes_on, 0.5)
+    np.testing.assert_allclose(targets[:2], expected)
 
 
 def test_windows_count_by_their_weight() -> None:
     x, mask = jnp.array([[1.0, 2.0], [3.0, jnp.nan]]), jnp.array([[True, True], [True, False]])
     weight = jnp.array([2.0, 0.5])
     assert masked_mean(x, mask, weight) == pytest.approx((2 * 1 + 2 * 2 + 0.5 * 3) / 3)
-
-
-def test_lambda_targets_never_look_past_an_episode_in_the_window() -> None:
-    r = jnp.array([1.0, 2.0, 50.0, 4.0])  # the third slot only ends the first episode
-    v = jnp.array([10.0, 20.0, 90.0, 40.0])
-    has_next = jnp.array([True, False, True, False])
-    terminated = lambda_targets(r, jnp.array([0.5, 0.0, 0.5, 0.5]), v, has_next, 0.5)
-    # 2, as nothing follows; 1 + ½ (½ 20 + ½ 2).
-    np.testing.assert_allclose(terminated[:2], [6.5, 2.0])
-    truncated = lambda_targets(r, jnp.full(4, 0.5), v, has_next, 0.5)
-    # The value of the truncated step stands for its target: 1 + ½ 20.
-    np.testing.assert_allclose(truncated[:2], [11.0, 20.0])
 
 
 @pytest.mark.parametrize("weight", [[[1.0, 0.0], [2.0, 5.0]], [1.5, 2.0]])

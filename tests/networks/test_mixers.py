@@ -8,12 +8,12 @@ import numpy as np
 from offmarl.networks import (
     MixerWeights,
     init_mixer,
-    linear_weights,
     make_linear_mixer,
     mix,
     mix_counterfactuals,
     mix_each,
     mix_linearly,
+    mixing_weights,
 )
 from offmarl.networks.mixers import LinearWeights
 from offmarl.types import Discrete, EnvSpec
@@ -63,7 +63,7 @@ def test_linear_weights_are_absolute_values() -> None:
     params = jax.jit(lambda key: init_mixer(mixer, spec, key))(jax.random.key(0))
     state = 3 * jax.random.normal(jax.random.key(1), (50, 4))
     view = view_of(spec, jnp.zeros(50), state=state)
-    weigh = jax.jit(lambda params, view: linear_weights(mixer, params, view))
+    weigh = jax.jit(lambda params, view: mixing_weights(mixer, params, view))
     weights = weigh(params, view)
     assert weights.w.shape == (50, 3) and weights.b.shape == (50,)
     for layer in ("weights", "constant"):

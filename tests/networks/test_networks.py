@@ -1,6 +1,5 @@
 """Torsos, the mixer, and policies that a `PolicyConfig` describes."""
 
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -31,20 +30,6 @@ from tests.rollouts import numbers
 
 SPEC = EnvSpec("test", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
 LEGAL = jnp.ones((3, 4), bool).at[0, :3].set(False)
-
-
-@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
-def test_unroll_equals_one_step_after_the_other(kind: str) -> None:
-    config = PolicyConfig(kind)
-    network, params = agent_network(config, SPEC), init_policy(config, SPEC, jax.random.key(0))
-    observations = jax.random.normal(jax.random.key(1), (6, 3, 7))
-    first = jnp.array([False, False, True, False, False, True])
-    unrolled, _ = jax.jit(partial(network.apply, method="unroll"))(params, observations, first)
-    carry, step = network.initial_carry(3), jax.jit(network.apply)
-    for t, observation in enumerate(observations):
-        carry = network.initial_carry(3) if first[t] else carry
-        outputs, carry = step(params, carry, observation)
-        np.testing.assert_allclose(outputs, unrolled[t], atol=1e-6)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,19 +64,6 @@ def test_the_input_layer_is_a_dense_layer_on_the_concatenation(
         rtol=1e-5,
         atol=1e-5,
     )
-
-
-def test_gradients_are_those_of_the_dense_layer_too() -> None:
-    obs, shared = numbers(6, 3, 7), numbers(6, 5, seed=1)
-    plain, layer = nn.Dense(4), InputLayer(4, "none")
-    stacked = jnp.concatenate([jnp.repeat(shared[:, None], 3, axis=1), obs], -1)
-    params = {"params": {"kernel": numbers(12, 4, seed=2), "bias": numbers(4, seed=3)}}
-
-    def gradient(network: nn.Module, x: Any) -> Any:
-        return jax.jit(jax.grad(lambda params: (network.apply(params, x) ** 2).sum()))(params)
-
-    result = gradient(layer, Inputs(shared, obs))
-    chex.assert_trees_all_close(result, gradient(plain, stacked), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("torso", [FeedForward, Recurrent])

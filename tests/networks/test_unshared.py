@@ -19,7 +19,6 @@ from offmarl.networks import (
     make_network,
     make_policy,
     observation_encoder,
-    unshared_critic_encoder,
 )
 from offmarl.types import ArraySpec, Discrete, EnvSpec
 
@@ -61,8 +60,6 @@ def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
         encoder = critic_encoder(spec, 6)
     shared = make_network(config, spec, 2, encoder, sees)
     apart = PolicyConfig(kind, hidden=6, share_parameters=False)
-    if sees == "view":
-        encoder = unshared_critic_encoder(spec, 6)
     unshared = make_network(apart, spec, 2, encoder, sees)
     view = some(blank_view(spec), (5,))
     inputs = view.observation if sees == "observation" else view

@@ -90,7 +90,7 @@ def observed(random_data):
     """The data of twelve episodes, and what a policy would do in them."""
     options = replace(FAST, episodes=12)
     dataset = vault.open_vault(random_data("probe/two-step"))
-    data = estimation._Data.read(dataset, options)
+    data = estimation.RecordedData.read(dataset, options)
     slots = data.mask.shape[1] + 1
     action = np.zeros((12, slots, 1, dataset.spec.num_agents), np.int32)
     log_prob = np.zeros(data.behaviour_log_prob.shape)
@@ -142,7 +142,7 @@ def test_what_a_critic_bootstraps_from_by_hand():
         longest=jnp.float32(8.0),
         bounds=jnp.arange(10.0).reshape(2, 5),
     )
-    batch = fitted._draw(data, Options(gamma=0.5), jax.random.key(0))
+    batch = fitted.draw_batch(data, Options(gamma=0.5), jax.random.key(0))
     over = np.array([row[2] for row in ENDS] + [row[3] for row in ENDS])
     np.testing.assert_allclose(batch.discount, 0.5 * ~over)
     np.testing.assert_array_equal(batch.known, mask & (known | over))
@@ -180,7 +180,7 @@ def ended(tmp_path_factory):
 
 def test_which_episodes_are_complete_and_which_are_truncated(ended):
     """Of 2, 3, 3 and 1 steps; the second is truncated, and the last one is cut off."""
-    data = estimation._Data.read(ended, Options(members=2))
+    data = estimation.RecordedData.read(ended, Options(members=2))
     np.testing.assert_array_equal(data.lengths, [2, 3, 3, 1])
     np.testing.assert_array_equal(data.complete, [True, True, True, False])
     np.testing.assert_array_equal(data.truncated, [False, True, False, False])
@@ -194,16 +194,16 @@ def test_which_episodes_are_complete_and_which_are_truncated(ended):
 def test_data_without_an_episode(tmp_path):
     vault.create(tmp_path / "data.vlt", TWO, rows=1).close()
     with pytest.raises(ShapeError, match="holds no episode"):
-        estimation._Data.read(vault.open_vault(tmp_path / "data.vlt"), Options())
+        estimation.RecordedData.read(vault.open_vault(tmp_path / "data.vlt"), Options())
 
 
 def test_what_critics_learn_from_by_hand(ended):
     options = Options(gamma=0.5, members=3, updates=1)
-    data = estimation._Data.read(ended, options)
+    data = estimation.RecordedData.read(ended, options)
     action = 100 * np.arange(4)[:, None, None, None] + np.arange(4)[:, None, None]
     action = np.broadcast_to(action, (4, 4, 1, 2))
     actions = [action, action + 1000]
-    transitions = estimation._transitions(data, actions)
+    transitions = estimation.transitions_for(data, actions)
     np.testing.assert_array_equal(transitions.complete, data.complete)
     assert transitions.longest == 3 and len(data.resamples) == 3
     scale = np.sqrt((3**2 + 12**2 + 21**2) / 3)  # of the returns of complete episodes
@@ -216,19 +216,19 @@ def test_what_critics_learn_from_by_hand(ended):
     weights = np.array([[1] * 4, *data.resamples])
     np.testing.assert_array_equal(transitions.weights, [weights, weights * [1, 1, 1, 0]])
     nothing = data._replace(reward=0 * data.reward)
-    unscaled = estimation._transitions(nothing, actions)
+    unscaled = estimation.transitions_for(nothing, actions)
     assert unscaled.scale == 1 and not unscaled.bounds.any()
 
 
 def test_only_complete_episodes_are_weighed(ended):
     """The policy likes the actions of the last episode best, which is cut off."""
     options = Options(gamma=0.5, members=2)
-    data = estimation._Data.read(ended, options)
+    data = estimation.RecordedData.read(ended, options)
     more = np.log([[1.0], [2.0], [1.0], [1e6]]) * (np.arange(3) == 0)
     log_prob = data.behaviour_log_prob + more[..., None] * (np.arange(2) == 1)
     followed = history.Followed(log_prob * data.mask[..., None], np.zeros((4, 4, 1, 2)))
-    gains = np.array([[1, 1, 0], [3, 1, 1], [1, 1, 1], [9, 0, 0]])
-    size, result = estimation._by_ratios(True, gains, followed, data)
+    gains = np.array([[1.0, 1, 0], [3, 1, 1], [1, 1, 1], [9, 0, 0]])
+    size, result = estimation.by_ratios(True, gains, followed, data)
     assert size == pytest.approx(4**2 / (1 + 4 + 1), rel=1e-5)
     mean = (np.array([[1, 2, 0], [3, 4, 5], [6, 7, 8]]) * [[1], [2], [1]]).sum(0) / 4
     value, resampled = result["wis"]
@@ -238,12 +238,12 @@ def test_only_complete_episodes_are_weighed(ended):
     assert result["local"][0] == pytest.approx(gained, rel=1e-5)
     none = np.broadcast_to(data.complete[:, None, None], log_prob.shape)
     nothing = followed._replace(log_prob=np.where(none, -np.inf, 0.0))
-    assert estimation._by_ratios(True, None, nothing, data) == (0, {})
+    assert estimation.by_ratios(True, None, nothing, data) == (0, {})
 
 
 def test_which_methods_data_refuse(ended):
     """A method by ratios needs probabilities, a choice, and a complete episode."""
-    data = estimation._Data.read(ended, Options())
+    data = estimation.RecordedData.read(ended, Options())
     assert not data.refusals()
     cut = data._replace(complete=np.zeros(4, bool), truncated=np.zeros(4, bool))
     assert {*cut.refusals()} == {"local", "wis"}
@@ -258,7 +258,7 @@ def test_which_methods_data_refuse(ended):
 
 def test_values_are_bounded_by_what_the_rewards_allow(ended):
     """Rewards of 1 to 9. Nothing, worth 0, follows an end unless all end at one limit."""
-    data = estimation._Data.read(ended, Options())
+    data = estimation.RecordedData.read(ended, Options())
     full, half = Options(), Options(gamma=0.5)
 
     def bounds(data, options):
@@ -319,11 +319,11 @@ def test_a_followed_policy_is_told_who_is_done():
 def test_each_policy_has_its_weights_of_episodes(monkeypatch):
     """Two steps with rewards 1 and 5; the second policy's critic learns from the first alone."""
     critic = fitted.Critic(lambda key: 0.0, lambda params, view, time, action: jnp.full(2, params))
-    blank = dict.fromkeys(fitted._Batch._fields, jnp.zeros(2))
+    blank = dict.fromkeys(fitted.Batch._fields, jnp.zeros(2))
     part = {"reward": jnp.array([1.0, 5.0]), "episode": jnp.arange(2), "bounds": jnp.zeros((2, 2))}
     truths = dict.fromkeys(("known", "counts"), jnp.ones(2, bool))
-    batch = fitted._Batch(**(blank | part | truths | {"next_action": jnp.zeros((2, 2, 1))}))
-    monkeypatch.setattr(fitted, "_draw", lambda *_: batch)
+    batch = fitted.Batch(**(blank | part | truths | {"next_action": jnp.zeros((2, 2, 1))}))
+    monkeypatch.setattr(fitted, "draw_batch", lambda *_: batch)
     data = dict.fromkeys(fitted.Transitions._fields, jnp.zeros(2))
     data["weights"] = jnp.array([[[1.0, 1.0]], [[1.0, 0.0]]])
     options = Options(updates=400, learning_rate=0.1)
@@ -334,17 +334,17 @@ def test_each_policy_has_its_weights_of_episodes(monkeypatch):
 def test_targets_bootstrap_from_bounded_values():
     """A critic whose value is its parameter; the target's has diverged."""
     critic = fitted.Critic(None, lambda params, view, time, action: jnp.full(len(time), params))
-    blank = dict.fromkeys(fitted._Batch._fields)
+    blank = dict.fromkeys(fitted.Batch._fields)
     ones = dict.fromkeys(("time_tm1", "time_t", "reward", "to_go"), jnp.ones(3))
     truths = dict.fromkeys(("known", "counts"), jnp.ones(3, bool))
     bounds = {"bounds": jnp.array([[-3.0] * 3, [5.0, 4.0, 5.0]])}
     fields = bounds | {"discount": jnp.array([0.5, 0.5, 0.0]), **truths}
-    batch = fitted._Batch(**(blank | ones | fields))
-    loss = fitted._loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.0, 1e6)
+    batch = fitted.Batch(**(blank | ones | fields))
+    loss = fitted.critic_loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.0, 1e6)
     assert loss == pytest.approx(np.mean(np.square([1 + 2.5, 1 + 2.0, 1])))
-    other = fitted._loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.5, 1e6)
+    other = fitted.critic_loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.5, 1e6)
     assert other == pytest.approx(np.mean(np.square([0.5 - 3.5, 0.5 - 3.0, 0.5 - 1])))
-    low = fitted._loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.0, -1e6)
+    low = fitted.critic_loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.0, -1e6)
     assert low == pytest.approx(np.mean(np.square([1 - 1.5, 1 - 1.5, 1])))
 
 
@@ -493,13 +493,13 @@ def test_a_certain_action_inside_the_interval_has_no_ratio(observed):
     actions = np.full((*followed.action.shape, 1), 1.0)
     steps = np.arange(followed.log_prob.size).reshape(followed.log_prob.shape)
     mixed = data._replace(certain_inside=steps == 0, at_ends=steps == 1)
-    reaching = estimation._without_impossible(followed._replace(action=actions), mixed).log_prob
+    reaching = estimation.without_impossible(followed._replace(action=actions), mixed).log_prob
     assert (reaching == -np.inf).sum() == 1 and reaching.flat[0] == -np.inf
     short = followed._replace(action=0.9 * actions)
-    inside = estimation._without_impossible(short, mixed).log_prob
+    inside = estimation.without_impossible(short, mixed).log_prob
     assert (inside == -np.inf).sum() == 2
     unknown = followed._replace(log_prob=np.full(followed.log_prob.shape, np.nan), action=actions)
-    assert np.isnan(estimation._without_impossible(unknown, mixed).log_prob).all()
+    assert np.isnan(estimation.without_impossible(unknown, mixed).log_prob).all()
 
 
 @pytest.mark.parametrize(("action", "values"), [(1, {"one": (1.0, 1.0, 1.0)}), (0, {})])
@@ -579,7 +579,7 @@ def deterministic(tmp_path_factory):
 
 def test_values_outside_the_returns_of_all_episodes_are_pointed_out(random_data):
     data = vault.open_vault(random_data("probe/two-step"))
-    inputs = estimation._Data.read(data, Options(members=2))
+    inputs = estimation.RecordedData.read(data, Options(members=2))
     returns = inputs.discounted[inputs.complete]
     low, high = returns.min(), returns.max()
     values = {
@@ -587,10 +587,10 @@ def test_values_outside_the_returns_of_all_episodes_are_pointed_out(random_data)
         "right": Estimate((low + high) / 2),
         "high": Estimate(high + 0.1),
     }
-    members, beyond = estimation._cautions_of_fqe(values, None, inputs)
+    members, beyond = estimation.cautions_of_fqe(values, None, inputs)
     assert "no intervals with fewer than 3 members" in members
     assert "fqe of low, high is outside the returns" in beyond
-    assert not estimation._cautions_of_fqe({}, None, inputs)
+    assert not estimation.cautions_of_fqe({}, None, inputs)
 
 
 def test_deterministic_data_say_nothing_of_other_actions(deterministic):
@@ -624,14 +624,14 @@ def test_data_without_probabilities(tmp_path, deterministic, quick_clone):
 def test_a_clone_gives_the_probabilities_that_data_lack(random_data, quick_clone):
     """The data choose at random, so that each joint action has a probability of a quarter."""
     dataset = vault.open_vault(random_data("probe/two-step"))
-    data = estimation._Data.read(dataset, FAST)
+    data = estimation.RecordedData.read(dataset, FAST)
     mask = (data.mask & (np.arange(len(data.mask)) > 2)[:, None])[..., None]
     lacking = data._replace(behaviour_log_prob=np.where(mask, np.nan, 2 * data.behaviour_log_prob))
-    result, (note,) = estimation._with_clone(lacking, quiet)
+    result, (note,) = estimation.with_clone(lacking, quiet)
     expected = np.where(mask, data.behaviour_log_prob, 2 * data.behaviour_log_prob)
     np.testing.assert_allclose(result.behaviour_log_prob, expected, atol=0.1)
     assert "(geometric mean 0.25)" in note
-    assert estimation._with_clone(data, quiet) == (data, [])
+    assert estimation.with_clone(data, quiet) == (data, [])
 
 
 def test_policies_are_ordered_by_paired_differences():
@@ -649,10 +649,10 @@ def test_policies_are_ordered_by_paired_differences():
 def test_critics_that_miss_the_value_of_the_data_are_pointed_out(observed):
     data, _ = observed
     value = data.behaviour.value
-    (note,) = estimation._cautions_of_fqe({}, value + 1, data)
+    (note,) = estimation.cautions_of_fqe({}, value + 1, data)
     assert note.startswith("fqe values the data's own policies at")
-    assert not estimation._cautions_of_fqe({}, value, data)
-    assert not estimation._cautions_of_fqe({}, None, data)
+    assert not estimation.cautions_of_fqe({}, value, data)
+    assert not estimation.cautions_of_fqe({}, None, data)
 
 
 def test_policies_that_do_not_fit_the_data(deterministic):
@@ -683,7 +683,7 @@ def test_episodes_that_batches_lack_a_part_of_are_not_used(tmp_path):
     mask = are_whole(data)
     assert mask.tolist() == [False, False, False, True, True, True]
     with pytest.warns(UserWarning, match="leave out"):
-        result = estimation._Data.read(data, Options())
+        result = estimation.RecordedData.read(data, Options())
     np.testing.assert_array_equal(result.reward.sum(1), 4.0)
 
 
@@ -698,11 +698,11 @@ def test_an_episode_with_an_impossible_recorded_action_is_left_out(observed, rec
     behaviour = np.where(data.mask[..., None], -1.0, 0.0)
     intact = data._replace(behaviour_log_prob=behaviour, complete=without)
     followed = followed._replace(log_prob=log_prob)
-    result, expected = (estimation._by_ratios(True, None, followed, x) for x in (broken, intact))
+    result, expected = (estimation.by_ratios(True, None, followed, x) for x in (broken, intact))
     assert result[0] == expected[0] and result[1]["wis"][0] == expected[1]["wis"][0]
     np.testing.assert_array_equal(result[1]["wis"][1], expected[1]["wis"][1])
     assert np.isfinite(result[1]["wis"][1]).all()
-    notes = estimation._cautions(["wis"], {"a": 100.0}, {"a": followed}, broken)
+    notes = estimation.cautions_of_ratios(["wis"], {"a": 100.0}, {"a": followed}, broken)
     assert any(
         "1 episodes are left out of local and wis: the recorded pro" in note for note in notes
     )

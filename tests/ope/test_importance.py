@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import norm
 
 from offmarl.ope import (
-    Ratios,
+    cumulative_ratios,
     effective_sample_size,
     weighted_importance_sampling,
 )
@@ -81,7 +81,7 @@ ALL = jnp.ones(3)
 
 def ratios(ratio=RATIO):
     behaviour = np.log(np.array([[0.1, 0.2], [0.3, 0.1], [0.4, np.nan]]))
-    return Ratios.of(jnp.log(ratio) + behaviour, jnp.asarray(behaviour), MASK)
+    return cumulative_ratios(jnp.log(ratio) + behaviour, jnp.asarray(behaviour), MASK)
 
 
 def test_weighted_importance_sampling_by_hand():
@@ -122,7 +122,7 @@ def test_an_episode_that_the_policy_would_not_play_has_no_weight():
 
 def test_ratios_of_many_steps_do_not_overflow():
     log_prob = jnp.zeros((2, 500)).at[0].set(3.0)
-    cumulative = Ratios.of(log_prob, jnp.zeros((2, 500)), jnp.ones((2, 500), bool))
+    cumulative = cumulative_ratios(log_prob, jnp.zeros((2, 500)), jnp.ones((2, 500), bool))
     reward = jnp.zeros((2, 500)).at[0].set(1.0)
     value = weighted_importance_sampling(cumulative, reward, 1.0, jnp.ones(2))
     weights = 1 / (1 + np.exp(-3.0 * np.arange(1, 501)))

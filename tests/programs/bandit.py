@@ -59,7 +59,7 @@ def make(spec, args, env):
         return State(jnp.zeros(()), state, init_capture(buffer, spec))
 
     def update(state, _batch, key, hyper):
-        after, transitions, views = rollout(
+        after, transitions, views, _ = rollout(
             env, policy(False), state.logit, state.rollout, key, args.num_steps, policy_id=0
         )
         capture = add(buffer, state.capture, transitions, views)

@@ -12,7 +12,7 @@ from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultFullError
 from offmarl.programs import ChunkWriter, init_capture, make_buffer
 from offmarl.programs import add as add_eagerly
-from offmarl.programs.experience.buffer import take_chunk, whole_chunk
+from offmarl.programs.experience.buffer import take_chunk
 from offmarl.types import Continuous, Discrete, EnvSpec
 from tests.rollouts import steps_of, view_of
 
@@ -53,9 +53,6 @@ class Memory(vault.Writer):
         self.records.append((transition, finals))
 
     def flush(self):
-        pass
-
-    def drop_pages(self):
         pass
 
     def __enter__(self):
@@ -125,7 +122,7 @@ def check_recording(capacity, sizes, sampled, seed):
             transition, next_view = stretch(start, size, rng)
             capture = add(buffer, capture, transition, next_view)
             cut = size == sizes[-1] and len(added) == len(sizes) - 1
-            capture = chunks.put(capture, size, cut)
+            chunks.put(capture, size, cut)
             added.append(transition)
             next_views.append(next_view)
             start += size
@@ -179,7 +176,7 @@ def test_steps_overwritten_or_taken_twice_are_noticed(taken):
             for index, size in enumerate(taken):
                 capture = add(buffer, capture, *stretch(4 * index, 4, rng))
                 if size:
-                    capture = chunks.put(capture, size)
+                    chunks.put(capture, size)
 
     if taken == [4, 4]:
         run()
@@ -206,7 +203,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_and_nothing_follows_it():
         with ChunkWriter(memory, "run") as chunks:
             for index in range(200):
                 capture = add(buffer, capture, *stretch(2 * index, 2, rng))
-                capture = chunks.put(capture, 2)
+                chunks.put(capture, 2)
 
     with pytest.raises(VaultFullError, match="no room"):
         run()
@@ -225,7 +222,7 @@ def test_an_interrupt_loses_nothing_that_was_handed_over(tmp_path):
         with ChunkWriter(writer, "run") as chunks:
             for index in range(3):
                 capture = add(buffer, capture, *stretch(5 * index, 5, rng))
-                capture = chunks.put(capture, 5)
+                chunks.put(capture, 5)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -267,24 +264,6 @@ def test_a_cut_truncates_the_living_alone(sampled):
             rows
         )  # padded, so that few programs are compiled
     assert (uncut.stop, cut.stop) == (3, 3)
-
-
-def test_all_of_a_full_buffer_is_taken_in_the_order_of_time():
-    """Uncopied where it was filled from its beginning, copied where it wraps."""
-    buffer = make_buffer(E, 4)
-    capture = init_capture(buffer, SPEC, sampled=True)
-    for start, steps in ((0, 4), (4, 2)):
-        capture = add(buffer, capture, *stretch(start, steps, np.random.default_rng(start)))
-        chunk = whole_chunk(capture)
-        times = np.arange(chunk.stop - 4, chunk.stop)
-        marks = times[None] * E + np.arange(E)[:, None]
-        np.testing.assert_array_equal(chunk.transition.view.state[..., 0], marks)
-        count = len(chunk.finals.row)
-        ends = (times[0] + chunk.finals.time) * E + chunk.finals.row
-        np.testing.assert_array_equal(chunk.finals.view.state[:count, 0], -ends - 1)
-        uncopied = chunk.transition is capture.buffer.experience.transition
-        assert uncopied == (start == 0)
-    assert chunk.stop == 6
 
 
 @pytest.mark.parametrize("action", [Discrete(2), Continuous(3)])

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from baselines import bc
 from offmarl import tracking, vault
 from offmarl.config import DeviceArgs
 from offmarl.errors import OptionError, RunError
@@ -123,6 +124,24 @@ def test_two_processes_train_and_record_online(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("seeds", "batching", "at_once", "devices", "wanted"),
+    [
+        (10, "auto", None, 1, SeedLayout(1, 1)),
+        (10, "vmap", None, 1, SeedLayout(10, 1)),
+        (10, "auto", 5, 1, SeedLayout(5, 1)),
+        (10, "vmap", None, 4, SeedLayout(5, 2)),
+        (7, "vmap", None, 4, SeedLayout(7, 1)),
+        (10, "map", None, 4, SeedLayout(1, 4)),  # 3, 3, 3 and 1
+        (5, "map", None, 4, SeedLayout(1, 3)),  # 2, 2 and 1: a fourth device would save no time
+        (1, "map", None, 4, SeedLayout(1, 1)),
+    ],
+)
+def test_layouts_of_seeds(seeds, batching, at_once, devices, wanted, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: ["device"] * devices)
+    assert layout_of(seeds, batching, at_once) == wanted
+
+
+@pytest.mark.parametrize(
     ("seeds", "devices", "wanted"),
     [
         (1, 1, SeedLayout(1, 1, 1)),
@@ -153,7 +172,9 @@ def test_groups_do_not_depend_on_devices_that_divide_them(num_envs, groups):
 
 
 def test_more_devices_than_there_are():
-    with pytest.raises(OptionError, match=r"--devices 9: JAX has \d CPU device.*NUM_CPU_DEVICES=9"):
+    with pytest.raises(
+        OptionError, match=r"--devices 9: JAX has \d \(kind: CPU\).*NUM_CPU_DEVICES=9"
+    ):
         layout_of(1, "map", devices=9)
 
 
@@ -192,6 +213,27 @@ def test_what_cannot_join(given, words, monkeypatch):
     monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.1)
     with pytest.raises(OptionError, match=words):
         join(DeviceArgs(**given))
+
+
+class Client:
+    """What processes know of one another, in one process."""
+
+    def key_value_set(self, key, text):
+        self.entries = [(key, text)]
+
+    def wait_at_barrier(self, *_):
+        pass
+
+    def key_value_dir_get(self, _prefix):
+        return self.entries
+
+
+def test_long_texts_of_arguments_are_compared(monkeypatch):
+    client, weight = Client(), "x" * 5000  # no file system has such a name
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
+    monkeypatch.setattr("orbax.checkpoint.multihost.get_jax_distributed_client", lambda: client)
+    join(bc.Args("a.vlt", weight=weight, coordinator="127.0.0.1:1", processes=1, process=0))
+    assert json.loads(client.entries[0][1])["--weight"] == weight
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-5", "1.5"])

@@ -80,7 +80,7 @@ def test_every_baseline_stops_when_it_is_not_finite(name, random_data, tmp_path,
     sizes = {"updates": 40, "batch_size": 4, "length": 2, "hidden": 4}
     options = {"seeds": 2, "checkpoint_seconds": 0.0, "out": tmp_path / "run"}
     args = arguments(module, vault=random_data(env), **sizes, **options)
-    with pytest.raises(NotFiniteError, match="No step of the data is known") as error:
+    with pytest.raises(NotFiniteError, match="training is not finite") as error:
         module.main(args)
     last, rows = check_stopped(error, tmp_path / "run")
     assert max(row["step"] for row in rows) <= last
@@ -93,7 +93,7 @@ def test_every_recorder_stops_when_it_is_not_finite(name, tmp_path, monkeypatch)
     sizes = {"total_steps": 10**5, "num_envs": 4, "hidden": 4, "num_steps": 4, "buffer_size": 64}
     options = {"env": "probe/observation", "seeds": 2, "checkpoint_seconds": 0.0, "out": tmp_path}
     args = arguments(module, evaluations=1, tiers="expert", **sizes, **options)
-    with pytest.raises(NotFiniteError, match="known to be at fault") as error:
+    with pytest.raises(NotFiniteError, match="training is not finite") as error:
         module.main(args)
     check_stopped(error, tmp_path / f"probe/observation.run/{name}-0-to-1")
 
@@ -157,7 +157,7 @@ def test_a_policy_that_is_not_finite_is_not_loaded(tmp_path, monkeypatch, value)
 def test_a_run_with_a_loss_that_is_not_finite_has_no_score(tmp_path):
     run = write_run(tmp_path / "run", "bc", "data", [[1.0, 2.0], [3.0, 4.0]])
     tracking.append(run / tracking.METRICS_FILE, {"seed": 1, "step": 8, "loss": float("nan")})
-    with pytest.raises(NotFiniteError, match="loss of seed 1 is not finite at step 8 in"):
+    with pytest.raises(NotFiniteError, match="loss of seed 1 is not finite in"):
         report.read_runs([run])
 
 

@@ -1,6 +1,8 @@
 """Policies of other programs: a Python function, and a network with parameters."""
 
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import jax
@@ -58,6 +60,7 @@ def test_the_code_and_the_values_of_a_function_count():
     unlike += [lambda observation, _legal: observation - 1, lambda o, _, value=1: o + value]
     unlike += [lambda o, _, *, eps=0.1: o + eps, lambda o, _, *, eps=0.2: o + eps]
     unlike += [lambda o, _: o.size in {2, 3}, lambda o, _: o.size in {2, 4}]
+    unlike += [closed({5, 6}), closed({5, 7}), closed({"a": 1}), closed({"a": 2})]
     sums = [code_checksum(f) for f in same + unlike]
     assert sums[0] == sums[1] == sums[2]
     assert sums[3] == sums[4]  # an object's attributes do not count
@@ -92,6 +95,25 @@ def test_a_network_is_recorded_with_the_probabilities_of_its_actions(tmp_path):
 def test_what_a_function_gets_wrong_is_said(tmp_path, function, error, message):
     with pytest.raises(error, match=message):
         record_policy(ENV, function_policy(ENV.spec, function), (), tmp_path / "a.vlt", 8, 2)
+
+
+@pytest.mark.slow
+def test_each_of_two_recordings_at_once_raises_the_error_of_its_own_function(tmp_path):
+    both = threading.Barrier(2)
+
+    def record(number):
+        def choose(_observation, _legal_actions):
+            both.wait(60)
+            raise ZeroDivisionError(number)
+
+        try:
+            path = tmp_path / f"{number}.vlt"
+            record_policy(ENV, function_policy(ENV.spec, choose), (), path, 8, 2)
+        except ZeroDivisionError as error:
+            return error.args
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(record, range(2))] == [(0,), (1,)]
 
 
 def test_a_wrong_function_can_be_put_right(tmp_path):

@@ -6,18 +6,16 @@ from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import offmarl
-from baselines import bc, maicq
+from baselines import bc
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError
-from offmarl.programs.runs.continuing import carry_over
 from offmarl.programs.runs.trained import TrainedRun
-from tests.programs.test_continuing import built, same, trained
+from tests.programs.test_continuing import built, same
 
 ENV = "probe/two-step"
 
@@ -97,23 +95,6 @@ def test_a_baseline_starts_from_a_run_and_goes_on_where_it_ended(kept, tmp_path)
     for seed in (0, 1):
         params = policy(tmp_path / "again", seed)
         chex.assert_trees_all_close(params, policy(run, seed), atol=1e-9)
-
-
-@pytest.mark.slow
-def test_the_same_program_continues_with_everything_but_its_count():
-    (source, run), (program, fresh) = trained(maicq), built(maicq)
-    run = run._replace(updates=jnp.int32(77))
-    state = carry_over(source, run, program, fresh, "run")
-    same(state._replace(updates=run.updates), run)
-    assert state.updates == 0
-
-
-@pytest.mark.slow
-def test_the_actor_of_another_program_continues_from_a_clone():
-    (source, run), (program, fresh) = trained(bc), built(maicq)
-    state = carry_over(source, run, program, fresh, "run")
-    same(state.actor, run.params)
-    same(state.critic, fresh.critic)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The optimiser that all baselines share, by its steps on a gradient that does not change."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +18,6 @@ RATE = 1e-4
 class Params(NamedTuple):
     actor: jax.Array
     critic: jax.Array
-
-
-@dataclass(frozen=True)
-class TwoRates(LearnerArgs):
-    """Arguments of a learner whose critic has a step size of its own."""
-
-    critic_learning_rate: float = 10 * RATE
 
 
 def sizes(args: LearnerArgs, count: int, **options) -> np.ndarray:
@@ -59,13 +51,6 @@ def test_the_step_size_over_four_updates_and_after_them(schedule, wanted):
     longer = {"updates": 8}  # half of the way after four updates
     half = {"constant": 1, "linear": 0.5, "cosine": 0.5}[schedule]
     np.testing.assert_allclose(sizes(args, 5, **longer)[4], RATE * half, rtol=1e-4)
-
-
-def test_a_part_may_have_a_step_size_of_its_own_which_follows_the_same_schedule():
-    args = TwoRates(Path(), updates=2, learning_rate=RATE, schedule="linear")
-    critic = hyperparameters(args).critic_learning_rate
-    steps = sizes(args, 2, learning_rate=critic)
-    np.testing.assert_allclose(steps, 10 * RATE * np.array([1, 0.5]), rtol=1e-4)
 
 
 def test_without_clipping_and_schedule_the_optimiser_is_adam_to_the_bit():

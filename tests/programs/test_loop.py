@@ -12,7 +12,6 @@ from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,9 +21,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
 from offmarl.programs import registry
 from offmarl.programs.offline import run_directory
-from offmarl.programs.program import Stage
 from offmarl.programs.runs import loop
-from offmarl.programs.runs.sharding import SeedLayout
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
 from tests.children import python, run, stopped
@@ -109,7 +106,7 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
 @pytest.mark.parametrize(
     ("replay", "calls", "signum", "says"),
     [
-        ("device", 1, signal.SIGINT, "before the first checkpoint: the same .* starts at update 0"),
+        ("device", 1, signal.SIGINT, "before the first checkpoint: the same .* starts again"),
         ("device", 13, signal.SIGTERM, "at update 13: the same command resumes there"),
         pytest.param(
             *("stream", 13, signal.SIGINT, "at update 13: the same command resumes there"),
@@ -196,15 +193,19 @@ def test_a_name_in_the_data_never_leads_elsewhere(
         assert run_directory(bc.make, args, dataset) == Path("runs") / expected / "random" / "bc"
 
 
-def test_a_checkpoint_that_was_deleted_is_made_anew(args: bc.Args, whole: Path) -> None:
+def test_a_checkpoint_that_was_deleted_is_made_anew(
+    args: bc.Args, whole: Path, tmp_path: Path
+) -> None:
     """As the error of a damaged one advises, also where it is the last of a finished run."""
     run = shutil.copytree(whole, args.out)
     shutil.rmtree(run / "checkpoints" / "40")
     bc.main(args)
     same_run(run, whole)
     shutil.rmtree(run / "checkpoints" / "40" / "about")  # no whole one, though in its place
-    with pytest.warns(UserWarning, match="40 has lost a part: it was renamed to 40.damaged"):
+    with pytest.raises(RunError, match="40 has the name of a new checkpoint: move or rename it"):
         bc.main(args)
+    (run / "checkpoints" / "40").rename(tmp_path / "moved")
+    bc.main(args)
     same_run(run, whole)
 
 
@@ -297,19 +298,6 @@ def evaluated(run: Path) -> list[dict]:
     return [seed["absolute_metrics"] for seed in algorithms["bc"].values()]
 
 
-def test_a_stage_begins_with_what_it_makes_of_the_state_of_each_seed() -> None:
-    def on_start(state: dict[str, Any]) -> dict[str, Any]:
-        assert state["now"].shape == ()
-        return {"now": state["now"], "before": state["now"] + 1}
-
-    stage = Stage(lambda *_: None, on_start=on_start)  # type: ignore[arg-type,return-value]
-    learned = loop.Learned({"now": jnp.array([1.0, 5.0]), "before": jnp.zeros(2)})
-    result = loop.start_stage(stage, learned, SeedLayout(2))
-    assert result.priorities is None
-    np.testing.assert_array_equal(result.state["now"], [1, 5])
-    np.testing.assert_array_equal(result.state["before"], [2, 6])
-
-
 @pytest.mark.nightly
 def test_values_tell_no_likelihood(args: bc.Args) -> None:
     qmix_cql = registry.load("baseline", "qmix_cql")
@@ -373,22 +361,12 @@ main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("replay", "program", "signum"),
     [
-        pytest.param(
-            "device",
-            ["-c", COMMAND, "train", "bc"],
-            signal.SIGINT,
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            "stream",
-            [str(ROOT / "baselines" / "bc.py")],
-            signal.SIGTERM,
-            marks=pytest.mark.nightly,
-        ),
+        ("device", ["-c", COMMAND, "train", "bc"], signal.SIGINT),
+        ("stream", [str(ROOT / "baselines" / "bc.py")], signal.SIGTERM),
     ],
 )
 def test_kill_9_or_a_signal_and_the_same_command_again(

@@ -23,7 +23,7 @@ from tests.vault.experience import SPEC, make, written
 
 ENV = "probe/two-step"
 METRICS = {"q_tot": jnp.float32(3.0), "td_loss": jnp.float32(3.0)}
-KEY, NO_HYPER = jax.random.key(0), Hyperparameters({})
+KEY, NO_HYPER = jax.random.key(0), Hyperparameters()
 SMALL = {"updates": 6, "eval_every": 6, "batch_size": 4, "length": 3, "hidden": 8}
 
 
@@ -124,7 +124,7 @@ def test_each_part_is_normalised_alone(what):
     program = normalise_program(echo(), () if scaled else (what,), data, scale_rewards=scaled)
     scale = UNIT / 5.0 if scaled else 1.0
     result, metrics = program.stages[0].update(
-        (), batch, KEY, Hyperparameters({SCALE: jnp.float32(scale)})
+        (), batch, KEY, Hyperparameters(**{SCALE: jnp.float32(scale)})
     )
     np.testing.assert_array_equal(result.reward, batch.reward * scale)
     np.testing.assert_array_equal(result.return_to_go, batch.reward * scale)
@@ -201,8 +201,7 @@ def test_a_run_stores_nothing_in_its_dataset(tmp_path):
     assert before == {p: p.read_bytes() for p in data.path.rglob("*") if p.is_file()}
     data.statistics()  # stores them
     used = DatasetStatistics(vault.open_vault(data.path)).observation_moments()
-    for a, b in zip(computed, used, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    chex.assert_trees_all_close(computed, used, rtol=1e-6)
 
 
 def test_only_programs_that_learn_values_scale_rewards():

@@ -1,5 +1,7 @@
 """The shared optimiser and schedules against numbers computed by hand."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,7 +26,8 @@ def test_the_norm_is_over_all_gradients():
 
 def test_progress_counts_the_last_update_which_may_go_beyond_the_total():
     # 100 steps are 4 updates of 2 x 16 = 32 steps.
-    progress = [training_progress(jnp.array(done), 100, 2, 16) for done in (0, 1, 4, 9)]
+    args = SimpleNamespace(total_steps=100, num_envs=2, num_steps=16)
+    progress = [training_progress(args, jnp.array(done)) for done in (0, 1, 4, 9)]
     np.testing.assert_allclose(progress, [0, 0.25, 1, 1])
 
 

@@ -111,6 +111,11 @@ def test_the_policy_explores_by_the_hyperparameter_of_now(program, name):
     assert getattr(instance.policy_params(state), name) == 0.25
 
 
+def test_a_hyperparameter_is_named_once():
+    with pytest.raises(OptionError, match="names a hyperparameter twice"):
+        PopulationTraining(ippo.Args(seeds=4, pbt=("gamma=0.9", "gamma=0.8")))
+
+
 def test_unknown_names_and_small_populations_are_refused(tmp_path):
     with pytest.raises(UnknownNameError, match="learning_rat"):
         ippo.main(args_of(tmp_path, pbt=("learning_rat=1",)))

@@ -540,15 +540,9 @@ def test_rewards_are_scaled_with_what_is_left_of_shaped_ones(fraction, wanted):
     assert list(metrics) == ([] if fraction is None else ["shaping_weight"])
 
 
-@pytest.mark.parametrize(
-    ("fraction", "first", "second"),
-    [
-        (1.0, [2, 22], [2, 12]),
-        (0.5, [2, 22], [2, 2]),
-    ],
-)
+@pytest.mark.parametrize(("fraction", "second"), [(1.0, [2, 12]), (0.5, [2, 2])])
 @pytest.mark.slow
-def test_shaped_rewards_fade_out_and_are_not_recorded(fraction, first, second):
+def test_shaped_rewards_fade_out_and_are_not_recorded(fraction, second):
     args = ippo.Args(
         num_envs=2,
         num_steps=2,
@@ -560,7 +554,7 @@ def test_shaped_rewards_fade_out_and_are_not_recorded(fraction, first, second):
         normalise_values=False,
     )
     updates = one_update(args, moments=None, env=Guided())
-    for (after, inputs), expected in zip(updates, (first, second), strict=True):
+    for (after, inputs), expected in zip(updates, ([2, 22], second), strict=True):
         batch = inputs["batch"]
         reward = batch.advantage + batch.value  # of episodes of one step
         np.testing.assert_allclose(reward[0], np.tile(expected, (4, 1)), rtol=1e-5)

@@ -32,7 +32,7 @@ from offmarl.programs.runs.compiling import (
 from offmarl.programs.runs.continuing import start_of_baseline
 from offmarl.programs.runs.loop import Schedule, online_schedule, stage_starts
 from offmarl.programs.runs.run import LOCK
-from offmarl.programs.runs.sharding import SeedLayout, layout_of, map_seeds
+from offmarl.programs.runs.sharding import SeedLayout, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_evaluation
 from tests.children import python
@@ -59,6 +59,23 @@ def arguments(data, out, module=two_stage, **changes):
 @pytest.fixture(scope="module")
 def trained(random_data, tmp_path_factory):
     return two_stage.main(arguments(random_data(ENV), tmp_path_factory.mktemp("run") / "toy"))
+
+
+def stopped(args, monkeypatch, updates=6):
+    """Stop a run after some updates; of six, the last checkpoint follows an evaluation."""
+    count, update = [0], loop._update
+
+    def stopping(*inputs):
+        count[0] += 1
+        if count[0] > updates:
+            raise KeyboardInterrupt
+        return update(*inputs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "_update", stopping)
+        patch.setattr(loop, "SECONDS_AT_ONCE", 0.0)  # one update a call
+        two_stage.main(args)
+    return args.out
 
 
 def weights(run, seed=0):
@@ -118,18 +135,7 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_bits(
     trained, random_data, tmp_path, monkeypatch, calls
 ):
     args = arguments(random_data(ENV), tmp_path / "toy", checkpoint_seconds=0.0)
-    count, update = [0], loop._update
-
-    def stopping(*inputs):
-        count[0] += 1
-        if count[0] > calls:
-            raise KeyboardInterrupt
-        return update(*inputs)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(loop, "_update", stopping)
-        patch.setattr(loop, "SECONDS_AT_ONCE", 0.0)  # one update a call
-        two_stage.main(args)
+    stopped(args, monkeypatch, calls)
     assert Checkpoints(args.out / "checkpoints").latest() == calls
     two_stage.main(args)
     assert metrics_of(args.out) == metrics_of(trained)
@@ -138,22 +144,22 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_bits(
 
 
 def test_stages_that_do_not_fit_the_run_are_refused(random_data, tmp_path):
-    with pytest.raises(OptionError, match="--updates 7 does not fit the program, which has 7"):
+    with pytest.raises(OptionError, match="--updates 7 is 7 updates, and the program has 7"):
         two_stage.main(arguments(random_data(ENV), tmp_path / "toy", updates=7))
 
 
 @pytest.mark.parametrize(
-    ("lengths", "updates", "starts"),
-    [((None,), 9, (0,)), ((4, None), 9, (0, 4)), ((None, 2, 3), 9, (0, 4, 6)), ((4, 5), 9, (0, 4))],
+    ("lengths", "starts"),
+    [((None,), (0,)), ((4, None), (0, 4)), ((None, 2, 3), (0, 4, 6)), ((4, 5), (0, 4))],
 )
-def test_where_stages_start(lengths, updates, starts):
+def test_where_stages_start(lengths, starts):
     stages = tuple(Stage(lambda *_: None, length) for length in lengths)
-    assert stage_starts(stages, updates) == starts
+    assert stage_starts(stages, 9) == starts
 
 
 @pytest.mark.parametrize("lengths", [(9, None), (None, None), (3, 3), (5, 5)])
 def test_stages_that_do_not_add_up(lengths):
-    with pytest.raises(ValueError, match="updates in stages"):
+    with pytest.raises(OptionError, match="updates in stages"):
         stage_starts(tuple(Stage(lambda *_: None, length) for length in lengths), 9)
 
 
@@ -258,29 +264,6 @@ def test_the_parameters_of_a_policy_are_a_function_of_one_seed(random_data, tmp_
     state = two_stage.State(shape, shape, jax.ShapeDtypeStruct((3, 2), jnp.int32))
     tree, _ = Checkpoints(run / "checkpoints").restore({"state": state, "policy": shape})
     np.testing.assert_array_equal(tree["policy"], tree["state"].weights / 17)
-
-
-@pytest.mark.parametrize(
-    ("seeds", "batching", "at_once", "wanted"),
-    [(10, "auto", None, 1), (10, "map", None, 1), (10, "vmap", None, 10), (10, "auto", 5, 5)],
-)
-def test_layouts_on_one_device(seeds, batching, at_once, wanted):
-    assert layout_of(seeds, batching, at_once) == SeedLayout(wanted, 1)
-
-
-@pytest.mark.parametrize(
-    ("seeds", "batching", "wanted"),
-    [
-        (10, "vmap", SeedLayout(5, 2)),
-        (7, "vmap", SeedLayout(7, 1)),
-        (10, "map", SeedLayout(1, 4)),  # 3, 3, 3 and 1
-        (5, "map", SeedLayout(1, 3)),  # 2, 2 and 1: a fourth device would save no time
-        (1, "map", SeedLayout(1, 1)),
-    ],
-)
-def test_layouts_on_four_devices(seeds, batching, wanted, monkeypatch):
-    monkeypatch.setattr(jax, "devices", lambda: ["device"] * 4)
-    assert layout_of(seeds, batching) == wanted
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5])
@@ -570,23 +553,6 @@ def test_the_cache_can_be_turned_off_or_be_another(no_cache, monkeypatch, by):
 
 
 # ---------------------------------------------------------------------------------- the directory
-
-
-def stopped(args, monkeypatch):
-    """Stop a run after its sixth update, whose checkpoint follows the evaluation of the fifth."""
-    count, update = [0], loop._update
-
-    def stopping(*inputs):
-        count[0] += 1
-        if count[0] > 6:
-            raise KeyboardInterrupt
-        return update(*inputs)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(loop, "_update", stopping)
-        patch.setattr(loop, "SECONDS_AT_ONCE", 0.0)
-        two_stage.main(args)
-    return args.out
 
 
 def files(directory):

@@ -139,7 +139,7 @@ def tyro_arguments(args):
         ({"oracle_option": ("hidden",)}, OptionError, "hidden is not KEY=VALUE"),
         ({"oracle_option": ("seeds=3",)}, OptionError, "seeds cannot be set"),
         ({"oracle_option": ("hiden=3",)}, OptionError, "did you mean hidden"),
-        ({"oracle_option": ("hidden=few",)}, OptionError, "hidden must be a whole number"),
+        ({"oracle_option": ("hidden=few",)}, OptionError, "hidden cannot be 'few'"),
     ],
 )
 def test_what_cannot_be_a_population_is_refused_in_one_line(tmp_path, wrong, error, message):

@@ -31,7 +31,7 @@ from offmarl.programs.recording.sides import (
 from offmarl.programs.runs.continuing import start_of
 from offmarl.teams import teams_of
 from tests.children import stopped
-from tests.runs import write_policy
+from tests.runs import least_record, write_policy
 
 RIVALS = f"{Path(__file__).parents[1] / 'envs' / 'rivals.py'}:Rivals"
 ENV = envs.make(RIVALS)
@@ -218,7 +218,7 @@ def learned(tmp_path):
     write_policy(run, PolicyConfig("feedforward"), spec, [0, 1, 2], later={16: 2.0, 32: -1.0})
     members = f"{run}@*+random:2+{run}@1/*"
     options = {"env": XOR, "side": "agent_0", "opponents": (members,), "tiers": "replay"}
-    return run, options | {"total_steps": 320, "checkpoint_seconds": 0.0}
+    return run, options | {"total_steps": 160, "checkpoint_seconds": 0.0}
 
 
 @pytest.mark.slow
@@ -287,6 +287,26 @@ def test_copies_of_opponents_are_checked(learned, tmp_path):
     with pytest.raises(RunError, match=r"name the opponents with --opponents"):
         load(run, PolicyOptions(act="greedy"), [0], [])
     assert load(run, PolicyOptions(act="greedy"), [0], ("random",))
+
+
+def test_sides_whose_opponents_are_files_of_one_name_keep_their_own(tmp_path):
+    """They are named again because the run of a third one is gone."""
+    code = "from offmarl.envs.scripted import scripted_policies\n\n\ndef play(env):\n"
+    code += "    return scripted_policies(env)['scripted']\n"
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rule.py").write_text(f"{code}\n\nNAME = {name!r}\n")
+    names = [f"{tmp_path}/{name}/rule.py:play" for name in ("a", "b")]
+    side = side_of(ENV, "agent_0", [f"agent_2={names[0]}", f"mice={names[1]}"])
+    opponents = opponents_of(side)["opponents"]
+    sums = {name: about["sha256"] for name, about in opponents.items()}
+    assert sums["agent_2"] != sums["mice"]
+    record = least_record(kind="recorder", opponents=opponents)
+    tracking.write_json(tmp_path / "run" / tracking.RUN_FILE, record)
+    (tmp_path / "run" / tracking.OPPONENTS).mkdir()
+    gone = [f"agent_2={names[0]}", f"mice={names[1]}+gone"]
+    again = side_of(ENV, "agent_0", gone, tmp_path / "run")
+    assert opponents_of(again)["opponents"] == opponents
 
 
 def test_a_run_of_other_sizes_cannot_act(tmp_path):

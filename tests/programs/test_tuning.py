@@ -101,7 +101,7 @@ def test_a_file_may_give_the_ranges(tmp_path):
         ("[search]\nrate = {low = 2, high = 1}", "low must be at most high"),
         ("[search]\nrate = {low = -1, high = 1}", "rate must be above 0"),
         ("[search]\nentropy = {low = 0, high = 1, log = true}", "with log above 0"),
-        ("[search]\nhidden = ['x']", "hidden must be a whole number"),
+        ("[search]\nhidden = ['x']", "hidden cannot be 'x'"),
         ("[search]\ngreedy = {low = false, high = true}", "greedy is not a number"),
     ],
 )

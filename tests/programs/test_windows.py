@@ -150,14 +150,6 @@ def test_steps_leave_the_buffer_with_their_final_views(monkeypatch) -> None:
     assert np.flatnonzero(values[1, :, 0]).tolist() == sorted(slots)
 
 
-def test_no_memory_comes_from_outside_the_buffer() -> None:
-    """The oldest step resets it, wherever it is in a window."""
-    start = WindowStart(jnp.array([0]), jnp.array([-2]), jnp.array([False]))
-    batch = UNPACK(capture_of(), start, 4)
-    assert batch.mask[0].tolist() == [False, False, True, True]
-    assert batch.first[0, 2]
-
-
 @pytest.fixture(scope="module")
 def prior(tmp_path_factory):
     """Return steps 500 to 505 and 600 to 605, where nothing is known after the last ones."""

@@ -68,8 +68,9 @@ def make(spec, args, dataset):
             value, gradient = jax.value_and_grad(loss)(state.weights)
             weights = optax.apply_updates(state.weights, -hyper.learning_rate * gradient)
             done = state.updates.at[0 if stage == "clone" else 1].add(1)
+            anchor = jnp.where(state.updates[1] == 0, state.weights, state.anchor)
             metrics = {"loss": value, "stage": jnp.float32(stage == "improve")}
-            return State(weights, state.anchor, done), metrics
+            return State(weights, anchor, done), metrics
 
         return update
 
@@ -97,7 +98,7 @@ def make(spec, args, dataset):
         init,
         stages=(
             programs.Stage(step("clone"), updates=args.pretrain),
-            programs.Stage(step("improve"), on_start=lambda s: s._replace(anchor=s.weights)),
+            programs.Stage(step("improve")),
         ),
         policy=policy,
         policy_params=lambda state: state.weights,

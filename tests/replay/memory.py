@@ -31,6 +31,7 @@ class MemorySource:
 
     path = PurePath("memory")
     spec = SPEC
+    chunk_shape = 1, 16
 
     def __init__(self, lengths: list[list[int]], without_final: tuple[int, ...] = ()):
         rng = np.random.default_rng(0)
@@ -74,9 +75,6 @@ class MemorySource:
 
     def blocks(self):
         return ((start, min(start + 16, self.length)) for start in range(0, self.length, 16))
-
-    def transitions(self, start, stop):
-        return jax.tree.map(lambda x: x[:, start:stop], self.steps)
 
     def rewards(self, start, stop):
         return self.steps.reward[:, start:stop]

@@ -260,18 +260,20 @@ def test_a_uniform_mixture_of_one_vault_is_that_vault(vaults) -> None:
     rings = SlotRings(offmarl.mix({vaults["short"]: 2.0}), Windows(4, 5))
     assert rings.starts == Uniform(12 * 9)
     assert SlotRings(vaults["short"], Windows(4, 5)).starts == Uniform(12 * 9)
-    assert WindowSource(vaults["short"], Windows(4, 5)).starts == Uniform(12 * 9)
+    assert WindowSource(vaults["short"], Windows(4, 5)).rings.starts == Uniform(12 * 9)
 
 
 # ---------------------------------------------------------------------------------- errors
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("shares", "message"),
     [
         ((-1, 1), r"short\.vlt/v cannot have a share of -1"),
         ((np.nan, 1), "a share of nan"),
         (("x", 1), r"short\.vlt/v has the share 'x': give a number"),
+        ((1j, 1), r"short\.vlt/v has the share 1j: give a number"),
         ((0, 0), r"all shares of the mixture are 0 \(.*short\.vlt/v, .*long\.vlt/v\)"),
     ],
 )

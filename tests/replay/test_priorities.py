@@ -1,5 +1,6 @@
 """The sum tree against NumPy, and prioritised draws against their exact distribution."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,8 +45,7 @@ def test_sums_are_those_of_numpy(changes, unit: float) -> None:
     np.testing.assert_allclose(tree.values(indices, jnp.float32(unit)), expected, rtol=1e-5)
     np.testing.assert_allclose(tree.total(jnp.float32(unit)), expected.sum(), rtol=1e-5)
     same = of(jnp.asarray(known), jnp.asarray(open_))
-    for ours, rebuilt in zip(tree.levels, same.levels, strict=True):
-        np.testing.assert_allclose(ours, rebuilt, rtol=1e-6)
+    chex.assert_trees_all_close(tree.levels, same.levels, rtol=1e-6)
 
 
 @pytest.mark.slow

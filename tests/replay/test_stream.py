@@ -181,7 +181,7 @@ def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> N
             assert isinstance(data, Replay if kind == "device" else Batches)
             for seed, index in np.ndindex(2, feed.updates) if kind == "stream" else ():
                 key, _ = split_key(keys[seed], first + index)
-                chex.assert_trees_all_equal(data[seed][index].sequence(), replay.sample(key))
+                chex.assert_trees_all_equal(data[seed][index].data, replay.sample(key))
 
 
 class LongSource(MemorySource):

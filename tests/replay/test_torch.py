@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import ml_dtypes
 import numpy as np
@@ -54,6 +55,17 @@ def test_batches_are_those_of_a_stream(dataset: Dataset, workers: int) -> None:
         for ours, theirs in zip(loader(data, workers, batch_size=None), stream, strict=True):
             same(ours, theirs)
     assert len(data) == len(loader(data, workers, batch_size=None))
+
+
+def test_remote_batches_are_those_of_a_stream_too(dataset: Dataset, monkeypatch) -> None:
+    monkeypatch.setattr(Dataset, "is_remote", True)
+    with dataset.stream(8, 5, to="torch", seed=3, epochs=1) as stream:
+        for ours, theirs in zip(
+            loader(dataset.torch_batches(8, 5, seed=3, epochs=1), 0, batch_size=None),
+            stream,
+            strict=True,
+        ):
+            same(ours, theirs)
 
 
 def test_batches_are_numbered_from_0(dataset: Dataset) -> None:
@@ -207,9 +219,7 @@ def test_spawned_workers(dataset: Dataset, tmp_path: Path) -> None:
     items = dataset.window_items(5)
     numbers = np.arange(len(items))
     expected += [items.gather(part).episode for part in np.split(numbers, numbers[16::16])]
-    assert len(results) == len(expected)
-    for ours, theirs in zip(results, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    chex.assert_trees_all_equal(results, expected)
 
 
 INTERRUPTED = """

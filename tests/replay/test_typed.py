@@ -60,7 +60,7 @@ def test_device_stream_and_arrays_are_equal(typed: Dataset, length: int) -> None
     slots = np.arange(replay.num_slots)
     arrays = source.arrays(slots)
     same_bits(at(replay, jnp.asarray(slots)), arrays)
-    same_bits(source.at(slots).sequence(), arrays)
+    same_bits(source.at(slots).data, arrays)
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -162,10 +162,7 @@ def test_data_that_is_too_large_for_the_device(
     images: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "free_bytes", lambda: 20_000)
-    message = (
-        rf"{images.path} is too large for the device: its observation uint8 \(.*, 24, 24, 3\) "
-        r"takes [\d,]+ of the [\d,]+ bytes .* and 20,000 are free. Stream the batches"
-    )
+    message = rf"{images.path} is too large for the device: .* and 20,000 are free. Stream the"
     with pytest.raises(OptionError, match=message):
         images.replay(2, 3)
     keys = jax.random.split(jax.random.key(0), 1)
@@ -190,5 +187,5 @@ def test_extras_are_chosen(typed: Dataset) -> None:
 
 @pytest.mark.parametrize("make", [load, WindowSource])
 def test_extras_that_do_not_exist(typed: Dataset, make: Any) -> None:
-    with pytest.raises(OptionError, match=r"t.vlt/main has no extra column 'no': choose from "):
+    with pytest.raises(OptionError, match="no extra column 'no': choose from "):
         make(typed, Windows(1, 2, extras=("no",)))

@@ -131,17 +131,11 @@ def test_a_quadrotor_shows_its_attitude():
     """Level, nose down by a right angle, and upside down after a roll."""
     half = 0.5**0.5
     attitude = np.array([[1, 0, 0, 0], [half, 0, half, 0], [0, 1, 0, 0]])
-    rotors = (render._rotors(attitude, np.full((3, 3), 2.0), np.full(3, 0.5)) - 2) / 0.5
+    rotors = (render.rotor_places(attitude, np.full((3, 3), 2.0), np.full(3, 0.5)) - 2) / 0.5
     level = np.array([[1, 1, 0], [1, -1, 0], [-1, -1, 0], [-1, 1, 0]])
     np.testing.assert_allclose(rotors[0], level, atol=1e-6)
     np.testing.assert_allclose(rotors[1], level[:, [2, 1, 0]] * [1, 1, -1], atol=1e-6)
     np.testing.assert_allclose(rotors[2], level * [1, -1, 1], atol=1e-6)
-
-
-def test_a_thousand_drones_are_drawn_smaller_than_a_hundred():
-    scales = [render._scale(drones) for drones in (8, 40, 100, 1000)]
-    assert scales[:3] == [1.0, 0.6, 0.6]
-    assert 0.25 < scales[3] < 0.3
 
 
 # ---------------------------------------------------------------------------------- recordings

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from offmarl.vault.write import writer
+
 from . import damage
 from .killed import Victims
 
@@ -49,3 +51,10 @@ def path(recorded, tmp_path):
 def victims():
     with Victims() as process:
         yield process
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Commit every full chunk by itself."""
+    monkeypatch.setattr(writer, "_COMMIT_BYTES", 1)
+    monkeypatch.setattr(writer, "_MOST_COMMIT_BYTES", 1)

@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.testing import (
-    assert_same,
-    concatenate,
-    episodes_of,
-    experience,
-    table_of,
-)
+from offmarl.testing import assert_same, concatenate, experience
 from offmarl.testing import steps_of as steps
 from offmarl.testing import views as view
-from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, Transition
+from offmarl.types import (
+    Continuous,
+    Discrete,
+    EnvSpec,
+    FinalObservations,
+    Transition,
+    unflatten_tree,
+)
+from offmarl.vault.format import encoding
 
 __all__ = [
     "CONTINUOUS",
@@ -32,8 +34,13 @@ __all__ = [
     "table_of",
     "view",
     "whole_episodes",
+    "write_stock",
     "written",
 ]
+
+Episode = tuple[int, int, int, str, int, list[float]]
+"""Row, start, length, cause, policy and returns."""
+
 
 SPEC = EnvSpec("test/made-up", 2, 3, 5, Discrete(4), time_limit=9)
 CONTINUOUS = EnvSpec("", 3, 2, 4, Continuous(2), reward="individual")
@@ -116,3 +123,58 @@ def nan_at(array: np.ndarray, *place: Any, value: float = np.nan) -> np.ndarray:
     array = np.array(array, float)
     array[place] = value
     return array
+
+
+def episodes_of(transition: Transition) -> list[Episode]:
+    """Find every episode, step by step."""
+    episodes = []
+    rows, length = transition.last.shape
+    for row in range(rows):
+        start = 0
+        while start < length:
+            end = start
+            while end < length - 1 and not transition.last[row, end]:
+                end += 1
+            episodes.append(_episode(transition, row, start, end))
+            start = end + 1
+    return episodes
+
+
+def _episode(transition: Transition, row: int, start: int, end: int) -> Episode:
+    cause = "open"
+    if transition.last[row, end]:
+        cause = "truncated" if transition.truncated[row, end].any() else "terminated"
+    returns = np.zeros(transition.reward.shape[-1])
+    for step in range(start, end + 1):
+        returns = returns + np.asarray(transition.reward[row, step], np.float64)
+    policy = int(transition.policy_id[row, start, 0])
+    return row, start, end + 1 - start, cause, policy, returns.tolist()
+
+
+def table_of(episodes: vault.Episodes) -> list[Episode]:
+    """Return an episode table as `episodes_of` does."""
+    names = ("row", "start", "length", "cause", "policy_id", "returns")
+    return list(zip(*(getattr(episodes, name).tolist() for name in names), strict=True))
+
+
+_FLAGS = ("terminals", "truncations", "infos.legals", "infos.alive")
+
+
+def write_stock(path: Path, transition: Transition) -> Path:
+    """Write steps ``(rows, T, ...)`` to ``<directory>/<name>.vlt/<uid>`` by stock flashbax."""
+    import flashbax  # tests of environments do not need it
+    import jax
+    from flashbax.vault import Vault
+
+    arrays = {name: array for name, array in encoding.to_disk(transition).items() if array.size}
+    floats = dict.fromkeys(_FLAGS, np.float32)
+    steps = unflatten_tree(
+        {x: jax.numpy.asarray(array, floats.get(x, array.dtype)) for x, array in arrays.items()}
+    )
+    state = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
+        experience=steps, current_index=jax.numpy.array(0), is_full=jax.numpy.array(True)
+    )
+    first = jax.tree.map(lambda x: x[:, :1], steps)
+    stock = Vault(path.parent.name, first, rel_dir=str(path.parents[1]), vault_uid=path.name)
+    stock.write(state, source_interval=(0, transition.last.shape[1]))
+    return path

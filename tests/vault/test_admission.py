@@ -249,6 +249,7 @@ def test_bounds_are_checked(tmp_path, bounds):
         made(tmp_path, actions=np.zeros((T, 2, 2)), action_bounds=bounds)
 
 
+@pytest.mark.usefixtures("unchecked_types")
 def test_options_are_checked(tmp_path):
     with pytest.raises(OptionError, match="on_invalid is one of"):
         made(tmp_path, on_invalid="drop")

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import pickle
+import shutil
 import struct
 import zipfile
 
@@ -22,7 +23,6 @@ from .experience import SPEC, assert_same, make, steps, written
 from .loopback import FileServer
 
 STEPS = 12000
-FILES = ("metadata.json", "manifest.ocdbt")
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +82,8 @@ def test_few_ranges_of_an_archive_on_a_web_server(folder):
 @pytest.mark.parametrize("place", ["a.zip/a.vlt/Good", "a.vlt/Good"])
 @pytest.mark.slow
 def test_credentials_are_sent_and_never_shown(tmp_path, place):
-    with vault.create(tmp_path / "a.vlt" / "Good", SPEC, rows=2) as writer:
-        writer.append(*make())
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        for file in writer.path.rglob("*"):
-            archive.write(file, file.relative_to(tmp_path))
+    written(tmp_path / "a.vlt" / "Good", make())
+    shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path, "a.vlt")
     with FileServer(tmp_path) as server:
         url = f"{server.url.replace('//', '//me:secret@')}/{place}"
         dataset = vault.open_vault(url)
@@ -257,13 +254,4 @@ def test_an_end_record_that_lies(tmp_path, monkeypatch, comment, count, size, me
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, size, 0, comment)
     path.write_bytes(directory + wide_end(len(directory), 1) + end + bytes(comment))
     with pytest.raises(VaultFormatError, match=message):
-        vault.open_vault(path)
-
-
-def test_an_error_names_some_of_many_vaults(tmp_path):
-    path = tmp_path / "many.zip"
-    with zipfile.ZipFile(path, "w") as zip_file:
-        for name in (f"a.vlt/{n:03}/{file}" for n in range(100) for file in FILES):
-            zip_file.writestr(name, b"{}")
-    with pytest.raises(VaultError, match=r"a\.vlt/019, \.\.\. \(100 in all\)"):
         vault.open_vault(path)

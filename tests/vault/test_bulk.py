@@ -14,7 +14,6 @@ from offmarl.vault.storage import bulk, commit
 from offmarl.vault.storage import store as store_module
 from offmarl.vault.storage.bulk import PageBlock, allocate, write_blocks
 from offmarl.vault.storage.store import Directory, store_of
-from offmarl.vault.write import writer as writer_module
 
 from . import damage
 from .experience import SPEC, assert_same, concatenate, make, written
@@ -92,10 +91,8 @@ def test_a_file_that_cannot_be_written_is_removed(directory, monkeypatch):
 
 
 @pytest.fixture
-def always_bulk(monkeypatch):
+def always_bulk(monkeypatch, eager):
     monkeypatch.setattr(store_module, "_BULK_BYTES", 1)
-    monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)
-    monkeypatch.setattr(writer_module, "_MOST_COMMIT_BYTES", 1)
 
 
 def fill(path):

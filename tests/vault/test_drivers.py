@@ -5,14 +5,17 @@ import pickle
 from threading import Lock
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultNotFoundError
-from offmarl.testing import DriverConformance
-from offmarl.vault.storage.store import openers
+from offmarl.paths import openers
+from offmarl.testing import DriverConformance, assert_same, experience
+from offmarl.vault.format.layout import METADATA
+from offmarl.vault.storage.store import store_of
 
-from .experience import recorded
+from .experience import recorded, write_stock
 
 MEMORY: dict[str, tuple[bytes, bytes]] = {}
 """URLs of keys, and their values and generations."""
@@ -71,6 +74,30 @@ class TestMemory(DriverConformance):
 
 class TestMemoryZstd(TestMemory):
     options: ClassVar[dict[str, Any]] = {"chunk_steps": 8, "codec": "zstd"}
+
+
+def test_appended_arrays_are_copied(tmp_path):
+    spec, path = DriverConformance.spec, tmp_path / "v.vlt"
+    transition, finals = experience(spec, 2, 12)
+    reward = np.array(transition.reward)
+    with vault.create(path, spec, rows=2) as writer:
+        writer.append(transition._replace(reward=reward), finals)
+        reward[:] = 0
+    assert_same(vault.open_vault(path).transitions(), transition)
+
+
+def test_a_vault_of_stock_flashbax_is_read(tmp_path):
+    transition, _ = experience(DriverConformance.spec, 2, 20)
+    path = write_stock(tmp_path / "stock.vlt" / "a", transition)
+    place = "memory://m/stock.vlt/a"
+    source, target = store_of(path), store_of(place)
+    keys = source.keys("")
+    target.commit(dict(zip(keys, source.get_all(keys), strict=True)), {}).result()
+    target.write(METADATA, (path / METADATA).read_bytes())
+    dataset = vault.open_vault(place)
+    assert (dataset.native, dataset.rows, dataset.length) == (False, 2, 20)
+    assert_same(dataset.transitions(), transition)
+    assert vault.verify(place, deep=True).sound
 
 
 def write(url="memory://m/v.vlt/main", **options):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from offmarl import vault
+from offmarl._lock import FileLock
 from offmarl.errors import VaultExistsError, VaultLockedError
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import METADATA
@@ -159,6 +160,29 @@ def test_a_workspace_goes_although_its_writers_are_still_at_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_lock_that_was_removed_with_its_directory_is_taken_anew(tmp_path, monkeypatch):
+    """A writer has opened the file, and before it locks it another has a directory of its own."""
+    acquire, others = FileLock.acquire, []
+    place = tmp_path / "a"
+    place.mkdir()
+
+    def late(self, timeout=0.0):
+        if not others:
+            shutil.rmtree(place)
+            place.mkdir()
+            others.append(FileLock(place / "writer.lock"))
+            assert acquire(others[0])
+        return acquire(self, timeout)
+
+    monkeypatch.setattr(FileLock, "acquire", late)
+    with pytest.raises(VaultLockedError):
+        WriterLock(place)
+    others[0].release()
+    lock = WriterLock(place)
+    assert not acquire(FileLock(place / "writer.lock"))
+    lock.release()
+
+
 def test_clearing_keeps_the_lock(tmp_path):
     lock = WriterLock(tmp_path)
     (tmp_path / "file").write_text("")
@@ -193,8 +217,7 @@ def test_a_failed_creation_leaves_nothing_and_frees_the_place(monkeypatch, tmp_p
     vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2).close()
 
 
-def test_a_writer_discards_no_steps(monkeypatch, tmp_path):
-    monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)
+def test_a_writer_discards_no_steps(eager, tmp_path):
     writer = vault.create(tmp_path / "a.vlt", SPEC, rows=2, chunk_steps=16)
     writer.append(*make(steps=16))  # starts a commit
     writer.discard()
@@ -211,27 +234,3 @@ def test_an_empty_vault_is_removed_before_others_may_write_to_it(monkeypatch, tm
     monkeypatch.setattr(writer_module.shutil, "rmtree", remove)
     writer.discard()
     assert not (tmp_path / "a.vlt").exists()
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no such advice")
-def test_the_pages_of_each_data_file_are_dropped_once(monkeypatch, tmp_path):
-    dropped = []
-    monkeypatch.setattr(
-        os, "posix_fadvise", lambda fd, *about: dropped.append((os.fstat(fd).st_ino, about))
-    )
-    store = store_of(tmp_path)
-
-    def written(value):
-        before = {file.stat().st_ino for file in tmp_path.glob("d/*")}
-        store.commit({"key": value}, fence={}).result()
-        return {file.stat().st_ino for file in tmp_path.glob("d/*")} - before
-
-    for value in (b"a" * 2000, b"b" * 2000):
-        fresh = written(value)
-        store.drop_pages()
-        assert {inode for inode, _ in dropped} == fresh
-        assert {about for _, about in dropped} == {(0, 0, os.POSIX_FADV_DONTNEED)}
-        assert len(dropped) == len(fresh) > 0
-        dropped.clear()
-    store.drop_pages()
-    assert dropped == []

@@ -279,10 +279,8 @@ def test_past_what_stock_can_count(tmp_path):
     store.commit(writes, {}).result()
     parts = [make(seed=seed) for seed in range(3)]
     with vault.resume(path) as writer:
-        writer.append(*parts[0])
-        with pytest.warns(UserWarning, match="flashbax will not see the steps after"):
-            writer.append(*parts[1])
-        writer.append(*parts[2])
+        for part in parts:
+            writer.append(*part)
     with pytest.raises(VaultFormatError, match="lost data, or its length is damaged or forged"):
         vault.open_vault(path).read(before)
     dataset = vault.open_vault(path, checked=False)
@@ -295,9 +293,7 @@ def test_past_what_stock_can_count(tmp_path):
     assert vault.open_vault(path).length == before + 40
 
 
-def test_who_does_not_wait_is_told_by_the_next_call(tmp_path, monkeypatch):
-    monkeypatch.setattr("offmarl.vault.write.writer._COMMIT_BYTES", 1)
-    monkeypatch.setattr("offmarl.vault.write.writer._MOST_COMMIT_BYTES", 1)
+def test_who_does_not_wait_is_told_by_the_next_call(tmp_path, eager):
     path = tmp_path / "v.vlt" / "a"
     writer = vault.create(path, SPEC, rows=2, chunk_steps=64)
     parts = [make(steps=64, seed=chunk) for chunk in range(5)]
@@ -316,9 +312,7 @@ def test_who_does_not_wait_is_told_by_the_next_call(tmp_path, monkeypatch):
     assert_same(vault.open_vault(path).transitions(), concatenate(steps))
 
 
-def test_letting_go_waits_for_what_is_under_way(tmp_path, monkeypatch):
-    monkeypatch.setattr("offmarl.vault.write.writer._COMMIT_BYTES", 1)
-    monkeypatch.setattr("offmarl.vault.write.writer._MOST_COMMIT_BYTES", 1)
+def test_letting_go_waits_for_what_is_under_way(tmp_path, eager):
     path = tmp_path / "v.vlt" / "a"
     writer = vault.create(path, SPEC, rows=2, chunk_steps=64)
     writer.append(*make(steps=64))

@@ -186,24 +186,6 @@ def test_shared_writers_keep_their_steps_too(full):
     assert length(path) == 120
 
 
-def test_a_writer_goes_on_when_there_is_room(small_disk):
-    path, ballast = small_disk / "v.vlt" / "a", small_disk / "ballast"
-    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
-        append_on(writer, 0, 1)
-        writer.flush()
-        with ballast.open("wb") as file, suppress(OSError):
-            file.write(bytes(2**20))
-        append_on(writer, 2, 3)
-        with pytest.raises(VaultFullError):
-            writer.flush()
-        assert length(path) == 80
-        append_on(writer, 4)
-        with pytest.raises(VaultFullError):
-            writer.flush()
-        ballast.unlink()
-    assert length(path) == 200
-
-
 @pytest.mark.parametrize("free", range(0, 16, 3))
 def test_a_map_without_room_leaves_nothing(full, tmp_path, free):
     """The disk has room for ``free`` pages; the new vault takes more."""

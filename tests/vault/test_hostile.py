@@ -5,7 +5,6 @@ import random
 import resource
 import shutil
 import time
-import zipfile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,7 +237,7 @@ def test_arrays_whose_chunks_would_fill_the_memory(path):
     assert any("which no vault has" in str(fault) for fault in faults)
 
 
-@pytest.mark.parametrize("length", [2**20, 2**31 - 1])
+@pytest.mark.parametrize("length", [2**21, 2**31 - 1])
 def test_a_head_that_speaks_of_billions(tmp_path, length):
     """The index of chunks in memory would take 160 GiB."""
     path = tmp_path / "v.vlt" / "a"
@@ -252,9 +251,7 @@ def test_a_head_that_speaks_of_billions(tmp_path, length):
     store.commit(forged, {}).result()
     dataset = vault.open_vault(path)
     uses = [lambda: dataset.read(0, 1), lambda: dataset.windows([0], [0], 1), dataset.digest]
-    with zipfile.ZipFile(tmp_path / "v.zip", "w") as archive:
-        for file in path.rglob("*"):
-            archive.write(file, file.relative_to(tmp_path))
+    shutil.make_archive(str(tmp_path / "v"), "zip", tmp_path, "v.vlt")
     zipped = vault.open_vault(tmp_path / "v.zip" / "v.vlt" / "a")
     for use in (*uses, lambda: zipped.read(0, 1)):
         with pytest.raises(VaultFormatError, match="lost data, or its length is damaged or forged"):

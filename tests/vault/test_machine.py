@@ -20,7 +20,6 @@ from hypothesis.stateful import (
 
 from offmarl import vault
 from offmarl.errors import VaultError
-from offmarl.vault.write import writer as writer_module
 
 from .experience import SPEC, assert_same, concatenate, episodes_of, make, table_of, whole_episodes
 from .experience import steps as cut
@@ -163,11 +162,9 @@ class VaultMachine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "examples", [5, pytest.param(40, marks=pytest.mark.nightly)], ids=["some", "many"]
+    "examples", [8, pytest.param(40, marks=pytest.mark.nightly)], ids=["some", "many"]
 )
-def test_anything_in_any_order(monkeypatch, examples):
-    monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 1)
-    monkeypatch.setattr(writer_module, "_MOST_COMMIT_BYTES", 1)
+def test_anything_in_any_order(eager, examples):
     run_state_machine_as_test(
         VaultMachine, settings=settings(max_examples=examples, stateful_step_count=12)
     )

@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +13,7 @@ from offmarl.errors import (
     InvalidValueError,
     OptionError,
     ShapeError,
+    UnknownNameError,
     VaultError,
 )
 from offmarl.types import ArraySpec, Discrete, EnvSpec
@@ -310,17 +310,12 @@ def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by):
     def noise(steps, rng):
         return {"reward": steps["reward"] + rng.normal(size=steps["reward"].shape)}
 
-    def jax_noise(steps, key):
-        return {"reward": jax.random.normal(key, steps["reward"].shape)}
-
     vaults = [
-        vault.map(a, tmp_path / f"{number}.vlt", function, by=by, seed=seed)
-        for number, (function, seed) in enumerate(
-            [(noise, 0), (noise, 0), (noise, 1), (jax_noise, 1), (jax_noise, 1)]
-        )
+        vault.map(a, tmp_path / f"{number}.vlt", noise, by=by, seed=seed)
+        for number, seed in enumerate([0, 0, 1])
     ]
-    first, same, other, keyed, again = (data.digest() for data in vaults)
-    assert first == same and keyed == again and len({first, other, keyed, a.digest()}) == 4
+    first, same, other = (data.digest() for data in vaults)
+    assert first == same and len({first, other, a.digest()}) == 3
     assert vaults[2].provenance["lineage"]["arguments"]["seed"] == 1
     if by == "episodes":
         noises = vaults[0].transitions().reward - a.transitions().reward
@@ -356,19 +351,27 @@ def in_place(steps):
             ShapeError,
             r"action: .*float.* for episode 0, and the vault has int32",
         ),
-        (invalid, InvalidValueError, r"reward of agent 1 in row 0, step 1 of episode 4 is nan"),
+        (
+            invalid,
+            InvalidValueError,
+            r"for episode 4: the reward of agent 1 in row \d, step \d+ of the vault is nan",
+        ),
         (
             returning(action=lambda s: s["action"] + 4),
             InvalidValueError,
-            "action of agent 0 .* of episode 0 .* from 0 to 3",
+            "for episode 0: the action of agent 0 .* from 0 to 3",
         ),
         (
             returning(observation=lambda s: s["observation"] + 1),
             OptionError,
             "returned observation and not final.observation for episode",
         ),
-        (returning(rewards=lambda s: s["reward"]), OptionError, "'rewards': did you mean reward"),
-        (returning(new=lambda s: s["reward"]), OptionError, "no column 'new'"),
+        (
+            returning(rewards=lambda s: s["reward"]),
+            UnknownNameError,
+            "no column named 'rewards': did you mean reward",
+        ),
+        (returning(new=lambda s: s["reward"]), UnknownNameError, "no column named 'new'"),
         (
             returning(terminated=lambda s: ~s["terminated"]),
             OptionError,
@@ -380,7 +383,7 @@ def in_place(steps):
             r"reward: .* returned 1e\+300 for step 2 of episode \d+, which does not fit",
         ),
         (in_place, OptionError, "read-only.*copy an array first"),
-        (lambda s: s["rewards"], OptionError, "no column 'rewards'"),
+        (lambda s: s["rewards"], UnknownNameError, "no column named 'rewards'"),
         (lambda s: s["reward"], OptionError, "returned ndarray: return a dictionary"),
         (lambda s: 1 / 0, OptionError, r"failed for episode 0: ZeroDivisionError.*test_map.py"),
         (lambda s: {"reward": s["reward"]} if s.episode[0] else {}, OptionError, "same columns"),

@@ -71,6 +71,7 @@ def test_chunks_that_divide_steps_are_joined():
     np.testing.assert_array_equal(grid.join(parts), steps[2:, 16:24])
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

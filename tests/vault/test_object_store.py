@@ -2,8 +2,8 @@
 
 import json
 import re
+import shutil
 import threading
-import zipfile
 from urllib.request import Request, urlopen
 
 import pytest
@@ -108,9 +108,7 @@ def archived(bucket, endpoint, tmp_path):
     """A vault in an archive of a bucket: the archive's path, and the vault's steps."""
     steps = make(steps=2000)
     written(tmp_path / "a.vlt" / "b", steps)
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        for file in (tmp_path / "a.vlt").rglob("*"):
-            archive.write(file, file.relative_to(tmp_path))
+    shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path, "a.vlt")
     put(f"{endpoint}/{bucket.removeprefix('s3://')}/a.zip", (tmp_path / "a.zip").read_bytes())
     return f"{bucket}/a.zip", steps[0]
 

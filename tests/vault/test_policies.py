@@ -91,17 +91,6 @@ def test_the_return_analysis_of_og_marl_takes_our_vaults(tmp_path):
     np.testing.assert_allclose(returns, episodes.returns[mine, 0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("wrong", [{"first": "a"}, {"num_policies": None}, {"digest": 1}])
-def test_an_origin_that_is_none_is_not_believed(tmp_path, wrong):
-    origin = {"digest": "x", "vault": "v", "program": None, "tier": "t", "seed": None}
-    origin |= {"first": 0, "num_policies": 1, "unknown": False}
-    copies = []
-    for name, provenance in (("a", {}), ("b", {"origins": [origin | wrong]})):
-        written(tmp_path / f"{name}.vlt", make(steps=20), provenance=provenance)
-        copies.append(vault.cat([tmp_path / f"{name}.vlt"], tmp_path / f"{name}{name}.vlt"))
-    assert copies[0].digest() == copies[1].digest()
-
-
 def pairs(path):
     """Write 40 episodes of two steps, in which each pair of 5 policies plays at least once."""
     transition, _ = make(steps=40)

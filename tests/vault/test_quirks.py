@@ -83,6 +83,8 @@ def test_rware(tmp_path):
         steps.view.state, np.asarray(arrays["observations"]).reshape(1, 9, 12)
     )
     assert not steps.truncated.any()
+    assert steps.view.legal_actions.all() and steps.view.alive.all()
+    assert np.isnan(steps.behaviour_log_prob).all() and (steps.policy_id == -1).all()
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -2,11 +2,10 @@ import asyncio
 import dataclasses
 import threading
 
-import chex
 import jax
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from offmarl import ArraySpec, vault
@@ -16,7 +15,6 @@ from offmarl.vault.format import layout
 from tests.children import python
 
 from .experience import (
-    CONTINUOUS,
     SPEC,
     assert_same,
     concatenate,
@@ -26,72 +24,6 @@ from .experience import (
     table_of,
     written,
 )
-
-
-@pytest.fixture
-def eager(monkeypatch):
-    """Commit every full chunk by itself."""
-    monkeypatch.setattr("offmarl.vault.write.writer._COMMIT_BYTES", 1)
-    monkeypatch.setattr("offmarl.vault.write.writer._MOST_COMMIT_BYTES", 1)
-
-
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    rows=st.integers(1, 3),
-    chunk_steps=st.integers(1, 9),
-    codec=st.sampled_from(["raw", "zstd"]),
-    spec=st.sampled_from([SPEC, CONTINUOUS]),
-    actions=st.lists(
-        st.one_of(st.integers(1, 25), st.sampled_from(["flush", "resume"])), min_size=1, max_size=6
-    ),
-)
-@pytest.mark.slow
-def test_what_was_appended_is_read_back(
-    eager, tmp_path_factory, rows, chunk_steps, codec, spec, actions
-):
-    path = tmp_path_factory.mktemp("roundtrip") / "data.vlt" / "a"
-    writer = vault.create(path, spec, rows=rows, chunk_steps=chunk_steps, codec=codec)
-    parts, ends, flushed = [], [0], 0
-    for seed, action in enumerate(actions):
-        if action == "flush":
-            writer.flush()
-        elif action == "resume":
-            writer.close()
-            writer = vault.resume(path)
-        else:
-            parts.append(make(spec, rows, action, seed, end_every=4))
-            writer.append(*parts[-1])
-            ends.append(ends[-1] + action)
-        flushed = ends[-1] if isinstance(action, str) else flushed
-        dataset = vault.open_vault(path)
-        assert dataset.length in ends
-        assert dataset.length >= flushed
-        if dataset.length:
-            assert_same(
-                dataset.transitions(), steps(concatenate([t for t, _ in parts]), 0, dataset.length)
-            )
-    writer.close()
-    check_episodes(vault.open_vault(path), parts)
-
-
-def check_episodes(dataset, parts):
-    if not parts:
-        assert len(dataset.episodes.row) == 0
-        return
-    assert table_of(dataset.episodes) == episodes_of(concatenate([t for t, _ in parts]))
-    expected, begin = {}, 0
-    for transition, finals in parts:
-        for number, (row, time) in enumerate(zip(finals.row, finals.time, strict=True)):
-            expected[row, begin + time] = View(*(field[number] for field in finals.view))
-        begin += transition.last.shape[1]
-    episodes = dataset.episodes
-    ended = episodes.cause != "open"
-    assert ended.sum() == len(expected)
-    assert (episodes.final[~ended] == -1).all()
-    for episode in np.flatnonzero(ended):
-        end = episodes.row[episode], episodes.start[episode] + episodes.length[episode] - 1
-        final = View(*(field[episodes.final[episode]] for field in dataset.finals))
-        chex.assert_trees_all_equal(final, expected[end])
 
 
 @given(rows=st.integers(1, 512), steps=st.integers(1, 10**6), images=st.booleans())
@@ -118,6 +50,7 @@ def test_more_steps_than_expected(tmp_path):
     assert_same(dataset[:], transition)
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("expected", [0, -1, 2.5, "many"])
 def test_expected_steps_must_be_a_whole_number(tmp_path, expected):
     with pytest.raises(VaultError, match="expected_steps must be a whole number of at least 1"):

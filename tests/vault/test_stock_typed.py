@@ -6,11 +6,10 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultLayoutError
-from offmarl.testing import write_stock
 from offmarl.types import ArraySpec, Discrete, unflatten_tree
 
 from . import test_stock as stock
-from .experience import assert_same, make
+from .experience import assert_same, make, write_stock
 from .test_stock import EXTRA, IMAGE, TYPED
 
 SPECS = pytest.mark.parametrize("spec", [TYPED, IMAGE, EXTRA], ids=["tree", "image", "extra"])

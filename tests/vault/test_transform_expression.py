@@ -40,7 +40,7 @@ from .experience import make, written
         ("__import__('os') == 1", "this is not supported: \"__import__('os')\""),
         ("reward > 1", "there is no 'reward': Steps have it: select by steps."),
         ("length == (1, 2)", "this is not supported: '(1, 2)'"),
-        ("(" * 160 + "row == 1" + ")" * 160, "more than 100 levels"),
+        ("not " * 160 + "row == 1", "more than 100 levels"),
         ("row == 1 or " * 500 + "row == 1", "longer than 2000"),
     ],
 )

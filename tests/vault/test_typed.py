@@ -120,28 +120,14 @@ def test_leaves_have_names_and_types_on_disk(tmp_path):
     assert image.transitions().view.state.shape == (2, 4, 0)
 
 
-@pytest.mark.parametrize(
-    ("spec", "oldest"),
-    [
-        (SPEC, 3),
-        (TYPED, 4),
-        (IMAGE, 4),
-        (dataclasses.replace(SPEC, extras={"cost": ArraySpec(())}), 4),
-        (dataclasses.replace(SPEC, state_size=0), 4),
-    ],
-)
-def test_a_vault_of_an_older_version_has_what_that_version_had(spec, oldest):
-    schema = Schema(spec, 2, 2, 8, "raw")
+@pytest.mark.parametrize("version", [3, 4])
+def test_an_older_version_has_one_policy_for_all_agents(version):
+    schema = Schema(SPEC, 2, 2, 8, "raw")
     data = json.loads(json.dumps(schema.to_json()))
     assert data["version"] == 5 and Schema.from_json(data) == schema
-    for version in (3, 4):
-        if version < oldest:
-            with pytest.raises(VaultFormatError, match="no such leaves"):
-                Schema.from_json(data | {"version": version})
-        else:
-            older = Schema.from_json(data | {"version": version})
-            assert older.to_json() == data | {"version": version}
-            assert schema.record.itemsize - older.record.itemsize == 4 * (spec.num_agents - 1)
+    older = Schema.from_json(data | {"version": version})
+    assert older.to_json() == data | {"version": version}
+    assert schema.record.itemsize - older.record.itemsize == 4 * (SPEC.num_agents - 1)
 
 
 def test_leaves_of_some_agents_are_declared_not_stock_readable(tmp_path):
@@ -154,11 +140,6 @@ def test_leaves_of_some_agents_are_declared_not_stock_readable(tmp_path):
     assert not dataset.manifest.schema.stock_readable
     metadata = json.loads((dataset.path / "metadata.json").read_text())
     assert metadata["offmarl"]["stock_readable"] is False
-    leaf = dataset.read()["observations.l"]
-    for agents, places in ((slice(1, 4), [1, 2]), (slice(0, 4, 3), [0, 2]), (slice(2, 3), [])):
-        for stop in (5, 20):  # in one chunk, and in several
-            part = dataset.read(0, stop, agents=agents)["observations.l"]
-            np.testing.assert_array_equal(part, leaf[:, :stop, places])
 
 
 FORGED = {

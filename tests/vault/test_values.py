@@ -113,19 +113,19 @@ def test_those_who_write_together_are_told_before_anything_waits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spec", "name", "index", "value"),
+    ("spec", "name", "value"),
     [
-        (SPEC, "behaviour_log_prob", np.s_[:], np.nan),
-        (SPEC, "behaviour_log_prob", np.s_[:], 1e-7),
-        (SPEC, "reward", np.s_[:], 3e38),  # the sum of many is not finite
-        (SPEC, "policy_id", np.s_[:], -1),
-        (CONTINUOUS, "action", np.s_[:], 1.000001),
-        (CONTINUOUS, "behaviour_log_prob", np.s_[:], 7.5),  # a density
+        (SPEC, "behaviour_log_prob", np.nan),
+        (SPEC, "behaviour_log_prob", 1e-7),
+        (SPEC, "reward", 3e38),  # the sum of many is not finite
+        (SPEC, "policy_id", -1),
+        (CONTINUOUS, "action", 1.000001),
+        (CONTINUOUS, "behaviour_log_prob", 7.5),  # a density
     ],
 )
-def test_what_can_be_is_taken(tmp_path, spec, name, index, value):
+def test_what_can_be_is_taken(tmp_path, spec, name, value):
     transition, finals = make(spec)
-    changed = with_value(transition, name, index, value)
+    changed = with_value(transition, name, np.s_[:], value)
     written(tmp_path / "a.vlt", (changed, finals), spec=spec)
     array = getattr(vault.open_vault(tmp_path / "a.vlt")[:], name)
     np.testing.assert_array_equal(array, getattr(changed, name).astype(array.dtype))

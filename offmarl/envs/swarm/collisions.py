@@ -18,7 +18,6 @@ Pairs are found by the suite's neighbour search, so the cost is close to linear 
 drones.
 """
 
-import itertools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -42,14 +41,6 @@ class _Motion(NamedTuple):
     velocity: tuple[Array, ...]
     mass: Array
     number: Array
-
-    def flat(self) -> tuple[Array, ...]:
-        return (*self.position, *self.step, *self.velocity, self.mass, self.number)
-
-    @classmethod
-    def of(cls, flat: tuple[Array, ...], dims: int) -> "_Motion":
-        position, step, velocity = (flat[i * dims : (i + 1) * dims] for i in range(3))
-        return cls(position, step, velocity, *flat[3 * dims :])
 
 
 class _Contact(NamedTuple):
@@ -79,21 +70,20 @@ def collide(
     num_drones, dims = before.position.shape
     index = jnp.arange(num_drones, dtype=jnp.int32)
     step = after.position - before.position
-    columns = (tuple(vector.T) for vector in (before.position, step, after.velocity))
-    motion = _Motion.of((*itertools.chain(*columns), mass, index), dims)
-    drones = Points(before.position, alive, motion.flat())
+    motion = _Motion(tuple(before.position.T), tuple(step.T), tuple(after.velocity.T), mass, index)
+    drones = Points(before.position, alive, (motion,))
     reach = _CONTACT + 2 * fastest
 
-    def count(total: Int[Array, "N"], squared: Array, *flat: Array) -> Int[Array, "N"]:
-        touches = _meet(motion, _Motion.of(flat, dims), squared, reach).touches
+    def count(total: Int[Array, "N"], squared: Array, other: _Motion) -> Int[Array, "N"]:
+        touches = _meet(motion, other, squared, reach).touches
         return total + touches.sum(0, dtype=jnp.int32)
 
     nothing = jnp.zeros(num_drones, jnp.int32)
     contacts = reduce_within(count, nothing, before.position, drones, reach, side)
 
-    def push(total: Float[Array, "S N"], squared: Array, *flat: Array) -> Float[Array, "S N"]:
-        *flat_motion, theirs = flat
-        other = _Motion.of(tuple(flat_motion), dims)
+    def push(
+        total: Float[Array, "S N"], squared: Array, other: _Motion, theirs: Int[Array, "C N"]
+    ) -> Float[Array, "S N"]:
         contact = _meet(motion, other, squared, reach)
         share = other.mass / (mass + other.mass) / jnp.maximum(jnp.maximum(contacts, theirs), 1)
         share = jnp.where(contact.touches, share, 0.0)
@@ -102,7 +92,7 @@ def collide(
         parts = [size * axis for size in (change, shift) for axis in contact.normal]
         return total + jnp.stack([part.sum(0) for part in parts])
 
-    drones = drones._replace(values=(*drones.values, contacts))
+    drones = drones._replace(values=(motion, contacts))
     none = jnp.zeros((2 * dims, num_drones))
     total = reduce_within(push, none, before.position, drones, reach, side)
     position, velocity = after.position + total[dims:].T, after.velocity + total[:dims].T

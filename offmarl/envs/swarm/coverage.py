@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from offmarl.config import Positive
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.observations import Blocks, SwarmState, sense_map, watched_cells
 
@@ -50,7 +51,7 @@ class Coverage(GrowingArena):
         Steps in which the staleness of a cell out of sight grows from 0 to 1.
     """
 
-    recovery_time: float = 25.0
+    recovery_time: Positive = 25.0
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
         """Return the mean staleness."""

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from offmarl.config import Positive, PositiveInt
 from offmarl.envs.base import MARKS
 from offmarl.envs.swarm import dynamics
 from offmarl.envs.swarm.dynamics import length_of
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import Points, find_points, reduce_within
 from offmarl.envs.swarm.observations import Blocks, SwarmState
+from offmarl.envs.swarm.options import Comm
 
 _GRIP = 1.5
 _ARRIVED = 1.5
@@ -65,10 +67,10 @@ class Delivery(GrowingArena):
     Metrics: ``delivered``, loads so far over N; ``carried``, the fraction of loads on the move.
     """
 
-    time_limit: int = 80
-    sensing_range: float = 6.0
-    comm: str = "status"
-    comm_range: float = 8.0
+    time_limit: PositiveInt = 80
+    sensing_range: Positive = 6.0
+    comm: Comm = "status"
+    comm_range: Positive = 8.0
     heterogeneous: bool = True
 
     @property

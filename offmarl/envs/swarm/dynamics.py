@@ -26,7 +26,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.swarm.neighbours import find_points
 
-DYNAMICS = ("velocity", "acceleration", "unicycle", "quadrotor")
 WITH_DRAG = ("acceleration", "quadrotor")
 """Dynamics with a drag of the air that can be randomised."""
 
@@ -102,12 +101,6 @@ class Disturbance(NamedTuple):
     """Wind velocity in cells per step."""
     noise: Float[Array, ""]
     """Standard deviation of the error in observed positions (cells) and velocities (cells/step)."""
-
-
-def spawn(key: PRNGKeyArray, num_agents: int, side: float, dims: int = 2) -> DroneState:
-    """Place drones at rest, uniformly in the arena."""
-    position = jax.random.uniform(key, (num_agents, dims), maxval=side)
-    return at_rest(position)
 
 
 def at_rest(position: Float[Array, "N D"]) -> DroneState:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from offmarl.config import Positive
 from offmarl.envs.base import Scene, restart, transition
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.collisions import RESTITUTION, collide
@@ -48,7 +49,9 @@ class SwarmEnv(SwarmObservations):
         """Return metrics of the state by name; the task's class describes them."""
 
     def _spawn(self, key: PRNGKeyArray) -> DroneState:
-        return dynamics.spawn(key, self._num_drones, self.side, self.dims)
+        """Place the drones, uniformly at random."""
+        shape = (self._num_drones, self.dims)
+        return dynamics.at_rest(jax.random.uniform(key, shape, maxval=self.side))
 
     def _drive_scripted(self, state: SwarmState) -> Float[Array, "Q C"]:
         """Return the commands of the drones that are not agents."""
@@ -89,6 +92,7 @@ class SwarmEnv(SwarmObservations):
             drones = quadrotor.hover_at(drones)
         if obstacles is not None:
             drones = dynamics.keep_out(drones, obstacles, self.side)
+        queue = jnp.zeros((MOST_DELAY, self._num_drones, self._command_size))
         state = SwarmState(
             drones=drones,
             alive=jnp.ones(self._num_drones, bool),
@@ -98,12 +102,9 @@ class SwarmEnv(SwarmObservations):
             message=None,
             task=(),
             time=jnp.zeros((), jnp.int32),
+            pending=None if params.delay is None else queue,
+            collided=None if self.collisions == "none" else jnp.zeros(self._num_drones, bool),
         )
-        if params.delay is not None:
-            queue = jnp.zeros((MOST_DELAY, self._num_drones, self._command_size))
-            state = state._replace(pending=queue)
-        if self.collisions != "none":
-            state = state._replace(collided=jnp.zeros(self._num_drones, bool))
         state = state._replace(task=self._begin(task_key, state))
         state = self._broadcast(state, jnp.zeros((self._num_acting, self.comm_size)))
         return state, restart(self._view(view_key, state))
@@ -288,7 +289,7 @@ class GrowingArena(SwarmEnv):
         The area (volume) of the arena over N; its side is rounded to whole cells.
     """
 
-    cells_per_agent: float = 32.0
+    cells_per_agent: Positive = 32.0
 
     @property
     def side(self) -> int:

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from offmarl.config import Positive, PositiveInt
 from offmarl.envs.base import MARKS
 from offmarl.envs.swarm import dynamics
 from offmarl.envs.swarm.dynamics import DroneState, length_of, steer_around
 from offmarl.envs.swarm.env import Advanced, SwarmEnv
 from offmarl.envs.swarm.neighbours import find_neighbours, find_points
 from offmarl.envs.swarm.observations import Blocks, SwarmState
+from offmarl.envs.swarm.options import Obstacles
 
 _MATES = 2
 _TOGETHER = 3.0
@@ -61,12 +63,12 @@ class Flock(SwarmEnv):
         Cells between the middle of the bunch and the beacon.
     """
 
-    journey: float = 40.0
-    time_limit: int = 60
-    sensing_range: float = 4.0
-    comm_range: float = 4.0
+    journey: Positive = 40.0
+    time_limit: PositiveInt = 60
+    sensing_range: Positive = 4.0
+    comm_range: Positive = 4.0
     randomise: str = "wind"
-    obstacles: float = 0.08
+    obstacles: Obstacles = 0.08
 
     @property
     def side(self) -> int:

@@ -6,11 +6,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import MARKS
+from offmarl.config import Positive
+from offmarl.envs.base import MARKS, ActionKind
 from offmarl.envs.swarm import dynamics
 from offmarl.envs.swarm.dynamics import length_of, steer_around
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.observations import Blocks, SwarmState
+from offmarl.envs.swarm.options import Collisions, Dims, Dynamics
 
 _NEAR = 0.5
 _SLOW = 0.25
@@ -50,11 +52,11 @@ class Hover(GrowingArena):
     drones.
     """
 
-    cells_per_agent: float = 128.0
-    dims: int = 3
-    dynamics: str = "quadrotor"
-    action: str = "continuous"
-    collisions: str = "elastic"
+    cells_per_agent: Positive = 128.0
+    dims: Dims = 3
+    dynamics: Dynamics = "quadrotor"
+    action: ActionKind = "continuous"
+    collisions: Collisions = "elastic"
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
         """Return means over the drones: hovers, collided, distance from the goal."""

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from offmarl.types import ArrayTree
+
 _NONE = np.iinfo(np.int32).max
 _NEARLY = np.int32(2**30)
 """Marks an index as that of an entry which is only nearly the minimum; see `_take`."""
@@ -52,8 +54,8 @@ class Points(NamedTuple):
     position: Float[Array, "M D"]
     mask: Bool[Array, "M"]
     """Valid points; the others are never found."""
-    values: tuple[Array, ...] = ()
-    """``(M,)`` each: values for `Add`."""
+    values: tuple[ArrayTree, ...] = ()
+    """Trees of ``(M,)`` arrays: values for `Add`."""
 
 
 class _Grid(NamedTuple):
@@ -123,7 +125,7 @@ def reduce_all_pairs(
     axes = zip(points.position.T, observers.T, strict=True)
     offsets = [point[:, None] - observer for point, observer in axes]
     squared = jnp.where(points.mask[:, None], sum_of_squares(offsets), jnp.inf)
-    values = (jnp.broadcast_to(value[:, None], squared.shape) for value in points.values)
+    values = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], squared.shape), points.values)
     return add(initial, squared, *values)
 
 
@@ -137,9 +139,12 @@ def reduce_cells(
 ) -> Carry:
     """Reduce over the pairs in the same or adjacent cells: the cost grows with N + M."""
     num_points, dims = points.position.shape
-    grid = _lay_grid(num_points, dims, reach, side)
+    # The smallest cells that the reach allows, up to about two per point.
+    most = math.ceil((2 * num_points) ** (1 / dims))
+    per_axis = max(1, min(math.floor(side / (_MARGIN * reach)), most))
+    grid = _Grid(per_axis + 2, side / per_axis, dims)
     runs = _find_runs(grid, observers, points)
-    columns = [column[runs.order] for column in (*points.position.T, *points.values)]
+    columns = jax.tree.map(lambda x: x[runs.order], ([*points.position.T], points.values))
     around = _around(points.position.shape, grid.width, side)
     block = min(_LARGEST_BLOCK, 4 * math.ceil(around / 4))
 
@@ -152,19 +157,12 @@ def reduce_cells(
         at = jnp.zeros((block, observers.shape[0]), jnp.int32)
         for stop, shift in zip(runs.stop[::-1], runs.shift[::-1], strict=True):
             at = jnp.where(place < stop, place + shift, at)
-        values = [column[at] for column in columns]
-        squared = sum_of_squares([a - b for a, b in zip(values, observers.T, strict=False)])
+        position, values = jax.tree.map(lambda column: column[at], columns)
+        squared = sum_of_squares([a - b for a, b in zip(position, observers.T, strict=True)])
         squared = jnp.where(place < runs.stop[-1], squared, jnp.inf)
-        return offset + block, add(carry, squared, *values[dims:])
+        return offset + block, add(carry, squared, *values)
 
     return jax.lax.while_loop(unread, read_block, (jnp.zeros((), jnp.int32), initial))[1]
-
-
-def _lay_grid(num_points: int, dims: int, reach: float, side: float) -> _Grid:
-    """Return the grid with the smallest cells that the reach allows, up to about two per point."""
-    most = math.ceil((2 * num_points) ** (1 / dims))
-    per_axis = max(1, min(math.floor(side / (_MARGIN * reach)), most))
-    return _Grid(per_axis + 2, side / per_axis, dims)
 
 
 def _find_runs(grid: _Grid, observers: Float[Array, "N D"], points: Points) -> _Runs:
@@ -203,13 +201,8 @@ class Neighbours(NamedTuple):
     """Distances; infinite if there are fewer than K."""
 
 
-class _Nearest(NamedTuple):
-    """The nearest found so far, nearest first."""
-
-    squared: Float[Array, "K N"]
-    """Squared distances."""
-    which: Int[Array, "K N"]
-    """Their indices."""
+_Nearest = tuple[Float[Array, "K N"], Int[Array, "K N"]]
+"""Squared distances and indices of the nearest so far, nearest first."""
 
 
 def find_neighbours(
@@ -221,7 +214,7 @@ def find_neighbours(
 ) -> Neighbours:
     """Find the ``count`` nearest other drones of each drone within reach."""
     itself = jnp.arange(position.shape[0], dtype=jnp.int32)
-    return _find(position, Points(position, alive), itself, count, reach, side)
+    return find_points(position, position, count, reach, side, alive, itself)
 
 
 def find_points(
@@ -231,10 +224,26 @@ def find_points(
     reach: float,
     side: float,
     mask: Bool[Array, "M"] | None = None,
+    hidden: Int[Array, "N"] | None = None,
 ) -> Neighbours:
-    """Find the ``count`` nearest points of each drone within reach."""
+    """Find the ``count`` nearest points of each drone within reach, except the one hidden from it.
+
+    Points outside of the mask are hidden from all.
+    """
+
+    def add(best: _Nearest, squared: Float[Array, "C N"], index: Int[Array, "C N"]) -> _Nearest:
+        if hidden is not None:
+            squared = jnp.where(index == hidden, jnp.inf, squared)
+        return _take(jnp.concatenate([best[0], squared]), jnp.concatenate([best[1], index]), count)
+
+    shape = (count, position.shape[0])
+    none_yet = jnp.full(shape, jnp.inf), jnp.full(shape, _NONE, jnp.int32)
     mask = jnp.ones(points.shape[0], bool) if mask is None else mask
-    return _find(position, Points(points, mask), None, count, reach, side)
+    candidates = Points(points, mask, (jnp.arange(points.shape[0], dtype=jnp.int32),))
+    squared, which = reduce_within(add, none_yet, position, candidates, reach, side)
+    within = (squared <= reach**2) & (squared < jnp.inf)
+    distance = jnp.where(within, jnp.sqrt(squared), jnp.inf)
+    return Neighbours(jnp.where(within, which, 0).T, distance.T)
 
 
 def find_distance(
@@ -306,32 +315,6 @@ def can_see(
     return ~reduce_within(add, none, position, solid, reach + radius, side).T
 
 
-def _find(
-    position: Float[Array, "N D"],
-    points: Points,
-    hidden: Int[Array, "N"] | None,
-    count: int,
-    reach: float,
-    side: float,
-) -> Neighbours:
-    """Find the nearest points, except the one point hidden from each drone."""
-
-    def add(best: _Nearest, squared: Float[Array, "C N"], index: Int[Array, "C N"]) -> _Nearest:
-        if hidden is not None:
-            squared = jnp.where(index == hidden, jnp.inf, squared)
-        return _take(
-            jnp.concatenate([best.squared, squared]), jnp.concatenate([best.which, index]), count
-        )
-
-    shape = (count, position.shape[0])
-    none_yet = _Nearest(jnp.full(shape, jnp.inf), jnp.full(shape, _NONE, jnp.int32))
-    index = jnp.arange(points.position.shape[0], dtype=jnp.int32)
-    nearest = reduce_within(add, none_yet, position, points._replace(values=(index,)), reach, side)
-    found = (nearest.squared <= reach**2) & (nearest.squared < jnp.inf)
-    distance = jnp.where(found, jnp.sqrt(nearest.squared), jnp.inf)
-    return Neighbours(jnp.where(found, nearest.which, 0).T, distance.T)
-
-
 def _take(squared: Float[Array, "C N"], index: Int[Array, "C N"], count: int) -> _Nearest:
     """Take the ``count`` smallest of each column; ties go to the lower index."""
     squared = jax.lax.optimization_barrier(squared)  # type: ignore[no-untyped-call]
@@ -346,4 +329,5 @@ def _take(squared: Float[Array, "C N"], index: Int[Array, "C N"], count: int) ->
         nearest = jnp.where(nearest == _NONE, _NONE, nearest & ~_NEARLY)
         squared = jnp.where(index == nearest, jnp.inf, squared)
         best.append((least, nearest))
-    return _Nearest(*(jnp.stack(parts) for parts in zip(*best, strict=True)))
+    distances, indices = zip(*best, strict=True)
+    return jnp.stack(distances), jnp.stack(indices)

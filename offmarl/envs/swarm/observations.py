@@ -254,26 +254,23 @@ class SwarmObservations(SwarmOptions):
             motion += [jnp.cos(heading)[:, None], jnp.sin(heading)[:, None]]
         motion += [part for part in posture if part is not None]
         parts = [jnp.concatenate(motion, -1), self._summary(state)]
-        if "wind" in self._randomised:
-            parts.append(state.disturbance.wind)
-        if "speed" in self._randomised:
-            parts.append(state.params.top_speed)
-        parts += self._drawn(state)
+        params = state.params
+        drawn = {
+            "wind": state.disturbance.wind,
+            "speed": params.top_speed,
+            "mass": params.mass,
+            "drag": params.drag,
+            "thrust": params.thrust,
+            "delay": None if params.delay is None else params.delay / randomisation.MOST_DELAY,
+            "dropout": params.dropout,
+        }
+        drawn = {name: part for name, part in drawn.items() if name in self._randomised}
+        parts += [part for part in (*drawn.values(), state.pending) if part is not None]
         if self.comm == "learned" and state.message is not None:
             parts.append(state.message)
         if state.obstacles is not None:
             parts.append(2 * state.obstacles / self.side - 1)
         return jnp.concatenate([part.ravel() for part in parts])
-
-    def _drawn(self, state: SwarmState) -> list[Array]:
-        """Return the drawn parameters that the global state has, and the commands under way."""
-        params = state.params
-        factors = {"mass": params.mass, "drag": params.drag, "thrust": params.thrust}
-        parts = [part for name, part in factors.items() if name in self._randomised]
-        if params.delay is not None:
-            parts.append(params.delay / randomisation.MOST_DELAY)
-        parts += [part for part in (params.dropout, state.pending) if part is not None]
-        return [part for part in parts if part is not None]
 
     def _legal_actions(self, state: SwarmState) -> Bool[Array, "N A"]:
         """Exclude velocities that leave the arena; dead agents can only rest."""

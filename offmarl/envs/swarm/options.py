@@ -1,27 +1,33 @@
 """Options of all swarm tasks, and properties that follow from them alone."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Float
 
-from offmarl.envs.base import require_positive
-from offmarl.envs.swarm import collisions, dynamics, quadrotor, randomisation
+from offmarl.config import Fraction, Positive, PositiveInt, Rule, Validated
+from offmarl.envs.base import ActionKind, among
+from offmarl.envs.swarm import dynamics, quadrotor, randomisation
 from offmarl.envs.swarm.dynamics import Kind
 from offmarl.errors import OptionError
 from offmarl.types import Continuous, Discrete
 
 GAP = 1.0
 """Free space between two obstacles."""
-_FRACTIONS = {"comm_dropout": 1.0, "obstacles": 0.25}
-"""Options that may be 0, and their largest values. Each obstacle needs a grid cell and free space
-around it. All other numbers are positive."""
+
+Dims = Annotated[int, Rule("2 or 3", lambda x: x in (2, 3))]
+Dynamics = Annotated[str, among("velocity", "acceleration", "unicycle", "quadrotor")]
+Control = Annotated[str, among("rates", "motors")]
+Comm = Annotated[str, among("none", "status", "learned")]
+Collisions = Annotated[str, among("none", "elastic", "inelastic")]
+Obstacles = Annotated[float, Rule("from 0 to 0.25", lambda x: 0 <= x <= 0.25)]
+"""Each obstacle needs a grid cell and free space around it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwarmOptions(ABC):
+class SwarmOptions(Validated, ABC):
     """Options of all swarm tasks.
 
     Every agent observes its ``own`` position (from -1 to 1 along each axis of the arena), velocity,
@@ -91,58 +97,42 @@ class SwarmOptions(ABC):
         and the others lifters (20% slower, less agile, shorter sight).
     """
 
-    num_agents: int
+    num_agents: PositiveInt
     name: str = ""
-    time_limit: int = 50
-    dims: int = 2
-    dynamics: str = "velocity"
-    control: str = "rates"
-    action: str = "discrete"
-    sensing_range: float = 5.0
-    num_neighbours: int = 4
-    comm: str = "none"
-    comm_size: int = 4
-    comm_range: float = 5.0
-    comm_dropout: float = 0.0
+    time_limit: PositiveInt = 50
+    dims: Dims = 2
+    dynamics: Dynamics = "velocity"
+    control: Control = "rates"
+    action: ActionKind = "discrete"
+    sensing_range: Positive = 5.0
+    num_neighbours: PositiveInt = 4
+    comm: Comm = "none"
+    comm_size: PositiveInt = 4
+    comm_range: Positive = 5.0
+    comm_dropout: Fraction = 0.0
     randomise: str = "none"
-    obstacles: float = 0.0
+    obstacles: Obstacles = 0.0
     opaque: bool = False
-    collisions: str = "none"
+    collisions: Collisions = "none"
     heterogeneous: bool = False
 
     def __post_init__(self) -> None:
-        options = {x.name: getattr(self, x.name) for x in fields(self) if x.name not in _FRACTIONS}
-        require_positive(**{k: v for k, v in options.items() if not isinstance(v, str | bool)})
-        require_one_of("dims", self.dims, (2, 3))
-        require_one_of("dynamics", self.dynamics, dynamics.DYNAMICS)
-        require_one_of("action", self.action, ("discrete", "continuous"))
-        require_one_of("comm", self.comm, ("none", "status", "learned"))
-        for option, most in _FRACTIONS.items():
-            if not 0 <= (value := getattr(self, option)) <= most:
-                raise OptionError(f"{option} must be from 0 to {most}, not {value}.")
-        require_one_of("collisions", self.collisions, ("none", *collisions.RESTITUTION))
-        require_one_of("control", self.control, quadrotor.CONTROLS)
+        super().__post_init__()
         if self.opaque and not self.obstacles:
             raise OptionError("there are no obstacles to block sight: give obstacles=0.1 too.")
-        for part in self._randomised:
-            require_one_of("randomise", part, ("none", "all", "full", *randomisation.PARTS))
-        self._require_quadrotors_in_space()
-        if "drag" in self._randomised and self.dynamics not in dynamics.WITH_DRAG:
-            raise OptionError(
-                f"{self.dynamics} dynamics have no drag to randomise: leave out drag, or give "
-                f"dynamics={' or dynamics='.join(dynamics.WITH_DRAG)}."
-            )
-
-    def _require_quadrotors_in_space(self) -> None:
-        flying = self.dynamics == "quadrotor"
-        if flying and (self.dims, self.action) != (3, "continuous"):
+        names = ("none", "all", "full", *randomisation.PARTS)
+        if wrong := [name for name in self.randomise.split("+") if name not in names]:
+            choices = ", ".join(names)
+            raise OptionError(f"randomise must be of {choices}, joined by +, not {wrong[0]}.")
+        if self.dynamics == "quadrotor" and (self.dims, self.action) != (3, "continuous"):
             raise OptionError(
                 "quadrotors fly in three dimensions, and their actions are continuous: give "
                 "dims=3 and action=continuous too."
             )
-        if not flying and self.control != "rates":
+        if "drag" in self._randomised and self.dynamics not in dynamics.WITH_DRAG:
             raise OptionError(
-                f"control={self.control} is for quadrotors: give dynamics=quadrotor too."
+                f"{self.dynamics} dynamics have no drag to randomise: leave out drag, or give "
+                f"dynamics={' or dynamics='.join(dynamics.WITH_DRAG)}."
             )
 
     @property
@@ -194,13 +184,12 @@ class SwarmOptions(ABC):
         return labels
 
     @property
-    def _randomised(self) -> tuple[str, ...]:
-        if self.randomise == "all":
-            return randomisation.DISTURBANCES
-        if self.randomise == "full":
-            has_drag = self.dynamics in dynamics.WITH_DRAG
-            return tuple(part for part in randomisation.PARTS if has_drag or part != "drag")
-        return tuple(self.randomise.split("+"))
+    def _randomised(self) -> set[str]:
+        """The parts that are drawn for each episode."""
+        has_drag = self.dynamics in dynamics.WITH_DRAG
+        every = {part for part in randomisation.PARTS if has_drag or part != "drag"}
+        sets = {"none": set[str](), "all": {*randomisation.DISTURBANCES}, "full": every}
+        return set[str]().union(*(sets.get(name, {name}) for name in self.randomise.split("+")))
 
     @property
     def _num_obstacles(self) -> int:
@@ -228,10 +217,3 @@ class SwarmOptions(ABC):
         if self.action == "discrete":
             return Discrete(len(self._motions) * (self.comm_size if learned else 1))
         return Continuous(self._command_size + (self.comm_size if learned else 0))
-
-
-def require_one_of(option: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raise `OptionError` if an option is not one of the choices."""
-    if value not in choices:
-        names = ", ".join(map(str, choices))
-        raise OptionError(f"{option} must be one of {names}, not {value!r}.")

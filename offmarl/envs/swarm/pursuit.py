@@ -4,17 +4,18 @@ An evader escapes any single pursuer; several pursuers must cut it off, using th
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from offmarl.config import Positive, PositiveInt
+from offmarl.envs.base import among
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.dynamics import Kind
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import find_distance, find_neighbours
 from offmarl.envs.swarm.observations import Blocks, SwarmState, describe
-from offmarl.envs.swarm.options import require_one_of
 from offmarl.errors import OptionError
 
 _CATCH_RANGE = 1.0
@@ -24,6 +25,8 @@ _OPPONENTS_SEEN = 3
 _THREATS = 3
 _WALL = 1.5
 """Distance within which fleeing evaders avoid walls."""
+
+Control = Annotated[str, among("scripted", "learned")]
 
 
 class PursuitTask(NamedTuple):
@@ -72,15 +75,13 @@ class Pursuit(GrowingArena):
         "scripted" or "learned", and not both "scripted".
     """
 
-    num_evaders: int
-    evaders: str = "scripted"
-    pursuers: str = "learned"
-    sensing_range: float = 6.0
+    num_evaders: PositiveInt
+    evaders: Control = "scripted"
+    pursuers: Control = "learned"
+    sensing_range: Positive = 6.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for side in ("evaders", "pursuers"):
-            require_one_of(side, getattr(self, side), ("scripted", "learned"))
         if self.evaders == self.pursuers == "scripted":
             raise OptionError(
                 "both sides of pursuit are scripted, so there are no agents: give "

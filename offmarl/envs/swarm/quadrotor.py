@@ -39,7 +39,6 @@ from jaxtyping import Array, Float
 
 from offmarl.envs.swarm.dynamics import DroneParams, DroneState
 
-CONTROLS = ("rates", "motors")
 COMMAND_SIZE = 4
 
 GRAVITY = 9.81 * 0.2**2

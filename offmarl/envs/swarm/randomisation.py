@@ -4,6 +4,8 @@ Parts are named in the option ``randomise``. All draws are in the environment's 
 state has them, too.
 """
 
+from collections.abc import Collection
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -28,7 +30,7 @@ _FIRST_KEY = 1000  # `jax.random.fold_in` with a small number gives the keys of 
 
 
 def draw_disturbance(
-    wind_key: PRNGKeyArray, noise_key: PRNGKeyArray, parts: tuple[str, ...], dims: int
+    wind_key: PRNGKeyArray, noise_key: PRNGKeyArray, parts: Collection[str], dims: int
 ) -> Disturbance:
     """Draw the wind, in any direction, and the size of the sensor noise."""
     wind, noise = jnp.zeros(dims), jnp.zeros(())
@@ -43,7 +45,7 @@ def draw_disturbance(
 
 
 def draw_params(
-    key: PRNGKeyArray, speed_key: PRNGKeyArray, parts: tuple[str, ...], params: DroneParams
+    key: PRNGKeyArray, speed_key: PRNGKeyArray, parts: Collection[str], params: DroneParams
 ) -> DroneParams:
     """Draw factors of the parameters of each drone, and the parameters that vary only by draws."""
     keys = {name: jax.random.fold_in(key, _FIRST_KEY + i) for i, name in enumerate(PARTS)}

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from offmarl.config import Positive
 from offmarl.envs.base import MARKS
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import Points, reduce_within
@@ -59,7 +60,7 @@ class Search(GrowingArena):
     Metrics: ``found`` and ``held``, fractions of the targets.
     """
 
-    cells_per_agent: float = 64.0
+    cells_per_agent: Positive = 64.0
     heterogeneous: bool = True
 
     @property

@@ -1,8 +1,9 @@
 """Trajectories in a flashbax buffer on the device, written to a vault by a thread."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -100,7 +101,7 @@ class StepChunk(NamedTuple):
     """Final views of the episodes that end in the chunk; the views are padded."""
     stop: int
     """Total number of time steps at the end of the chunk."""
-    cut: NDArray[np.bool_] | bool = False
+    cut: NDArray[np.bool_]
     """``(E,)``: whether the recording, and not the environment, ended the row's last step."""
 
 
@@ -242,18 +243,6 @@ def take_chunk(capture: Capture, num_steps: int, cut: bool = False) -> StepChunk
     return StepChunk(transition, finals, int(capture.total), np.asarray(is_cut))
 
 
-def whole_chunk(capture: Capture) -> StepChunk:
-    """Return a full buffer as a chunk, without a copy if it was filled from its beginning.
-
-    The capture must not be donated while the chunk is in use. Blocks until the steps are computed.
-    """
-    if int(capture.buffer.current_index) != 0:
-        return take_chunk(capture, capture.capacity)
-    transition = capture.buffer.experience.transition
-    finals = copy_finals(capture, np.asarray(transition.last), start=0)
-    return StepChunk(transition, finals, int(capture.total))
-
-
 def copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalObservations:
     """Copy the next views of steps from ``start`` on that end episodes, or are the newest."""
     ends: Any = np.array(np.nonzero(last), np.int32)
@@ -331,22 +320,6 @@ def _empty_step(spec: EnvSpec) -> tuple[Transition, View]:
 # ---------------------------------------------------------------------------------- writing
 
 
-class NoWriter:
-    """Stands for the vault in processes that write nothing."""
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def annotate(self, _provenance: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> "NoWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
-
-
 class ChunkWriter:
     """Writes chunks to a vault in order, in a thread, while the device computes.
 
@@ -357,7 +330,7 @@ class ChunkWriter:
     Parameters
     ----------
     vault
-        The vault, open for writing; a `NoWriter` where another process writes it.
+        The vault, open for writing; None where another process writes it.
     run
         Name of the chunks' run in the vault.
     start
@@ -371,7 +344,7 @@ class ChunkWriter:
 
     def __init__(
         self,
-        vault: Writer | NoWriter,
+        vault: Writer | None,
         run: str,
         start: int = 0,
         written: int = 0,
@@ -384,14 +357,10 @@ class ChunkWriter:
         self._written = written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="offmarl-vault")
         self._pending: deque[Future[None]] = deque()
-        self._spares: deque[Capture] = deque()
         self._failed = False
 
-    def put(self, capture: Capture, num_steps: int, cut: bool = False, count: int = 1) -> Capture:
-        """Write the newest steps; blocks while too many chunks wait for the disk.
-
-        A buffer that holds only these steps is written without a copy, and another one takes its
-        place. From a larger buffer the steps are copied.
+    def put(self, capture: Capture, num_steps: int, cut: bool = False, count: int = 1) -> None:
+        """Copy the newest steps, to be written; blocks while too many chunks wait for the disk.
 
         Parameters
         ----------
@@ -403,42 +372,27 @@ class ChunkWriter:
             Cut off the running episodes at the last step.
         count
             Number of chunks added since the last call.
-
-        Returns
-        -------
-        Capture
-            The capture to use next.
         """
-        # Programs on several devices must not be started from two threads.
-        divided = len(capture.total.sharding.device_set) > 1
-        if cut or divided or capture.capacity > num_steps:
-            self._make_room(capture, num_steps * count)
-            self._submit(count, self._write, take_chunk(capture, num_steps * count, cut), count)
-            return capture
-        self._make_room(capture, num_steps)
-        spare = self._spares.popleft() if self._spares else _like(capture)
-        self._submit(1, self._write_whole, capture)
-        return spare._replace(total=capture.total + 0)  # a copy, because the caller donates it
-
-    def _make_room(self, capture: Capture, num_steps: int) -> None:
-        room = max(_waiting_steps(capture) // num_steps, 1)
+        steps = num_steps * count
+        room = max(_waiting_steps(capture) // steps, 1)
         while self._pending and (self._pending[0].done() or len(self._pending) >= room):
             self._wait()
-
-    def _submit(self, count: int, write: Callable[..., None], *arguments: Any) -> None:
-        self._pending.append(self._thread.submit(write, self._next, *arguments))
+        chunks = take_chunk(capture, steps, cut)
+        self._pending.append(self._thread.submit(self._write, self._next, chunks, count))
         self._next += count
 
     def flush(self) -> None:
         """Block until all chunks are on disk."""
         while self._pending:
             self._wait()
-        self._vault.flush()
+        if self._vault is not None:
+            self._vault.flush()
 
     def complete(self, **provenance: Any) -> None:
         """Mark the recording as complete, and add to its provenance."""
         self.flush()
-        self._vault.annotate(provenance | {"complete": True})
+        if self._vault is not None:
+            self._vault.annotate(provenance | {"complete": True})
 
     def __enter__(self) -> "ChunkWriter":
         return self
@@ -450,16 +404,12 @@ class ChunkWriter:
         traceback: TracebackType | None,
     ) -> None:
         self._thread.shutdown()
-        with self._vault:
+        with self._vault or nullcontext():
             while self._pending and kind is None:
                 self._wait()
 
     def _wait(self) -> None:
         self._pending.popleft().result()
-
-    def _write_whole(self, index: int, capture: Capture) -> None:
-        self._write(index, whole_chunk(capture), 1)
-        self._spares.append(capture)
 
     def _write(self, first: int, chunks: StepChunk, count: int) -> None:
         if self._failed:
@@ -467,7 +417,7 @@ class ChunkWriter:
         try:
             for index, chunk in enumerate(_divided(chunks, count), first):
                 self._check(chunk)
-                if isinstance(self._vault, Writer) and index >= self._vault.chunks(self._run):
+                if self._vault is not None and index >= self._vault.chunks(self._run):
                     self._append(self._vault, index, chunk)
         except BaseException:
             self._failed = True
@@ -486,7 +436,6 @@ class ChunkWriter:
             if index == 0:  # so that the same command records a mended environment
                 vault.discard()
             raise
-        vault.drop_pages()
 
     def _check(self, chunk: StepChunk) -> None:
         start = chunk.stop - chunk.transition.last.shape[1]
@@ -530,9 +479,3 @@ def _divided(chunks: StepChunk, count: int) -> Iterator[StepChunk]:
             chunks.stop - (count - 1 - index) * steps,
             chunks.cut if last else np.zeros_like(chunks.cut),
         )
-
-
-@jit_rarely_run()
-def _like(capture: Capture) -> Capture:
-    """Return a new capture of the same size."""
-    return jax.tree.map(jnp.zeros_like, capture)

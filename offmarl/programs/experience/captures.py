@@ -11,6 +11,7 @@ of the oldest checkpoint no longer holds its steps. A buffer that is filled anew
 not stored at all.
 """
 
+import itertools
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,14 +58,13 @@ class CaptureCheckpoints(Checkpoints):
 
     def save(self, step: int, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> None:
         """Write the steps since the last checkpoint, then a checkpoint; see `Checkpoints.save`."""
-        captures = [capture for capture in _captures(tree) if capture.is_sampled]
+        captures = _sampled(tree)
         before, totals = self._saved or (-1, [0] * len(captures))
-        new_totals = [int(capture.total) for capture in captures]
         added = [
-            min(now - then, int(capture.filled)) if self._saved else int(capture.filled)
-            for now, then, capture in zip(new_totals, totals, captures, strict=True)
+            min(int(capture.total) - total, int(capture.filled))
+            for capture, total in zip(captures, totals, strict=True)
         ]
-        self._saved = step, new_totals
+        self._saved = step, [int(capture.total) for capture in captures]
         newest = [_arrays(*pair) for pair in zip(captures, added, strict=True)]
         small = gather_all(_replace(tree, _without_steps))
         if not is_first():
@@ -72,7 +72,8 @@ class CaptureCheckpoints(Checkpoints):
         for number, (count, arrays) in enumerate(zip(added, newest, strict=True)):
             files = self._files(number)
             files.remove(lambda file: file.number > before)  # of updates that were lost
-            files.write(step, count, arrays)
+            if count:
+                files.write(step, count, arrays)
         super().save(step, small, info)
         for number, capture in enumerate(captures):
             self._files(number).remove_unused(self.steps()[0], capture.capacity)
@@ -89,8 +90,7 @@ class CaptureCheckpoints(Checkpoints):
 
         for step, info in on_first(read):
             tree = arrays_from_first(checkpoints[0].tree if checkpoints else dict(like))
-            totals = [int(capture.total) for capture in _captures(tree) if capture.is_sampled]
-            self._saved = step, totals
+            self._saved = step, [int(capture.total) for capture in _sampled(tree)]
             return Resumed(step, tree, info)
         return None
 
@@ -99,22 +99,18 @@ class CaptureCheckpoints(Checkpoints):
     ) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
         """Read a checkpoint, and fill its buffers; see `Checkpoints.restore`."""
         step = self.latest() if step is None else step
-        templates = _captures(like)
+        templates, numbers = iter(_captures(like)), itertools.count()
         tree, info = super().restore(_replace(like, _without_steps), step, partly)
-        if not templates:
-            return tree, info
         assert step is not None
-        captures = _captures(tree)
-        sampled = [place for place, capture in enumerate(templates) if capture.is_sampled]
-        files = {place: self._files(number) for number, place in enumerate(sampled)}
-        if step == self._last:
-            files = {}
-        replacements = iter(
-            files[place].fill(step, kind, capture) if place in files else _blank(kind, capture)
-            for place, (kind, capture) in enumerate(zip(templates, captures, strict=True))
-        )
-        tree = _replace(tree, lambda _: next(replacements))
-        self._saved = step, [int(captures[place].total) for place in sampled]
+
+        def with_steps(capture: Capture) -> Capture:
+            template = next(templates)
+            if template.is_sampled and step != self._last:
+                return self._files(next(numbers)).fill(step, template, capture)
+            return _blank(template, capture)
+
+        tree = _replace(tree, with_steps)
+        self._saved = step, [int(capture.total) for capture in _sampled(tree)]
         return tree, info
 
     def _files(self, number: int) -> "_Files":
@@ -142,6 +138,10 @@ def _is_capture(node: Any) -> bool:
 def _captures(tree: ArrayTree) -> list[Capture]:
     leaves = jax.tree.leaves(tree, is_leaf=_is_capture)
     return [leaf for leaf in leaves if _is_capture(leaf)]
+
+
+def _sampled(tree: ArrayTree) -> list[Capture]:
+    return [capture for capture in _captures(tree) if capture.is_sampled]
 
 
 def _replace(tree: ArrayTree, function: Callable[[Capture], Capture]) -> dict[str, ArrayTree]:
@@ -191,8 +191,6 @@ class _Files:
 
     def write(self, step: int, count: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write the newest time steps of a buffer, from `_arrays`, for a checkpoint."""
-        if not count:
-            return
         self._directory.mkdir(parents=True, exist_ok=True)
         part = self._directory / "part.npz"
         with part.open("wb") as file:
@@ -284,8 +282,6 @@ def _read(paths: Sequence[Path], like: Capture, place: NDArray[np.int64]) -> tup
             steps = file[jax.tree_util.keystr(path)].view(spec.dtype)[:, -end:]
             array[:, place[end - steps.shape[1] : end]] = steps
             end -= steps.shape[1]
-        if end:
-            raise ValueError(f"{end} steps are missing")
         return jnp.asarray(array)
 
     def finals(path: Any, spec: Any) -> Array:

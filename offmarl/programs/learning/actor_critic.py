@@ -5,7 +5,7 @@ the target networks. `td_loss` is the loss of critics that value each agent's ow
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +35,11 @@ class ActorCritics(NamedTuple):
 class Learner(NamedTuple):
     """Parameters and states that an update changes."""
 
-    params: ActorCritics
-    target: ActorCritics
-    optimiser: tuple[optax.OptState, optax.OptState]
-    """States of the optimisers of the critics and of the policies."""
+    params: Any
+    """`ActorCritics`, or the parameters of a program with a `learn` of its own."""
+    target: Any
+    optimiser: Any
+    """State of the optimiser; for `learn` those of the critics and of the policies."""
 
 
 Metrics = dict[str, Array]

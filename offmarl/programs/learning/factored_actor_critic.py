@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -23,6 +22,7 @@ from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
 from offmarl.networks import (
+    ActionEncoder,
     AgentNetwork,
     Head,
     LinearMixer,
@@ -30,15 +30,15 @@ from offmarl.networks import (
     PolicyConfig,
     agent_head,
     agent_network,
-    blank_view,
     init_mixer,
     init_network,
+    init_one_step,
     init_policy,
-    linear_weights,
     make_linear_mixer,
     make_network,
     make_policy,
     mix_linearly,
+    mixing_weights,
     observation_encoder,
     unroll_batch,
 )
@@ -102,18 +102,6 @@ class Target(NamedTuple):
 # ---------------------------------------------------------------------------------- networks
 
 
-class _Concatenated(nn.Module):
-    """Encodes an observation and a continuous action of each agent as one vector."""
-
-    observation: nn.Module | None
-
-    @nn.compact
-    def __call__(self, inputs: tuple[ArrayTree, Float[Array, "*b N A"]]) -> Float[Array, "*b N _"]:
-        x, action = inputs
-        x = x if self.observation is None else self.observation(x)
-        return jnp.concatenate([x, action], axis=-1)
-
-
 class ActionValues(NamedTuple):
     """The network of the agents' action values Q_i.
 
@@ -129,15 +117,13 @@ class ActionValues(NamedTuple):
         config = policy_config(args, "q")
         if not isinstance(spec.action, Continuous):
             return cls(agent_network(config, spec), spec)
-        encoder = _Concatenated(observation_encoder(spec, args.hidden))
+        encoder = ActionEncoder(observation_encoder(spec, args.hidden))
         return cls(make_network(config, spec, 1, encoder), spec)
 
     def init(self, key: PRNGKeyArray) -> ArrayTree:
         """Draw the parameters."""
-        inputs = blank_view(self.spec).observation
-        if isinstance(self.spec.action, Continuous):
-            inputs = inputs, jnp.zeros((self.spec.num_agents, self.spec.action_size))
-        return self.network.init(key, self.network.initial_carry(self.spec.num_agents), inputs)
+        draw = init_one_step if isinstance(self.spec.action, Continuous) else init_network
+        return draw(self.network, self.spec, key)
 
     def __call__(
         self, params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Array
@@ -198,7 +184,7 @@ class Networks(NamedTuple):
         self, critic: MixedParams, view: View, first: Bool[Array, "B T"], action: Array
     ) -> Float[Array, "B T 1"]:
         """Return Q_tot of the actions taken in windows."""
-        weights = linear_weights(self.mixer, critic.mixer, view)
+        weights = mixing_weights(self.mixer, critic.mixer, view)
         q = self.action_values(critic.agent, view, first, action)
         return mix_linearly(weights, q)[..., None]
 
@@ -212,7 +198,7 @@ def critic_loss(
     """Return the mean squared error of Q_tot, and metrics."""
     view = batch.view_tm1
     q_tot = networks.joint_values(critic, view, batch.first[:, :-1], batch.action)[..., 0]
-    weights_t = linear_weights(networks.mixer, target.critic.mixer, batch.view_t)
+    weights_t = mixing_weights(networks.mixer, target.critic.mixer, batch.view_t)
     v_tot_t = mix_linearly(weights_t, networks.values(target.value, batch)[:, 1:])
     error, known = team_errors(batch, q_tot, v_tot_t, hyper.gamma)
     metrics = {"q_tot": masked_mean(q_tot, batch.mask), TD_ERRORS: error}

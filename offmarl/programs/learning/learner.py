@@ -29,7 +29,7 @@ from jaxtyping import Array, Int
 from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.networks import AgentId, PolicyConfig
 from offmarl.programs.learning.optimisers import Number, ScheduleKind, clipped_adam, scheduled
-from offmarl.programs.program import Args, Hyperparameters
+from offmarl.programs.program import Args, Hyperparameters, OnlineArgs
 from offmarl.types import ArrayTree
 
 
@@ -67,6 +67,24 @@ class ValueArgs(LearnerArgs):
     of temperatures and penalties. Otherwise they are in the unit of the data's rewards."""
 
 
+@dataclass(frozen=True)
+class NetworkArgs(OnlineArgs):
+    """Arguments that all recorders with networks share."""
+
+    schedule: ScheduleKind = "constant"
+    """How the step size changes over the training: not at all, or down to zero at its end, along a
+    line or half a cosine."""
+    reward_scale: Positive = 1.0
+    """Factor of the rewards that are learned from; recorded rewards are not scaled."""
+    hidden: PositiveInt = 64
+    """Width of the networks' layers."""
+    share_parameters: bool = True
+    """Let all agents share networks. Otherwise each agent has networks of its own."""
+    agent_id: AgentId = "onehot"
+    """How shared networks distinguish the agents. onehot: by their index, which ties them to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+
+
 class TargetState(NamedTuple):
     """State of a program with target networks."""
 
@@ -86,9 +104,7 @@ def make_optimiser(
     hyper: Hyperparameters,
     done: Int[Array, ""] | int = 0,
     *,
-    learning_rate: Number | None = None,
     updates: int | None = None,
-    eps: float = 1e-8,
     separately: bool = False,
 ) -> optax.GradientTransformation:
     """Return Adam with the step size, the schedule and the clipping of a program's arguments.
@@ -104,31 +120,23 @@ def make_optimiser(
         Its hyperparameters.
     done
         Number of updates done; at 0 the step size is the full one.
-    learning_rate
-        Step size at the first update, for a part with one of its own, such as
-        ``hyper.critic_learning_rate``; by default ``hyper.learning_rate``.
     updates
         Number of updates over which the step size decreases; by default those of the run.
-    eps
-        Added to the root of the second moment.
     separately
         Clip each field of the parameters' NamedTuple by its own norm; see `clipped_adam`.
     """
-    rate = step_size(args, hyper, done, learning_rate=learning_rate, updates=updates)
+    rate = step_size(args, hyper, done, updates)
     if args.max_grad_norm is None:
-        return optax.adam(rate, eps=eps)
-    return clipped_adam(rate, args.max_grad_norm, eps=eps, separately=separately)
+        return optax.adam(rate)
+    return clipped_adam(rate, args.max_grad_norm, separately=separately)
 
 
 def step_size(
     args: LearnerArgs,
     hyper: Hyperparameters,
     done: Int[Array, ""] | int,
-    *,
-    learning_rate: Number | None = None,
     updates: int | None = None,
 ) -> Number:
     """Return the step size of an update; the arguments are those of `make_optimiser`."""
-    rate = hyper.learning_rate if learning_rate is None else learning_rate
     progress = jnp.asarray(done) / (updates or args.updates or 1)
-    return scheduled(rate, progress, args.schedule)
+    return scheduled(hyper.learning_rate, progress, args.schedule)

@@ -6,16 +6,14 @@ from typing import ClassVar, Literal
 from jaxtyping import PRNGKeyArray
 
 from offmarl.config import Fraction, NonNegativeInt, Positive, PositiveInt
-from offmarl.networks import AgentId
 from offmarl.programs.experience.buffer import Capture
 from offmarl.programs.experience.windows import draw_windows
-from offmarl.programs.learning.optimisers import ScheduleKind
-from offmarl.programs.program import OnlineArgs
+from offmarl.programs.learning.learner import NetworkArgs
 from offmarl.types import Sequence
 
 
 @dataclass(frozen=True)
-class OffPolicyArgs(OnlineArgs):
+class OffPolicyArgs(NetworkArgs):
     """Arguments of recorders that learn from a replay of their steps."""
 
     default_capacity: ClassVar[int] = 8192
@@ -40,25 +38,12 @@ class OffPolicyArgs(OnlineArgs):
     count in losses."""
     learning_rate: Positive = 1e-3
     """Adam's step size, of all networks."""
-    schedule: ScheduleKind = "constant"
-    """How the step size changes over the training: not at all, or down to zero at its end, along a
-    line or half a cosine."""
     gamma: Fraction = 0.95
     """Discount."""
-    reward_scale: Positive = 1.0
-    """Factor of the rewards that are learned from; the recorded ones keep their scale."""
     tau: Fraction = 0.01
     """Fraction by which the target networks move to the learned ones in each of their updates."""
     max_grad_norm: Positive = 10.0
     """Global norm that gradients are clipped to."""
-    hidden: PositiveInt = 64
-    """Width of the networks' layers."""
-    share_parameters: bool = True
-    """Share the networks among the agents, instead of networks for each."""
-    agent_id: AgentId = "onehot"
-    """With --share-parameters, how the networks distinguish the agents. onehot: by their index,
-    which ties them to their number; sinusoidal: by 16 sines and cosines of their place in the team;
-    none: not at all."""
 
     @property
     def window(self) -> int:

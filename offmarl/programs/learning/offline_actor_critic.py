@@ -194,28 +194,20 @@ def critic_loss(
     return loss, metrics | {"td_loss": loss}
 
 
-class Samples(NamedTuple):
-    """Actions that the conservative penalty compares with those of the data."""
-
-    action: Float[Array, "S B T N A"]
-    log_density: Float[Array, "S B T N"]
-    """Log-density of each agent's own action."""
-    valid: Bool[Array, "S B T N"]
-
-
 def sample_actions(
     key: PRNGKeyArray,
     action: Float[Array, "B slots N A"],
     batch: Sequence,
     count: int,
     std: Float[Array, ""] | float,
-) -> Samples:
+) -> tuple[Float[Array, "S B T N A"], Float[Array, "S B T N"], Bool[Array, "S B T N"]]:
     """Draw ``count`` uniform actions, and as many near the policies' actions in two slots.
 
-    These are the slots of a step and the next, if the step leads to a known view. The noise is
-    Gaussian and truncated, so that the actions lie in [-1, 1] and have a density. Clipped actions
-    have none: many lie at the ends of the range, and weights by the density of their noise have no
-    mean.
+    These are the slots of a step and the next. Also return the log-density of each agent's own
+    action, and which samples are valid: those of the next slot, if the step leads to a known view.
+    The noise is Gaussian and truncated, so that the actions lie in [-1, 1] and have a density.
+    Clipped actions have none: many lie at the ends of the range, and weights by the density of
+    their noise have no mean.
     """
     uniform_key, noise_key = jax.random.split(key)
     acts = usable_entries(batch.view_tm1)
@@ -228,7 +220,7 @@ def sample_actions(
     of_near = jnp.where(acts, norm.logpdf(noise) - jnp.log(std) - inside, 0.0).sum(-1)
     goes_on = batch.next_known & ~batch.terminated.all(-1)
     valid = jnp.ones((3 * count, *acts.shape[:-1]), bool).at[2 * count :].set(goes_on[..., None])
-    return Samples(jnp.concatenate([uniform, near]), jnp.concatenate([of_uniform, of_near]), valid)
+    return jnp.concatenate([uniform, near]), jnp.concatenate([of_uniform, of_near]), valid
 
 
 def conservative_loss(
@@ -244,15 +236,14 @@ def conservative_loss(
 
     Joint critics value samples of all agents at once, whose log-density is the sum over the agents.
     """
-    samples = sample_actions(
+    action, log_density, valid = sample_actions(
         key, networks.actions(actor, batch), batch, args.cql_samples, hyper.cql_noise
     )
-    log_density = samples.log_density
     if networks.critics.network.sees == "joint":
         log_density = jnp.broadcast_to(log_density.sum(-1, keepdims=True), log_density.shape)
-    q = networks.values(critics, batch.view_tm1, samples.action)
+    q = networks.values(critics, batch.view_tm1, action)
     q_data = networks.values(critics, batch.view_tm1, data_action(batch))
-    gap = sampled_conservative_gap(q, log_density, samples.valid, q_data)
+    gap = sampled_conservative_gap(q, log_density, valid, q_data)
     # A dead agent takes no action. In a team all values are alike, so that they are all counted.
     counts = batch.mask[..., None] & (batch.view_tm1.alive | (networks.spec.reward == "team"))
     return jax.vmap(lambda gap: masked_mean(gap, counts, batch.weight))(gap).sum()

@@ -5,7 +5,7 @@ agents' values to a value of the team, and defines its own loss and update.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -64,31 +64,23 @@ def make_mixed_values(spec: EnvSpec, args: MixedArgs) -> MixedValues:
     return MixedValues(network, make_mixer(spec, args.mixer_embed, args.mixer_hidden))
 
 
-class NextValues(NamedTuple):
-    """Values that targets bootstrap from."""
-
-    v_t: Float[Array, "B T N"]
-    """Next value of each agent."""
-    known: Bool[Array, "B T"]
-    """Steps whose target is known."""
-
-
 def next_values(
     args: ConservativeQArgs,
     batch: Sequence,
     q_target_t: Float[Array, "B T N A"],
     q_t: Float[Array, "B T N A"],
-) -> NextValues:
+) -> tuple[Float[Array, "B T N"], Bool[Array, "B T"]]:
     """Return the target network's values of the next actions that ``--bootstrap`` asks for.
 
-    The last step of a window, or of a truncated episode, has no next action in the data.
+    The second result marks the steps whose target is known. The last step of a window, or of a
+    truncated episode, has no next action in the data.
     """
     if args.bootstrap == "greedy":
         v_t = double_q_values(q_target_t, q_t, batch.view_t.legal_actions)
-        return NextValues(v_t, batch.next_known)
+        return v_t, batch.next_known
     action_t, acts_t = (jnp.roll(x, -1, axis=1) for x in (batch.action, batch.mask))
     acts_t = acts_t.at[:, -1].set(False)
-    return NextValues(select(q_target_t, action_t), acts_t | batch.terminated.all(-1))
+    return select(q_target_t, action_t), acts_t | batch.terminated.all(-1)
 
 
 def greedy_params(network: ArrayTree) -> QParams:
@@ -96,26 +88,18 @@ def greedy_params(network: ArrayTree) -> QParams:
     return QParams(network, jnp.zeros(()))
 
 
-class TeamErrors(NamedTuple):
-    """Temporal-difference errors of a team's values."""
-
-    error: Float[Array, "B T"]
-    """0 where it is not known."""
-    known: Bool[Array, "B T"]
-
-
 def team_errors(
     batch: Sequence,
     q_tot_tm1: Float[Array, "B T"],
     v_tot_t: Float[Array, "B T"],
     gamma: Float[Array, ""] | float,
-) -> TeamErrors:
-    """Return the differences of Q_tot from its one-step targets.
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """Return the differences of Q_tot from its one-step targets, and where they are known.
 
     The reward is the mean of the agents', and nothing follows a step at which all terminate. Errors
-    of steps whose next view is unknown are not known.
+    of steps whose next view is unknown are 0.
     """
     discount_t = gamma * (1 - batch.terminated.all(-1))
     target_tm1 = td_targets(batch.reward.mean(-1), discount_t, v_tot_t)
     known = batch.mask & batch.next_known
-    return TeamErrors(jnp.where(known, q_tot_tm1 - target_tm1, 0.0), known)
+    return jnp.where(known, q_tot_tm1 - target_tm1, 0.0), known

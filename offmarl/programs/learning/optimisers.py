@@ -7,7 +7,7 @@ schedule never recompiles. The structure of its state does not depend on the num
     updates, state = optimiser.update(grads, state)
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -67,19 +67,17 @@ def grad_norm(grads: ArrayTree) -> Float[Array, ""]:
 # ---------------------------------------------------------------------------------- schedules
 
 
-def training_progress(
-    iteration: Int[Array, ""] | Float[Array, ""], total_steps: int, num_envs: int, num_steps: int
-) -> Float[Array, ""]:
+def training_progress(args: Any, iteration: Int[Array, ""] | Float[Array, ""]) -> Float[Array, ""]:
     """Return the fraction of a recorder's training that is done, from 0 to 1.
 
     Parameters
     ----------
+    args
+        The recorder's arguments, with the time steps of an update as ``num_steps``.
     iteration
         Number of updates done; a part of one counts, too.
-    total_steps, num_envs, num_steps
-        Environment steps of the training; environments and time steps of one update.
     """
-    iterations = -(-total_steps // (num_envs * num_steps))
+    iterations = -(-args.total_steps // (args.num_envs * args.num_steps))
     return jnp.clip(iteration / iterations, 0.0, 1.0)
 
 

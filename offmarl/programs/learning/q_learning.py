@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl import envs
 from offmarl.config import Fraction, PositiveInt
 from offmarl.envs.sides import Population, TeamPolicy, population
-from offmarl.losses import double_q_values, lookahead_targets, q_lambda_targets
+from offmarl.losses import double_q_values, q_lambda_targets
 from offmarl.networks import (
     AgentNetwork,
     PolicyConfig,
@@ -73,8 +73,6 @@ class QArgs(OffPolicyArgs):
     td_lambda: Fraction = 0.0
     """λ of the targets: 0 for one step, 1 for the rewards of the rest of the window. The actions
     taken are not corrected for (Peng's Q(λ))."""
-    n_step: PositiveInt | None = None
-    """Use targets of the rewards of up to this many steps instead of --td-lambda."""
     epsilon: Fraction = 0.05
     """Probability of a random action at the end of exploration, which starts at 1. The recorded
     policy also acts at random with this probability."""
@@ -145,25 +143,21 @@ _REMEMBERED = 50
 
 
 def bootstrap(
-    args: QArgs,
     hyper: Hyperparameters,
     batch: Sequence,
     r_t: Float[Array, "B T *b"],
     terminated: Bool[Array, "B T *b"],
     v_t: Float[Array, "B T *b"],
 ) -> Float[Array, "B T *b"]:
-    """Return the targets that the arguments ask for, through which no gradient flows.
+    """Return the TD(λ) targets, through which no gradient flows.
 
     ``terminated`` says whether nothing follows a step, and ``v_t`` is the value of the slot after.
     """
     r_t, discount_t = hyper.reward_scale * r_t, hyper.gamma * (1 - terminated)
     # The next slot holds the next step of the episode, if it holds a step that counts.
     goes_on = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))
-    if args.n_step is None:
-        targets = jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))
-        return targets(r_t, discount_t, v_t, goes_on, hyper.td_lambda)
-    targets = jax.vmap(partial(lookahead_targets, num_steps=args.n_step))
-    return targets(r_t, discount_t, v_t, goes_on)
+    targets = jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))
+    return targets(r_t, discount_t, v_t, goes_on, hyper.td_lambda)
 
 
 def next_values(
@@ -231,14 +225,12 @@ def q_program(
         state: QState, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[QState, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
-        progress = training_progress(
-            state.iteration, args.total_steps, args.num_envs, args.num_steps
-        )
+        progress = training_progress(args, state.iteration)
         epsilon = linear_schedule(progress, 1.0, hyper.epsilon, hyper.exploration)
         acting, params, number = policy, QParams(state.params.agent, epsilon), state.iteration
         if state.guide is not None:
             acting, params, number = mixture, _members(params, state.guide, hyper), jnp.int32(0)
-        after, transitions, next_views = rollout(
+        after, transitions, next_views, _ = rollout(
             env, acting, params, state.rollout, rollout_key, args.num_steps, number
         )
         extra = {"epsilon": epsilon}
@@ -317,9 +309,7 @@ def _learn(
     def step(learner: _Learner, x: tuple[Array, Array]) -> tuple[_Learner, dict[str, Array]]:
         params, target, optimiser, priorities = learner
         number, key = x
-        progress = training_progress(
-            (number - 1) / args.updates, args.total_steps, args.num_envs, args.num_steps
-        )
+        progress = training_progress(args, (number - 1) / args.updates)
         batch, slots = _draw(args, priorities, capture, key, progress)
         grads, metrics = jax.grad(loss, has_aux=True)(params, target, hyper, batch)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)

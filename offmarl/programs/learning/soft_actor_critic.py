@@ -34,7 +34,7 @@ from offmarl.networks import (
     unroll_part,
 )
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
-from offmarl.programs.learning.actor_critic import td_loss
+from offmarl.programs.learning.actor_critic import Learner, td_loss
 from offmarl.programs.learning.off_policy import OffPolicyArgs, draw_steps
 from offmarl.programs.learning.optimisers import (
     Number,
@@ -82,14 +82,6 @@ class Target(NamedTuple):
     """Parameters of the target critics."""
 
     critics: tuple[ArrayTree, ...]
-
-
-class Learner(NamedTuple):
-    """Parameters and states that the updates of a round change."""
-
-    params: Params
-    target: Target
-    optimiser: optax.OptState
 
 
 class State(NamedTuple):
@@ -253,7 +245,16 @@ def make_soft_actor_critic(
     head = stochastic_head(spec, "soft_gaussian")
     config = PolicyConfig(args.network, head, args.hidden, args.agent_id, args.share_parameters)
     env, policy = envs.autoreset(env), make_policy(config, spec)
-    networks = make_networks(spec, args, config, centralised)
+    critics = make_critics(
+        spec,
+        outputs=1 if isinstance(spec.action, Continuous) else spec.num_actions,
+        hidden=args.hidden,
+        count=2,
+        sees="joint" if centralised else "observation",
+        share_parameters=args.share_parameters,
+        agent_id=args.agent_id,
+    )
+    networks = Networks(spec, agent_network(config, spec), agent_head(config), critics)
     buffer = make_buffer(args.num_envs, args.replay_steps)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
@@ -295,12 +296,11 @@ def make_soft_actor_critic(
     ) -> tuple[State, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
         actor = state.params.actor
-        after, transitions, next_views = rollout(
+        after, transitions, next_views, _ = rollout(
             env, policy, actor, state.rollout, rollout_key, args.num_steps, state.iteration
         )
         capture = add(buffer, state.capture, transitions, next_views)
-        steps = args.total_steps, args.num_envs, args.num_steps
-        progress = training_progress(state.iteration, *steps)
+        progress = training_progress(args, state.iteration)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)
         learner, metrics = jax.lax.scan(
             lambda learner, key: learn(learner, key, capture, hyper, rate),
@@ -317,24 +317,4 @@ def make_soft_actor_critic(
         policy_params=lambda state: state.params.actor,
         greedy=False,
         num_steps=args.num_steps,
-    )
-
-
-def make_networks(
-    spec: EnvSpec, args: SoftArgs, config: PolicyConfig, centralised: bool
-) -> Networks:
-    """Build the networks."""
-    return Networks(
-        spec,
-        agent_network(config, spec),
-        agent_head(config),
-        make_critics(
-            spec,
-            outputs=1 if isinstance(spec.action, Continuous) else spec.num_actions,
-            hidden=args.hidden,
-            count=2,
-            sees="joint" if centralised else "observation",
-            share_parameters=args.share_parameters,
-            agent_id=args.agent_id,
-        ),
     )

@@ -5,18 +5,17 @@ row for each environment; its episodes begin and end in it. The recording is the
 the other, so that it does not depend on which task recorded which block.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from offmarl import tracking, vault
-from offmarl.envs.base import require_positive
 from offmarl.errors import OptionError
 from offmarl.launch import Work
 from offmarl.paths import local
 from offmarl.programs.recording.record import (
     CHUNK,
+    HINTS,
     Recording,
     check_recipe,
     recorded_return,
@@ -44,17 +43,13 @@ class RecordWork(Work):
     """A recording in blocks of ``block_steps`` environment steps.
 
     By default there are at most 1,024, each with room for four episodes in each environment.
-    `OptionError` if a number is not positive, or the recording is divided over devices.
+    `OptionError` if the recording is divided over devices.
     """
 
-    hints: ClassVar[Mapping[str, str]] = {
-        "blocks": "their number and time steps, which --steps and --block-steps decide",
-    }
+    hints = HINTS
 
     def __init__(self, recording: Recording, block_steps: int | None = None):
         env, num_envs = recording.env, recording.num_envs
-        if block_steps is not None:
-            require_positive(block_steps=block_steps)
         if recording.devices is not None:
             raise OptionError(
                 "--devices divides the environments of one program, and a task records its blocks "
@@ -82,7 +77,7 @@ class RecordWork(Work):
 
     def is_complete(self) -> bool:
         """Whether the recording exists, joined."""
-        return bool(check_recipe(self.path, self.identity, hints=self.hints).get("complete"))
+        return bool(check_recipe(self.path, self.identity).get("complete"))
 
     def join(self) -> None:
         """Write the blocks one after the other into the vault of the recording."""
@@ -97,20 +92,6 @@ class RecordWork(Work):
             tracking.progress,
             chunk_steps=layout.default_chunk_steps(spec, rows, length),
         )
-
-    def notes(self, tasks: int) -> list[str]:
-        """Return warnings: of too few blocks, or of too short ones."""
-        notes = super().notes(tasks)
-        if notes:
-            notes = [f"{notes[0]} A smaller --block-steps makes more blocks."]
-        limit, steps = self.recording.env.spec.time_limit or 0, self.times * self.recording.num_envs
-        if self.num_blocks > 1 and self.times < _LEAST_EPISODES * limit:
-            notes.append(
-                f"a block of {steps:,} steps has room for {self.times / limit:.2g} episodes of "
-                f"{limit} steps in each environment, and its last episodes are cut: use a larger "
-                "--block-steps for whole episodes."
-            )
-        return notes
 
     def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return sizes: environment steps, bytes on disk in whole chunks, memory of a task."""

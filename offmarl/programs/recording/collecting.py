@@ -58,15 +58,17 @@ def collect(
     """
     run = train if learns else play
     mesh_of, writers = [layout.mesh_of(seed) for seed in range(len(states))], list(chunks)
-    states = [place_state(*pair) for pair in zip(states, mesh_of, strict=True)]
+    # Copies, because donated leaves must have no other references. Buffers have none.
+    copies = [_but_buffer(state) for state in states]
+    states = [place_state(*pair) for pair in zip(copies, mesh_of, strict=True)]
     metrics: list[dict[str, Array]] = [{} for _ in states]
-    most, size = _most_at_once(program, states, writers), 1
+    captures = [state.capture for state, writer in zip(states, writers, strict=True) if writer]
+    most = min([MOST_AT_ONCE, *(chunks_at_once(x, program.num_steps) for x in captures)])
+    size = 1
     while done < schedule.updates:
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
-            # Copies, because donated leaves must have no other references. Buffers have none.
-            started = [_but_buffer(program.stages[stage].on_start(state)) for state in states]
-            states, size = [place_state(*pair) for pair in zip(started, mesh_of, strict=True)], 1
+            size = 1
         # Powers of two, so that few programs that copy steps out of the buffer are compiled.
         count = 1 << (min(size, most, schedule.next_stop(done) - done).bit_length() - 1)
         start_time = time.monotonic()
@@ -81,8 +83,7 @@ def collect(
         for seed, writer in enumerate(writers):
             if writer is not None:
                 last = done == schedule.updates
-                capture = writer.put(states[seed].capture, program.num_steps, last, count)
-                states[seed] = states[seed]._replace(capture=capture)
+                writer.put(states[seed].capture, program.num_steps, last, count)
         logs = jax.device_get(metrics)
         yield done, states, {x: np.stack([log[x][:count] for log in logs]) for x in logs[0]}
 
@@ -92,19 +93,6 @@ def _but_buffer(state: ArrayTree) -> ArrayTree:
     if not hasattr(state, "capture"):
         return copy_arrays(state)
     return copy_arrays(state._replace(capture=None))._replace(capture=state.capture)
-
-
-def _most_at_once(
-    program: Program, states: list[ArrayTree], writers: list[ChunkWriter | None]
-) -> int:
-    """Return the number of updates whose steps can be written at once."""
-    pairs = zip(states, writers, strict=True)
-    chunks = [
-        chunks_at_once(state.capture, program.num_steps)
-        for state, writer in pairs
-        if writer is not None
-    ]
-    return min([MOST_AT_ONCE, *chunks])
 
 
 def _updates(

@@ -5,9 +5,11 @@
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -70,8 +72,9 @@ def function_policy(
         try:
             return checked(observation, legal_actions)
         except Exception as error:
-            _errors.append(error)
-            raise
+            name = f"error {next(_numbers)} of a function"
+            _errors[name] = error
+            raise RuntimeError(f"{name}: {error!r}") from error
 
     def act(
         _params: ArrayTree,
@@ -88,22 +91,20 @@ def function_policy(
     return Policy(tuple, act, draws=lambda _params: False, code=code_checksum(function))
 
 
-_errors: list[Exception] = []
-"""Errors of the functions of policies, from the threads in which JAX calls them."""
+_numbers = count()
+_errors: dict[str, Exception] = {}
+"""Errors of the functions of policies, which JAX calls in its threads, by the name in its error."""
 
 
 @contextmanager
 def errors_of_functions() -> Iterator[None]:
     """Raise the error of a policy's function in place of the one that JAX makes of it."""
-    _errors.clear()
     try:
         yield
-    except jax.errors.JaxRuntimeError:
-        if _errors:
-            raise _errors[0] from None
-        raise
-    finally:
-        _errors.clear()
+    except jax.errors.JaxRuntimeError as error:
+        if (name := re.search(r"error \d+ of a function", str(error))) is None:
+            raise
+        raise _errors.pop(name[0]) from None
 
 
 def code_checksum(function: Callable[..., Any]) -> str:
@@ -124,8 +125,10 @@ def _add_code(digest: Any, value: Any) -> None:
     elif isinstance(value, CodeType):
         digest.update(value.co_code)
         _add_code(digest, (value.co_consts, value.co_names))
-    elif isinstance(value, tuple | list | frozenset):  # {1, 2} in code is a frozenset
-        for part in sorted(value, key=repr) if isinstance(value, frozenset) else value:
+    elif isinstance(value, dict):
+        _add_code(digest, sorted(value.items(), key=repr))
+    elif isinstance(value, tuple | list | set | frozenset):
+        for part in sorted(value, key=repr) if isinstance(value, set | frozenset) else value:
             _add_code(digest, part)
     elif isinstance(value, np.ndarray | jax.Array | np.generic):
         digest.update(f"{value.dtype}{value.shape}".encode() + np.asarray(value).tobytes())

@@ -87,7 +87,6 @@ from offmarl.programs.runs.training import (
     Training,
     Work,
     carry_out,
-    more_to_come,
     named_seeds,
 )
 from offmarl.replay.device import bytes_of, free_bytes, require_room, room_on
@@ -144,9 +143,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     directory = run_directory(args, origin.name)
     with ends_with_others(directory), locked(directory, args.take_over) as lock:
         training = _prepared(make, settle(args, directory), origin, directory)
-        with more_to_come():
-            trained = carry_out(training, directory, lock, training.is_complete)
-        if not trained:
+        if not carry_out(training, directory, lock, training.is_complete):
             return _summary(training.runs, training.tiers, "complete already, nothing was changed")
         return _record_all(training.runs, training.versions(), training.tiers)
 
@@ -259,11 +256,6 @@ def record_from_run(
     layout = recorder_layout(args.seeds, args.num_envs, devices)
     runs = _recorders(module.make, args, game, origin, directory, source, layout)
     for run in runs:
-        if any(tier.name == "replay" for tier in parsed) and not run.vault("replay").exists():
-            raise RunError(
-                f"{directory} kept no training data: they are kept while a run trains with replay "
-                "or medium-replay among its --tiers, and cannot be recorded after it."
-            )
         check_vaults(run, parsed)
     return _record_all(runs, _saved_versions(runs, directory), parsed)
 
@@ -336,15 +328,11 @@ def _record_all(
     runs: Sequence[OnlineRecorder], versions: Sequence[Sequence[Version]], tiers: Sequence[Tier]
 ) -> Recorded:
     """Record the tiers of all training seeds that learned; then raise the errors of others."""
-    failed = []
+    refused = list[str]()
     for run, evaluated in zip(runs, versions, strict=True):
-        try:
-            with more_to_come(run is not runs[-1]):
-                record_ladders(run, evaluated, tiers)
-        except NotLearnedError as error:
-            failed.append(str(error))
-    if failed:
-        raise NotLearnedError("\n\n".join(failed))
+        refused += record_ladders(run, evaluated, tiers)
+    if refused:
+        raise NotLearnedError("\n\n".join(refused))
     return _summary(runs, tiers, "recorded" if tiers else "trained, without tiers to record")
 
 
@@ -499,7 +487,6 @@ class _Training(Training):
         first, keys = self.runs[0], [run.key(TRAIN) for run in self.runs]
         keep = any(tier.name in REPLAY_TIERS for tier in self.tiers)
         with ExitStack() as stack:
-            stack.callback(self._saved_policies.close)
             self._chunks = [stack.enter_context(_replay(run, done, keep)) for run in self.runs]
             yield collect(
                 first.program,
@@ -580,9 +567,8 @@ def _metrics(run: OnlineRecorder, metric: str = tracking.RETURN) -> list[str]:
 
 def _saved_versions(runs: Sequence[OnlineRecorder], directory: Path) -> list[list[Version]]:
     """Return the evaluated versions of the policies of a finished run."""
-    checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
-    _, info = checkpoints.restore({"policy": runs[0].policy_shapes()})
-    checkpoints.close()
+    shapes = {"policy": runs[0].policy_shapes()}
+    _, info = Checkpoints(directory / tracking.CHECKPOINTS).restore(shapes)
     return _versions(runs, info["evaluations"])
 
 
@@ -656,24 +642,14 @@ def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> 
     return Recorded(data, Group(title, view, *paths))
 
 
-def warn_of_recording(recorded: vault.Dataset) -> None:
-    """Warn if a recording has no complete episode, and if other programs appended to it."""
-    episodes, manifest = recorded.episodes, recorded.manifest
-    if episodes.incomplete == len(episodes.row):
-        tracking.notice(
-            f"warning: no episode of {recorded.path} is complete, so it has no returns: record "
-            "more --steps, or in fewer environments (--num-envs)."
-        )
-    if manifest is not None and (len(manifest.head.runs) > 1 or manifest.unverified):
-        tracking.notice(
-            f"warning: {recorded.path} also holds steps that were appended to the recording."
-        )
-
-
 def describe_vault(path: Path, tier: str) -> dict[str, Any]:
-    """Return what a vault holds, for a summary."""
+    """Return what a vault holds, for a summary; warn if no episode is complete."""
     dataset = vault.open_vault(path)
-    warn_of_recording(dataset)
+    if dataset.episodes.incomplete == len(dataset.episodes.row):
+        tracking.notice(
+            f"warning: no episode of {path} is complete, so it has no returns: record more "
+            "--steps, or in fewer environments (--num-envs)."
+        )
     return {
         "tier": tier,
         "steps": dataset.num_steps,

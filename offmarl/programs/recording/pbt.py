@@ -27,7 +27,10 @@ class PopulationTraining:
         self._hints = get_type_hints(type(args), include_extras=True)
         self.members = [hyperparameters(args)] * args.seeds
         """Those of each member, which `replace` and `resume` change in place."""
-        self._fill(dict(map(self._start, args.pbt)))
+        values = dict(map(self._start, args.pbt))
+        if len(values) < len(args.pbt):
+            raise OptionError("--pbt names a hyperparameter twice: give it once, with all values.")
+        self._fill(values)
 
     def _start(self, text: str) -> tuple[str, Float32[np.ndarray, "members"]]:
         """Return a hyperparameter, and the value that each member starts with."""

@@ -182,8 +182,7 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     def _store(self, episode: "RunningEpisode", cut: bool) -> None:
         self._episode = None
-        if self._writer is None:
-            return
+        assert self._writer is not None  # `reset` has opened it
         transition, finals = episode.record(cut)
         self._writer.append(transition, finals, cut=cut)
         self.episodes += 1

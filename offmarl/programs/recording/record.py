@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import vault
 from offmarl._compiling import pinned, quickly
 from offmarl._mesh import DATA, by_shards, spec
 from offmarl._version import __version__
 from offmarl.checkpoint import Checkpoints
-from offmarl.config import check_seed
+from offmarl.config import PositiveInt, check_rules, check_seed
 from offmarl.envs import Environment, autoreset
-from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Side, without_others
 from offmarl.errors import RunError
 from offmarl.paths import local, safe_path
@@ -28,7 +27,6 @@ from offmarl.programs.cluster import any_process, ends_with_others, is_first, on
 from offmarl.programs.experience.buffer import (
     Capture,
     ChunkWriter,
-    NoWriter,
     add,
     init_capture,
     make_buffer,
@@ -46,7 +44,7 @@ from offmarl.programs.runs.identity import (
     numerics,
     require_same_numerics,
 )
-from offmarl.programs.runs.loop import Schedule, copy_arrays
+from offmarl.programs.runs.loop import Schedule
 from offmarl.programs.runs.sharding import SeedLayout, recorder_layout
 from offmarl.programs.runs.training import CheckpointTimer, checkpoint_timer
 from offmarl.replay.device import bytes_of, require_room
@@ -187,7 +185,8 @@ class Recording:
     """Number of policies; their ids are 0, 1 and so on."""
 
     def __post_init__(self) -> None:
-        require_positive(num_envs=self.num_envs, steps=self.steps)
+        check_rules("num_envs", PositiveInt, self.num_envs)
+        check_rules("steps", PositiveInt, self.steps)
         check_seed(self.seed)
 
     @pinned()
@@ -201,7 +200,7 @@ class Recording:
         if divided:
             recipe["groups"] = groups
         with ends_with_others(path), errors_of_functions():
-            if check_recipe(path, recipe, hints=HINTS).get("complete"):
+            if check_recipe(path, recipe).get("complete"):
                 return False
             about, label = self.provenance(), f"the recording {path.name}"
             with checkpoint_timer(self.checkpoint_seconds, "step", label) as timer:
@@ -210,7 +209,7 @@ class Recording:
 
     def compile_ahead(self) -> "Future[None]":
         """Compile what `record` runs on one device, in a thread."""
-        program, key, hyper = self.program(1), jax.random.key(self.seed), Hyperparameters({})
+        program, key, hyper = self.program(1), jax.random.key(self.seed), Hyperparameters()
         state = jax.eval_shape(program.init, key, hyper)._replace(params=self.params)
         return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
 
@@ -235,8 +234,12 @@ class Recording:
         return {"env": name, "num_envs": self.num_envs, **who, **environment_source(name)}
 
 
-HINTS = {"chunks": "steps decides it", "functions": "the code of the Python function"}
-"""What entries of a recipe follow from, for the errors of `check_recipe`."""
+HINTS = {
+    "chunks": "--steps decides it",
+    "functions": "the code of the Python function",
+    "blocks": "their number and time steps, which --steps and --block-steps decide",
+}
+"""What entries of a recipe follow from, for errors."""
 
 
 def chunks_of(steps: int, num_envs: int) -> tuple[int, int]:
@@ -274,7 +277,7 @@ def _fixed(env: Environment, policy: Policy, num_envs: int, num_steps: int, grou
     def update(
         state: _State, _batch: None, key: PRNGKeyArray, _hyper: Hyperparameters
     ) -> tuple[_State, dict[str, Array]]:
-        after, transitions, next_views = play_once(
+        after, transitions, next_views, _ = play_once(
             env, policy, state.params, state.rollout, key, num_steps, 0
         )
         capture = add(buffer, state.capture, transitions, next_views)
@@ -298,7 +301,7 @@ def _rollout_in_groups(
     key: PRNGKeyArray,
     num_steps: int,
     policy_id: int,
-) -> tuple[RolloutState, Transition, View]:
+) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
     """Do as `rollout`, in groups of environments, of which each device plays one after the other.
 
     The last bits of floating-point numbers may depend on how many environments the compiler
@@ -345,7 +348,7 @@ def _record(
     env, program, num_envs = recording.env, recording.program(groups), recording.num_envs
     key = jax.random.key(recording.seed) if recording.key is None else recording.key
     init_key, key = jax.random.split(key)
-    hyper = Hyperparameters({})
+    hyper = Hyperparameters()
     start, begin = _begin(env, program, checkpoints, init_key, hyper)
     num_chunks, num_steps = recipe["chunks"]
     timer.begin(start * num_envs * num_steps)
@@ -357,7 +360,7 @@ def _record(
         ChunkWriter(writer, "policy", start, start * num_steps, join_agents) as chunks,
         progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
-        states = [begin._replace(params=copy_arrays(recording.params))]  # it will be donated
+        states = [begin._replace(params=recording.params)]
         work = collect(program, states, [hyper], [key], schedule, start, [chunks], layout, False)
         for done, (state,), _ in work:
             timer.work_done()
@@ -367,9 +370,8 @@ def _record(
                 checkpoints.save(done, {"state": state._replace(params=())}, {})
                 timer.saved(done * num_steps * num_envs)
         chunks.flush()
-        if isinstance(writer, vault.Writer):
+        if writer is not None:
             chunks.complete(recorded=recorded_return(Reader(writer.store)))
-    checkpoints.close()
     any_process(False)  # no process ends, or reads the vault, before it is complete
     if is_first():
         shutil.rmtree(directory, ignore_errors=True)
@@ -427,20 +429,15 @@ def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:
     return bool(check_recipe(path, recipe).get("complete"))
 
 
-def check_recipe(
-    path: Path,
-    recipe: Mapping[str, Any],
-    partly: bool = False,
-    hints: Mapping[str, str] = {},
-) -> dict[str, Any]:
-    """Return the provenance of a recording; empty if it does not exist."""
-    provenance: dict[str, Any] = on_first(lambda: _checked_provenance(path, recipe, partly, hints))
-    return provenance
+def check_recipe(path: Path, recipe: Mapping[str, Any], partly: bool = False) -> dict[str, Any]:
+    """Return the provenance of a recording; empty if it does not exist.
+
+    `RunError` if it has another recipe, of which ``partly`` ignores entries that ours lacks.
+    """
+    return on_first(lambda: _checked_provenance(path, recipe, partly))
 
 
-def _checked_provenance(
-    path: Path, recipe: Mapping[str, Any], partly: bool, hints: Mapping[str, str]
-) -> dict[str, Any]:
+def _checked_provenance(path: Path, recipe: Mapping[str, Any], partly: bool) -> dict[str, Any]:
     if not path.exists():
         return {}
     existing = vault.open_vault(path)
@@ -448,7 +445,7 @@ def _checked_provenance(
     old_recipe, new_recipe = provenance.get("recipe", {}), plain(recipe)
     further = tuple(old_recipe.keys() - new_recipe.keys()) if partly else ()
     for name, theirs, ours in differences(old_recipe, new_recipe, further):
-        hint = f" ({hints[name]})" if name in hints else ""
+        hint = f" ({HINTS[name]})" if name in HINTS else ""
         advice = (
             "give the same arguments to resume it, or another path for the new recording."
             if existing.length
@@ -466,19 +463,15 @@ def open_for_recording(
     size: tuple[int, int],
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
-) -> vault.Writer | NoWriter:
+) -> vault.Writer | None:
     """Create the vault of a recording, or resume it, in the process that writes it.
 
     ``size`` is its rows, and the steps that each of them will have.
     The provenance is stored with the data, with the recipe (see `is_complete`) and `software`.
     """
     if not is_first():
-        return NoWriter()
+        return None
     if path.exists():
-        if difference := vault.open_vault(path).spec.difference(spec):
-            raise RunError(
-                f"{path} was started in another {spec.name}: it differs in {difference}."
-            )
         return vault.resume(path)
     about = dict(provenance) | {"recipe": dict(recipe), **software(spec.name), "complete": False}
     about["numerics"] = numerics()

@@ -150,8 +150,7 @@ class OnlineRecorder(NamedTuple):
 
     def play(self, params: ArrayTree, key: PRNGKeyArray) -> Evaluation:
         """Play `OnlineArgs.eval_episodes` episodes of the policy."""
-        evaluation: Evaluation = gather_all(play_against(*self._play_arguments(params, key)))
-        return evaluation
+        return gather_all(play_against(*self._play_arguments(params, key)))
 
     def returns_in(self, evaluation: Evaluation) -> Float[np.ndarray, "episodes"]:
         """Return the returns of played episodes."""
@@ -204,9 +203,8 @@ class OnlineRecorder(NamedTuple):
         return LEARNED, policy
 
     def _restore(self, like: dict[str, ArrayTree], iteration: int) -> dict[str, ArrayTree]:
-        policies = self.policies()
         try:
-            tree, _ = policies.restore(like, iteration)
+            return self.policies().restore(like, iteration)[0]
         except CheckpointError as error:
             raise CheckpointError(
                 self.directory / tracking.POLICIES / str(iteration),
@@ -214,8 +212,6 @@ class OnlineRecorder(NamedTuple):
                 f"delete {self.directory} and repeat the command: it keeps the recorded data and "
                 "repeats the training.",
             ) from error
-        policies.close()
-        return tree
 
     # ------------------------------------------------------------------------------ provenance
 

@@ -262,9 +262,15 @@ def side_of(
             if run is None or not (run / tracking.OPPONENTS).is_dir():
                 raise
     pairs = sources_by_side(opponents, env.spec, other_agents) if opponents else []
-    names = {envs.short_name(x): x for _, source in pairs for x, _ in names_in(source)}
+    names = {
+        side.name: {envs.short_name(x): x for x, _ in names_in(source)} for side, source in pairs
+    }
+    of_any = {short: x for of_side in names.values() for short, x in of_side.items()}
     about = tracking.read_run(run).get("opponents", {})
-    players = {side: _opponent(run, env, side, entry, names) for side, entry in about.items()}
+    players = {
+        side: _opponent(run, env, side, entry, of_any | names.get(side, {}))
+        for side, entry in about.items()
+    }
     return play_side(env, team, players)
 
 

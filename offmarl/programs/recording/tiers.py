@@ -14,7 +14,6 @@ from offmarl.envs.sides import Seat, TeamPolicy, compose, population
 from offmarl.errors import NotLearnedError, OptionError, RunError, unknown_name
 from offmarl.programs.cluster import on_first
 from offmarl.programs.recording.record import (
-    HINTS,
     Recording,
     check_recipe,
     chunks_of,
@@ -29,7 +28,6 @@ from offmarl.programs.recording.recorder import (
     tier_key,
 )
 from offmarl.programs.recording.sides import describe_policies, players_of
-from offmarl.programs.runs.training import more_to_come
 from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
 from offmarl.terminal import bars, interval
@@ -225,16 +223,15 @@ class Ladder:
         means = [version.mean for version in self._versions]
         lacks = "did not learn" if tier == "expert" else f"has no {tier} of"
         side = "" if run.team is None else f" as {run.team.name}"
-        more = "with more versions to choose from (--evaluations)"
-        if self._versions[-1].iteration < len(self._versions):  # each update is evaluated
-            more = "with more and smaller updates to choose from (--num-envs, --num-steps)"
         raise NotLearnedError(
             f"{run.name} with seed {run.seed} {lacks} {run.env.spec.name}{side}: {why}.\n\n"
             f"Returns in order: {bars(means)} ({min(means):.4g} to {max(means):.4g})\n\n"
             "Train in another directory (--out): longer (--total-steps), with other settings "
-            f"(--learning-rate and others; `offmarl tune` finds some), {more}, or on more episodes "
-            f"(--eval-episodes) for narrower intervals. The run is kept in {run.directory}, and "
-            "tiers that are not named here are recorded; record further ones with "
+            "(--learning-rate and others; `offmarl tune` finds some), with more versions to choose "
+            "from (--evaluations, and smaller updates: --num-envs, --num-steps), or on more "
+            f"episodes (--eval-episodes) for narrower intervals. The run is kept in "
+            f"{run.directory}, and tiers that are not named here are recorded; record further ones "
+            "with "
             f"`offmarl record --from-run {quote(str(run.directory))} --tiers TIERS`."
         )
 
@@ -274,8 +271,7 @@ def _provenance(run: OnlineRecorder, tier: Tier) -> dict[str, Any]:
     recipe = _recipe(run, tier)
     if tier.name not in REPLAY_TIERS:
         recipe["chunks"] = list(chunks_of(run.args.steps, run.args.num_envs))
-    hints = HINTS | {"chunks": "--steps decides it"}
-    return check_recipe(run.vault(tier.name), recipe, partly=True, hints=hints)
+    return check_recipe(run.vault(tier.name), recipe, partly=True)
 
 
 def _recipe(run: OnlineRecorder, tier: Tier) -> dict[str, Any]:
@@ -286,11 +282,18 @@ def _recipe(run: OnlineRecorder, tier: Tier) -> dict[str, Any]:
     return {"tier": tier.name, "training": run.recipe, **shares}
 
 
-def record_ladders(run: OnlineRecorder, versions: Sequence[Version], tiers: Sequence[Tier]) -> None:
+def record_ladders(
+    run: OnlineRecorder, versions: Sequence[Version], tiers: Sequence[Tier]
+) -> list[str]:
     """Record all tiers of a training seed but replay, which the training has recorded.
 
-    Then raise `NotLearnedError` if `Ladder.check` refused some.
+    Returns why `Ladder.check` refused some.
     """
+    if {tier.name for tier in tiers} & {*REPLAY_TIERS} and not on_first(run.vault("replay").exists):
+        raise RunError(
+            f"{run.directory} kept no training data: they are kept while a run trains with replay "
+            "or medium-replay among its --tiers. Train again in another directory (--out)."
+        )
     ladders = [
         Ladder(recorder, [version.of_team(number) for version in versions])
         for number, recorder in enumerate(run.by_team())
@@ -304,14 +307,12 @@ def record_ladders(run: OnlineRecorder, versions: Sequence[Version], tiers: Sequ
         except NotLearnedError as error:
             refused[str(error)] = None
             continue
-        with more_to_come(tier != tiers[-1]):
-            if tier.name not in REPLAY_TIERS:
-                _record_played(run, ladders, tier)
-            elif tier.name != "replay":
-                medium = max(ladder.version("medium").iteration for ladder in ladders)
-                _cut_replay(run, tier, medium)
-    if refused:
-        raise NotLearnedError("\n\n".join(refused))
+        if tier.name not in REPLAY_TIERS:
+            _record_played(run, ladders, tier)
+        elif tier.name != "replay":
+            medium = max(ladder.version("medium").iteration for ladder in ladders)
+            _cut_replay(run, tier, medium)
+    return [*refused]
 
 
 def _names(run: OnlineRecorder, tier: Tier) -> list[list[str]]:
@@ -404,11 +405,6 @@ def _cut_replay(run: OnlineRecorder, tier: Tier, until: int) -> None:
 
 
 def _slice_replay(run: OnlineRecorder, tier: Tier, until: int, recipe: Mapping[str, Any]) -> None:
-    if not run.vault("replay").exists():
-        raise RunError(
-            f"{run.directory} kept no training data, which {tier.name} is part of: train again in "
-            "another directory (--out) with --tiers replay or medium-replay."
-        )
     # The ids of opponents follow those of all versions.
     later = range(until + 1, run.iterations + 1)
     policies = vault.open_vault(run.vault("replay")).provenance["policies"]

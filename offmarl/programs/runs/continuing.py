@@ -48,7 +48,7 @@ class TrainingStart(NamedTuple):
 
     source: dict[str, Any]
     """What the run's record says of it; empty if it starts from nothing."""
-    run: "_Source | None" = None
+    run: "InitialRun | None" = None
     scale: Mapping[str, Any] = {}
     """Arguments that the run's values depend on, which the new program takes over."""
     statistics: dict[str, NDArray[Any]] | None = None
@@ -82,7 +82,7 @@ def start_of(args: OnlineArgs, env: Environment) -> TrainingStart:
             "--prefill takes no steps of one side: vaults hold the steps of all agents. Leave out "
             "--prefill, or --side."
         )
-    run = None if args.init is None else _Source.of(args.init, env.spec)
+    run = None if args.init is None else InitialRun.of(args.init, env.spec)
     source: dict[str, Any] = {} if run is None else {"init": run.about}
     scale = {} if run is None or args.init_acts else run.taken_over(args)
     if args.prefill is None:
@@ -123,7 +123,7 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> TrainingStart:
     """
     if args.init is None:
         return TrainingStart({})
-    run = _Source.of(args.init, spec, args.normalise)
+    run = InitialRun.of(args.init, spec, args.normalise)
     arrays = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
     statistics = {name: arrays[name] for name in arrays if dataset.is_scale(name)}
     if "reward_scale" in run.scale and getattr(args, "scale_rewards", False):
@@ -141,7 +141,7 @@ def begin_states(start: TrainingStart, program: Program, states: ArrayTree) -> A
 # ---------------------------------------------------------------------------------- the run
 
 
-class _Source(NamedTuple):
+class InitialRun(NamedTuple):
     """A run to continue from."""
 
     name: str
@@ -155,7 +155,7 @@ class _Source(NamedTuple):
     """Discount and factor of the rewards of its values; empty if it has none."""
 
     @classmethod
-    def of(cls, path: Path, spec: EnvSpec, normalise: Iterable[str] = ()) -> "_Source":
+    def of(cls, path: Path, spec: EnvSpec, normalise: Iterable[str] = ()) -> "InitialRun":
         """Load a run, whose networks must know observations normalised in the same way."""
         directory = local(path)
         record = tracking.read_run(directory)
@@ -211,23 +211,19 @@ class _Source(NamedTuple):
             _common_parts(theirs, ours, self.name, self.sizes)
 
     def begin(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
-        """Return the state of a recorder's seed, guided by the run or with its networks."""
+        """Return the state of a seed with what the run's seeds, which take turns, have learned.
+
+        A recorder whose learner is guided starts anew, and the run's policy is its guide.
+        """
+        trained = self.states[number % len(self.states)]
         if program.guided is None:
-            return self.carry_over(program, state, number)
-        theirs = _by_name(self.program, self.states[number % len(self.states)])
+            return carry_over(self.program, trained, program, state, self.name, self.sizes)
+        theirs = _by_name(self.program, trained)
         params = jax.tree_util.tree_map_with_path(
             lambda path, leaf: theirs.get(f"{_POLICY}/{_name(path)}", leaf),
             program.policy_params(state),
         )
         return program.guided(state, params)
-
-    def carry_over(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
-        """Return the state of a training seed, with what the run has learned.
-
-        The run's seeds take turns.
-        """
-        trained = self.states[number % len(self.states)]
-        return carry_over(self.program, trained, program, state, self.name, self.sizes)
 
 
 def _scale(record: Mapping[str, Any], directory: Path) -> dict[str, float]:
@@ -273,7 +269,6 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
     else:
         tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
-    checkpoints.close()
     fields = [learned_fields(state) or state for state in states]
     require_finite(fields, f"what the run in {directory} has learned")
     return built.program, states
@@ -411,7 +406,8 @@ def _places(program: Program, state: ArrayTree) -> dict[str, int]:
     acting, unclear = _policy_leaves(program, state), False
     for index, path in enumerate(paths):
         field, tail = _name(path[:1]), _name(path[1:])
-        if field in learned and not _is_derived(field):
+        # Others follow the parameters in other fields.
+        if field in learned and field not in ("target", "moments") and "optimiser" not in field:
             name = tail if field == "params" else f"{field}/{tail}"
             unclear |= tail in params
             params.setdefault(tail, acting.get(index, name))
@@ -428,11 +424,6 @@ def _places(program: Program, state: ArrayTree) -> dict[str, int]:
                 entry = {f"count {len(names)}": index}
             names |= entry
     return names
-
-
-def _is_derived(field: str) -> bool:
-    """Whether a field follows the parameters in other fields: targets, moments and optimisers."""
-    return field in ("target", "moments") or "optimiser" in field
 
 
 def _adam_name(path: tuple[Any, ...], index: int, params: Mapping[str, str]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
+from io import BytesIO
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from offmarl.errors import RunError
+from offmarl.tracking import replace_file
 from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, unflatten_tree
 from offmarl.vault import Dataset, Mixture
 from offmarl.vault.check.leaf_statistics import StatisticsAccumulator, stored_statistics
@@ -180,7 +182,12 @@ class DatasetStatistics:
 
     def _ranges(self, dataset: Dataset | Mixture, column: str) -> Ranges:
         """Return the statistics of a column over all agents."""
-        parts = _parts(dataset, self._training_episodes(dataset))
+        episodes = self._training_episodes(dataset)
+        parts = (
+            dataset.parts(episodes)
+            if isinstance(dataset, Mixture)
+            else [MixturePart(dataset, episodes, 1.0)]
+        )
         pairs = [(self._ranges_of(part, column), part.share) for part in parts]
         ranges = pairs[0][0] if len(pairs) == 1 else _shared(pairs)
         if column.startswith("observation") and ranges.mean.ndim == 2:
@@ -209,13 +216,6 @@ def _shared(parts: list[tuple[Ranges, float]]) -> Ranges:
     return Ranges(*map(np.stack, zip(*weighted, strict=True))).pooled(0)
 
 
-def _parts(dataset: Dataset | Mixture, episodes: NDArray[np.int64]) -> list[MixturePart]:
-    """Return some episodes by vault, each with its share of the steps in batches."""
-    if isinstance(dataset, Mixture):
-        return dataset.parts(episodes)
-    return [MixturePart(dataset, episodes, 1.0)]
-
-
 def _steps(part: MixturePart) -> Iterator[Transition]:
     """Yield the steps of some episodes, ``(M, ...)``, block by block."""
     dataset = part.dataset
@@ -231,10 +231,8 @@ def _steps(part: MixturePart) -> Iterator[Transition]:
 def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     """Write a run's arrays of its dataset atomically, if there are any."""
     if arrays:
-        partial = path.with_name(f".{path.name}.partial")
-        with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        partial.replace(path)
+        np.savez(file := BytesIO(), allow_pickle=False, **arrays)
+        replace_file(path, file.getvalue())
 
 
 def is_scale(name: str) -> bool:

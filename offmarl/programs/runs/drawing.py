@@ -14,7 +14,7 @@ from offmarl.paths import local
 from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.evaluate import Evaluator
 from offmarl.replay import SlotRings, Windows
-from offmarl.replay.blocks import BLOCK_SEED, BUFFER_BYTES, check_unweighted
+from offmarl.replay.blocks import BLOCK_SEED, BUFFER_BYTES, check_blocked
 from offmarl.replay.device import fits_device, require_room
 from offmarl.replay.packing import layout_of
 from offmarl.replay.priorities import IMPORTANCE, Prioritised
@@ -32,10 +32,7 @@ def open_data(args: Args) -> Dataset | Mixture:
     """Open the vault of a program's arguments, or the mixture of several."""
     shares = _shares(args.vault)
     if len(shares) == 1:
-        ((path, share),) = shares.items()
-        if share == 0:
-            raise OptionError(f"{path} has the share 0, and there is no other vault: leave it out.")
-        return open_vault(path, time_limit=args.time_limit)
+        return open_vault(*shares, time_limit=args.time_limit)
     explicit = {path: share for path, share in shares.items() if share is not None}
     if explicit and len(explicit) < len(shares):
         missing = next(path for path in shares if path not in explicit)
@@ -99,7 +96,7 @@ def drawing_of(
     windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
     episodes, kind = evaluator.learned_from, args.replay
     if kind == "blocks" or (kind == "auto" and isinstance(dataset, Dataset) and dataset.is_remote):
-        check_unweighted(bool(args.weight or args.prioritise), dataset)
+        check_blocked(dataset, bool(args.weight or args.prioritise))
         _require_room_for(args, dataset, windows)
         shuffling = {"shuffle_buffer": BUFFER_BYTES, "block_seed": BLOCK_SEED}
         return Drawing("blocks", windows, None, None, shuffling)

@@ -94,9 +94,7 @@ def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     size, last, evaluations = default_sizes(env)
     sizes = args.eval_episodes or size, args.final_episodes or last
     evaluator = Evaluator(dataset.spec, env, None, None, *sizes, evaluations)
-    if isinstance(env, ParallelEnvironment):
-        _note_fewer(args, evaluator)
-    elif env is not None:
+    if env is not None and not isinstance(env, ParallelEnvironment):
         require_room_for(env.spec, max(sizes))
     if env is not None:
         _warn_of_other_code(env, dataset)
@@ -111,23 +109,6 @@ def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     training, held_out = dataset.hold_out(fraction)
     episodes = with_actions(dataset.whole_episodes(_spread(held_out, sizes[1])))
     return evaluator._replace(held_out=episodes, learned_from=training, fraction=fraction)
-
-
-def _note_fewer(args: Args, evaluator: Evaluator) -> None:
-    """Print how often policies are evaluated in a PettingZoo environment, if by default."""
-    if None not in (args.eval_every, args.eval_episodes, args.final_episodes):
-        return
-    interval = args.eval_every
-    often = f"{evaluator.evaluations} times" if interval is None else f"each {interval} updates"
-    _notice_once(
-        f"{evaluator.environment} steps in Python: evaluated {often} on {evaluator.episodes} "
-        f"episodes, at the end on {evaluator.final_episodes} (--eval-every, --eval-episodes, "
-        "--final-episodes)"
-    )
-
-
-_notice_once = lru_cache(maxsize=64)(tracking.notice)
-"""Prints a notice once: a search makes an evaluator before those of its trials."""
 
 
 def _warn_of_other_code(env: Environment | ParallelEnvironment, dataset: Dataset | Mixture) -> None:

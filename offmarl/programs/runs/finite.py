@@ -16,8 +16,6 @@ from offmarl._compiling import jit_rarely_run
 from offmarl.errors import NotFiniteError
 from offmarl.programs.cluster import gather_all
 from offmarl.types import ArrayTree
-from offmarl.vault import Dataset, Mixture
-from offmarl.vault.format.compat import IMPOSSIBLE_ACTIONS, MEANINGS, sentences
 
 _ADVICE = "other settings, such as a lower learning rate, and another --out."
 
@@ -48,8 +46,6 @@ def faults(
         rows = [~np.isfinite(leaf if axes else leaf[None]) for leaf in leaves]
         bad = np.stack([row.reshape(len(row), -1).any(1) for row in rows])
     by_seed: dict[int, str] = {}
-    if not bad.any() and all(np.isfinite(values).all() for values in metrics.values()):
-        return by_seed
     for place, seed in enumerate(seeds):
         wrong = {name: ~np.isfinite(values[place]) for name, values in metrics.items()}
         words = []
@@ -70,37 +66,18 @@ def infinities(trees: Sequence[ArrayTree]) -> list[str]:
 
 
 def not_finite_error(
-    by_seed: Mapping[int, str],
-    directory: Path,
-    last: int | None,
-    data: Dataset | Mixture | None,
+    by_seed: Mapping[int, str], directory: Path, last: int | None
 ) -> NotFiniteError:
-    """Return the error for `faults`, with what the run has kept and what is known of its data.
-
-    ``last`` is its last checkpoint. A recorder has no data but its own episodes.
-    """
+    """Return the error for `faults`, with what the run has kept: ``last`` is a checkpoint."""
     seeds: dict[str, list[str]] = {}
     for seed, fault in by_seed.items():
         seeds.setdefault(fault, []).append(str(seed))
     reasons = "; ".join(f"seed {', '.join(numbers)}: {fault}" for fault, numbers in seeds.items())
-    parts = data.sources if isinstance(data, Mixture) else [data] if data else []
-    about = " ".join(filter(None, map(_known_faults, parts)))
-    about = about or "No step of the data is known to be at fault."
     saved = "has saved nothing" if last is None else f"keeps its checkpoint of update {last:,}"
     return NotFiniteError(
         f"training is not finite ({reasons}). It stops for all seeds, and {directory} {saved}. "
-        f"{about} It would end here again: give {_ADVICE}"
+        f"It would end here again: give {_ADVICE}"
     )
-
-
-def _known_faults(data: Dataset) -> str:
-    """Return the known faults of a dataset in words; empty if it has none."""
-    sound, steps = data.sound_episodes, data.episodes.length.sum()
-    dropped = 0 if sound is None else steps - sound.length.sum()
-    reasons = [f"{dropped:,} of {steps:,} steps are left out of batches"] if dropped else []
-    reasons += [text.rstrip(".") for text in sentences(data.provenance.get("faults"))]
-    reasons += [MEANINGS[quirk] for quirk in data.quirks if quirk == IMPOSSIBLE_ACTIONS]
-    return f"In {data.path}, {', and '.join(reasons)}." if reasons else ""
 
 
 def _floats(tree: ArrayTree) -> list[tuple[str, Any]]:

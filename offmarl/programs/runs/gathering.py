@@ -35,8 +35,11 @@ def gather(training: Training, run: Run, runs: Sequence[Path]) -> None:
     for step in sorted(steps - {*checkpoints.steps()}):
         trees, infos = zip(*(part.checkpoints.restore(shapes, step) for part in parts), strict=True)
         tree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
-        checkpoints.save(step, tree, _joined_infos(infos))
-    checkpoints.close()
+        sums = {  # of metrics that are not logged yet, one for each seed
+            name: [value for info in infos for value in info["sums"][name]]
+            for name in infos[0]["sums"]
+        }
+        checkpoints.save(step, tree, {**infos[0], "sums": sums, "evaluations": []})
     _write_metrics(run.metrics, [row for part in parts for row in part.rows])
 
 
@@ -73,14 +76,6 @@ def _common_steps(parts: Sequence[_Part], keep: Keep) -> set[int]:
         best = (best_of(part.rows, part.seed) for part in parts)
         return {step for step in best if step is not None}
     return set.intersection(*({*part.checkpoints.steps()} for part in parts))
-
-
-def _joined_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the sums of metrics that are not logged yet, one for each seed."""
-    sums = {
-        name: [value for info in infos for value in info["sums"][name]] for name in infos[0]["sums"]
-    }
-    return {**infos[0], "sums": sums, "evaluations": []}
 
 
 def _write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

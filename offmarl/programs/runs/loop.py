@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from offmarl._compiling import in_order, quickly
+from offmarl._compiling import jit_in_order, quickly
 from offmarl._mesh import divide
 from offmarl.errors import OptionError
 from offmarl.programs.cluster import from_first, gather_all
@@ -27,7 +27,6 @@ from offmarl.programs.program import (
     OnlineArgs,
     Program,
     Stage,
-    same_state,
     shaping_values,
     structure,
 )
@@ -110,13 +109,21 @@ class Schedule(NamedTuple):
         return done % self.eval_every == 0 or done == self.updates
 
 
-def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
-    """Return the first update of each stage in a run; `ValueError` if they do not add up to it."""
+def stage_starts(
+    stages: tuple[Stage, ...], updates: int, option: str = "the run"
+) -> tuple[int, ...]:
+    """Return the first update of each stage in a run.
+
+    `OptionError` if they do not add up to its updates, which ``option`` gives.
+    """
     fixed = sum(stage.updates or 0 for stage in stages)
     flexible = [stage for stage in stages if stage.updates is None]
     remainder = updates - fixed
     if len(flexible) > 1 or remainder < len(flexible) or (remainder and not flexible):
-        raise ValueError(f"{fixed} updates in stages of their own length")
+        raise OptionError(
+            f"{option} is {updates} updates, and the program has {fixed} updates in stages of "
+            "their own length: give more, or other lengths of the stages."
+        )
     lengths = [remainder if stage.updates is None else stage.updates for stage in stages]
     return tuple(sum(lengths[:index]) for index in range(len(lengths)))
 
@@ -124,26 +131,14 @@ def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
 def online_schedule(program: Program, args: OnlineArgs) -> Schedule:
     """Return when a recorder logs, evaluates and changes its stage, or raise `OptionError`."""
     iterations = -(-args.total_steps // (program.num_steps * args.num_envs))
-    try:
-        starts = stage_starts(program.stages, iterations)
-    except ValueError as error:
-        raise OptionError(
-            f"--total-steps {args.total_steps} is {iterations} updates, and the program has "
-            f"{error}: give more --total-steps, or other lengths of the stages."
-        ) from None
+    starts = stage_starts(program.stages, iterations, f"--total-steps {args.total_steps}")
     return Schedule(iterations, -(-iterations // args.evaluations), 1, starts)
 
 
 def offline_schedule(program: Program, args: Args) -> Schedule:
     """Return when a baseline logs, evaluates and changes its stage, or raise `OptionError`."""
     assert args.updates is not None and args.eval_every is not None
-    try:
-        starts = stage_starts(program.stages, args.updates)
-    except ValueError as error:
-        raise OptionError(
-            f"--updates {args.updates} does not fit the program, which has {error}: give more "
-            "--updates, or other lengths of the stages."
-        ) from None
+    starts = stage_starts(program.stages, args.updates, f"--updates {args.updates}")
     return Schedule(args.updates, args.eval_every, LOG_EVERY, starts)
 
 
@@ -183,20 +178,6 @@ class Learned(NamedTuple):
     """None where batches are not drawn by priorities."""
 
 
-def start_stage(stage: Stage, learned: Learned, layout: SeedLayout) -> Learned:
-    """Apply a stage's ``on_start`` to the state of each seed."""
-    if stage.on_start is same_state:
-        return layout.place(copy_arrays(learned), per_seed=True)
-    states = learned.state
-    seeds = len(jax.tree.leaves(states)[0])
-    started = [
-        stage.on_start(jax.tree.map(lambda leaf, seed=seed: leaf[seed], states))
-        for seed in range(seeds)
-    ]
-    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *started)
-    return layout.place(copy_arrays(learned)._replace(state=states), per_seed=True)
-
-
 @jax.jit
 def copy_arrays(tree: ArrayTree) -> ArrayTree:
     """Copy every array, so that the result may be donated while the original is kept."""
@@ -228,12 +209,10 @@ def updates(
     host the metrics of each update since the last yield.
     """
     seeds, size, data, stages = len(learners.keys), 1, None, learners.program.stages
-    learned = learners.layout.place(learned, per_seed=True)
+    learned = learners.layout.place(copy_arrays(learned), per_seed=True)
     per_seed, draws = _per_seed(learners), learners.layout.place(batches.draws, per_seed=False)
     while done < schedule.updates:
         stage = schedule.stage(done)
-        if done == schedule.starts[stage]:
-            learned = start_stage(stages[stage], learned, learners.layout)
         offset = done % batches.updates
         if data is None or (offset == 0 and not isinstance(data, Replay)):
             data = place_data(learners.layout, next(batches.data))
@@ -250,18 +229,14 @@ def updates(
         yield done, learned, metrics
 
 
-def updates_ahead(
-    learners: Learners, learned: Learned, batches: BatchSource
-) -> "Future[None] | None":
+def updates_ahead(learners: Learners, learned: Learned, batches: BatchSource) -> "Future[None]":
     """Compile the first updates in a thread; the arguments are those of `updates`."""
     layout, stage = learners.layout, learners.program.stages[0]
-    if stage.on_start is not same_state:
-        return None
     learned = layout.place(learned, per_seed=True)
     data = place_data(layout, next(batches.data))
     draws = layout.place(batches.draws, per_seed=False)
     args = stage, layout, learned, _per_seed(learners), (0, 0, 1), data, draws
-    return compile_ahead(_compiled_update(), *args)
+    return compile_ahead(_update, *args)
 
 
 def _per_seed(learners: Learners) -> tuple[Any, ...]:
@@ -303,9 +278,8 @@ def logged_loop(
 
     _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
     logs = {name: jnp.zeros((most, *x.shape), x.dtype) for name, x in metrics.items()}
-    done: tuple[StateT, dict[str, Array]]
-    done = jax.lax.fori_loop(0, count, logged_update, (state, logs))
-    return done
+    after: tuple[Any, dict[str, Array]] = jax.lax.fori_loop(0, count, logged_update, (state, logs))
+    return after
 
 
 def place_data(layout: SeedLayout, data: Replay | Batches) -> Replay | Batches:
@@ -315,20 +289,8 @@ def place_data(layout: SeedLayout, data: Replay | Batches) -> Replay | Batches:
     return layout.place_batches(data)
 
 
-def _update(*args: Any) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
-    """Call the compiled loop; the arguments are those of `_update_all`."""
-    result: tuple[Learned, dict[str, Array]] = _compiled_update()(*args)
-    return result
-
-
-@cache
-def _compiled_update() -> Any:
-    return jax.jit(
-        _update_all, static_argnums=(0, 1), donate_argnums=2, compiler_options=in_order()
-    )
-
-
-def _update_all(
+@jit_in_order(static_argnums=(0, 1), donate_argnums=2)
+def _update(
     stage: Stage,
     layout: SeedLayout,
     learned: Learned,
@@ -387,7 +349,7 @@ def _batch(
 ) -> tuple[Sequence, Any]:
     """Return the batch of an update, and the slots of its windows if priorities draw them."""
     if isinstance(data, Batches):
-        return data.sequence(), None
+        return data.data, None
     sample_key, _ = split_key(key, number)
     if draws is None or priorities is None:
         return data.sample(sample_key), None

@@ -49,6 +49,8 @@ _END_SECONDS = 5.0
 _MOST_PROCESSES = 8
 """Largest number of processes by default: each has a copy of the environment in memory."""
 
+_FINAL_NAMES = ("final_observation", "final_obs")
+
 _DISK_NAMES = {
     "action": "actions",
     "reward": "rewards",
@@ -237,18 +239,10 @@ def _locating(place: str, then: str = "") -> Iterator[None]:
 
 
 def _final_observations(infos: Any, agents: list[Any]) -> dict[Any, Any]:
-    """Return the last observations, which Gymnasium's vector API has in the next infos."""
-    infos = infos if isinstance(infos, Mapping) else {}
-    for name in ("final_obs", "final_observation"):
-        shared = infos.get(name)
-        observations = {**shared} if isinstance(shared, Mapping) else {}
-        for agent in agents:
-            info = infos.get(agent)
-            if isinstance(info, Mapping) and info.get(name) is not None:
-                observations[agent] = info[name]
-        if observations:
-            return observations
-    return {}
+    """Return the last observations, as Gymnasium's vector API names them in the next infos."""
+    by_agent = {agent: (infos or {}).get(agent) or {} for agent in agents}
+    pairs = ((agent, info.get(name)) for agent, info in by_agent.items() for name in _FINAL_NAMES)
+    return {agent: observation for agent, observation in pairs if observation is not None}
 
 
 # ---------------------------------------------------------------------------------- processes
@@ -359,16 +353,9 @@ class Player(NamedTuple):
 class ParallelEnvironment:
     """Copies of a user's PettingZoo environment, each in a process that lasts until `close`.
 
-    Parameters
-    ----------
-    name
-        Its name, as for `offmarl.envs.registry.make_parallel`.
-    spec, what
-        The spec of the players, and its source for messages: agents of the same names keep its
-        order, and observations become flat vectors if its are. `ShapeError` if the environment
-        differs, except in states, on which policies do not act.
-    processes
-        Number of processes; by default one for each core, at most 8.
+    ``spec`` is that of the players, and ``what`` its source for messages: agents of the same names
+    keep its order, and observations become flat vectors if its are. `ShapeError` if the environment
+    differs, except in states, on which policies do not act.
     """
 
     def __init__(self, name: str, spec: EnvSpec, what: str, processes: int | None = None):

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from offmarl import envs, tracking
 from offmarl.envs.base import Environment
-from offmarl.errors import OptionError, RunError, ShapeError
+from offmarl.errors import InvalidValueError, OptionError, RunError, ShapeError
+from offmarl.gate import fit
 from offmarl.programs.program import Values
 from offmarl.programs.runs.export import export_policy
 from offmarl.programs.runs.trained import Step, TrainedRun
@@ -93,8 +94,8 @@ class LoadedPolicy:
         Raises
         ------
         ShapeError
-            The observation has other shapes, names or kinds of numbers than those that the policy
-            was trained with, or the mask another shape.
+            The observation has other shapes, names or numbers than those that the policy was
+            trained with, or the mask another shape.
         OptionError
             The policy is stochastic, and no key was given; or it takes rewards as input, and
             `after_step` was not called after its last action.
@@ -112,12 +113,14 @@ class LoadedPolicy:
                 "action is missing: after each step, pass the carry through "
                 "policy.after_step(carry, reward, done)."
             )
-        legal_actions = self._checked_legal(legal_actions)
+        legal = ArraySpec((self.spec.num_agents, self.spec.action_size), "bool")
+        if legal_actions is None:
+            legal_actions = np.ones(legal.shape, bool)
         action, _, carry = self._act(
             self.params,
             self.policy.initial_carry() if carry is None else carry,
             observation,
-            legal_actions,
+            self._fit(legal_actions, legal, "mask of legal actions"),
             _unused_key() if key is None else key,
         )
         remembers = self.policy.after_step is not None
@@ -148,11 +151,8 @@ class LoadedPolicy:
             The policy takes rewards as input, and chose no action since the last reward.
         """
         agents = (self.spec.num_agents,)
-        if np.shape(reward) != agents or np.shape(done) != agents:
-            raise ShapeError(
-                f"the policy of {self.name} takes a reward and a done of shape {agents}, one "
-                f"for each agent, not {np.shape(reward)} and {np.shape(done)}."
-            )
+        reward = self._fit(reward, ArraySpec(agents), "reward")
+        done = self._fit(done, ArraySpec(agents, "bool"), "done")
         if self.policy.after_step is None:
             return carry
         if not isinstance(carry, _Unfinished):
@@ -161,7 +161,7 @@ class LoadedPolicy:
                 "after_step once for each step, with the carry that policy(observation, ...) "
                 "returned."
             )
-        return self._after_step(carry.carry, np.asarray(reward, np.float32), np.asarray(done, bool))
+        return self._after_step(carry.carry, reward, done)
 
     def export(self, out: str | Path, onnx: bool = False) -> list[Path]:
         """Write the policy as files that run without offmarl, and return their paths.
@@ -190,37 +190,26 @@ class LoadedPolicy:
 
     def _checked(self, observation: ArrayTree) -> ArrayTree:
         """Return an observation in the types of the spec, or raise `ShapeError`."""
-        arrays, checked = flatten_tree(observation), {}
-        leaves = self.spec.observation_leaves
+        arrays, leaves = flatten_tree(observation), self.spec.observation_leaves
         if [*arrays] != [*leaves]:
             raise ShapeError(
                 f"the policy of {self.name} acts on {_names(leaves)}, not on {_names(arrays)}."
             )
-        for path, leaf in leaves.items():
-            expected, array = leaf.with_agents(self.spec.num_agents), np.asarray(arrays[path])
-            prefix = f"the policy of {self.name} acts on observations{path and f' {path!r}'}"
-            if array.shape != expected.shape:
-                raise ShapeError(
-                    f"{prefix} of shape {expected.shape} (the agents first), not {array.shape}."
+        return unflatten_tree(
+            {
+                path: self._fit(
+                    arrays[path], leaf.with_agents(self.spec.num_agents), f"observation {path}"
                 )
-            if not _is_of_kind(array, expected):
-                raise ShapeError(
-                    f"{prefix} of type {expected.dtype}, not {array.dtype}: give the values as the "
-                    "environment returns them, since the policy's network scales them itself."
-                )
-            checked[path] = array.astype(expected.numpy_dtype)
-        return unflatten_tree(checked)
+                for path, leaf in leaves.items()
+            }
+        )
 
-    def _checked_legal(self, mask: Bool[Array | np.ndarray, "N A"] | None) -> np.ndarray:
-        """Return the mask of legal actions, by default of all, or raise `ShapeError`."""
-        shape = (self.spec.num_agents, self.spec.action_size)
-        mask = np.ones(shape, bool) if mask is None else np.asarray(mask)
-        if mask.shape != shape:
-            raise ShapeError(
-                f"the policy of {self.name} takes a mask of legal actions of shape {shape}, one "
-                f"for each action of each agent, not {mask.shape}."
-            )
-        return mask.astype(bool)
+    def _fit(self, value: Any, leaf: ArraySpec, what: str) -> NDArray[Any]:
+        """Return a value as an array of a shape and type, or raise `ShapeError`."""
+        try:
+            return fit(value, leaf, f"the {what.strip()} for the policy of {self.name}")
+        except InvalidValueError as error:
+            raise ShapeError(str(error)) from None
 
     @cached_property
     def _after_step(self) -> Callable[..., ArrayTree]:
@@ -235,13 +224,6 @@ class LoadedPolicy:
 def _names(leaves: Mapping[str, Any]) -> str:
     paths = ", ".join(path for path in leaves if path)
     return f"a dictionary of {paths}" if paths else "one array of observations"
-
-
-def _is_of_kind(array: NDArray[Any], spec: ArraySpec) -> bool:
-    """Whether the numbers of an array fit a leaf; any numbers fit a leaf of floats."""
-    if "float" in spec.dtype:
-        return array.dtype.kind in "biuf" or array.dtype == spec.numpy_dtype
-    return array.dtype.kind in ("b" if spec.dtype == "bool" else "iu")
 
 
 @cache

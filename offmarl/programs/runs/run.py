@@ -66,11 +66,8 @@ class Run:
 
     def lacks_checkpoint(self, last: int) -> bool:
         """Whether the last checkpoint is missing; users delete damaged ones."""
-        return bool(on_first(lambda: self._lacks_checkpoint(last)))
-
-    def _lacks_checkpoint(self, last: int) -> bool:
-        checkpoints = self.checkpoints()
-        return checkpoints.exists() and checkpoints.latest() != last
+        place = self.directory / tracking.CHECKPOINTS
+        return on_first(lambda: place.is_dir() and self.checkpoints().latest() != last)
 
     def write_marl_eval(self, env: str) -> None:
         """Write all evaluations in the layout for comparisons; ``env`` is empty if it is unknown.

@@ -110,11 +110,9 @@ def _mesh(devices: list[Any], rows: int) -> Mesh:
 
 def first_devices(count: int) -> list[Any]:
     """Return equally many devices of each process, in the order of the processes."""
-    share = count // jax.process_count()
-    by_process: dict[int, list[Any]] = {}
-    for device in jax.devices():
-        by_process.setdefault(device.process_index, []).append(device)
-    return [device for process in sorted(by_process) for device in by_process[process][:share]]
+    processes = range(jax.process_count())
+    share = count // len(processes)
+    return [device for process in processes for device in jax.local_devices(process)[:share]]
 
 
 def count_devices(devices: int | None) -> int:
@@ -123,14 +121,10 @@ def count_devices(devices: int | None) -> int:
     if devices is None:
         return total
     if devices > total:
-        owners = f" of {processes} processes" if processes > 1 else ""
-        more = ""
-        if jax.default_backend() == "cpu":
-            more = f" (JAX_NUM_CPU_DEVICES={-(-devices // processes)} splits a CPU into that many)"
-        kind, ending = jax.default_backend().upper(), "" if total == 1 else "s"
+        kind = jax.default_backend().upper()
         raise OptionError(
-            f"--devices {devices}: JAX has {total} {kind} device{ending}{owners}: give at most "
-            f"{total}{more}."
+            f"--devices {devices}: JAX has {total} (kind: {kind}) in all processes: give at most "
+            f"{total}. JAX_NUM_CPU_DEVICES={-(-devices // processes)} splits a CPU into that many."
         )
     if devices % processes:
         raise OptionError(
@@ -215,19 +209,7 @@ def check_shards(directory: Path, what: str, layout: SeedLayout) -> None:
 def map_seeds(
     layout: SeedLayout, function: Callable[..., ArrayTree], per_seed: tuple[Any, ...], *shared: Any
 ) -> ArrayTree:
-    """Apply a function of one seed to all seeds, under jit.
-
-    Parameters
-    ----------
-    layout
-        How the seeds are computed.
-    function
-        Function of an entry of each of ``per_seed``, and of ``shared``.
-    per_seed
-        Trees with a leading axis of seeds.
-    shared
-        Trees that are the same for all.
-    """
+    """Apply a function of a seed's part of each tree, and of shared ones, to all, under jit."""
     one_by_one = None if layout.at_once == 1 else layout.at_once
 
     def on_device(per_seed: tuple[Any, ...], shared: tuple[Any, ...]) -> ArrayTree:

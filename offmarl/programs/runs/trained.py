@@ -13,7 +13,7 @@ from offmarl import tracking
 from offmarl._imports import summarize
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
-from offmarl.envs.base import Environment, restart, transition
+from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, RunError
 from offmarl.networks import blank_view
 from offmarl.paths import local
@@ -76,7 +76,6 @@ class TrainedRun(NamedTuple):
         checkpoints, unit = self._checkpoints(earlier)
         number = self._step(checkpoints.steps(), seed, step, unit)
         tree, _ = checkpoints.restore({part: shapes}, number)
-        checkpoints.close()
         values = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
         at = "" if number is None else f" at {number * unit}"
         require_finite(values, f"the {part} of seed {seed} in {self.directory}{at}")
@@ -120,30 +119,21 @@ class TrainedRun(NamedTuple):
             )
         target = self.best_step(seed) if step == "best" else int(step)
         steps = [unit * number for number in numbers]
-        if not steps:
-            raise RunError(
-                f"{self.directory} keeps no policy but its last, as published runs do: leave the "
-                'step out, or give "last".'
-            )
         if target not in steps:
             keeps = self.record["kind"] == "baseline"
             raise RunError(
                 f"{self.directory} has no checkpoint of step {target}, but of {steps}: give one of "
-                f"these{', or train again with --keep all (or best)' if keeps else ''}."
+                f'these, or "last"{", or train again with --keep all (or best)" if keeps else ""}.'
             )
         return target // unit
 
 
 def builder_of(
-    run: Mapping[str, Any],
-    run_dir: Path,
-    file: str | Path | None = None,
-    env: Environment | None = None,
+    run: Mapping[str, Any], run_dir: Path, file: str | Path | None = None
 ) -> Callable[[EnvSpec], Built]:
     """Return a function that builds the program of a run for an environment, from its record.
 
-    ``file`` is that of its program, see `load_policy`. Of a recorder's program only the state, and
-    not the policy, depends on ``env``.
+    ``file`` is that of its program, see `load_policy`.
     """
     kind: registry.Kind = run["kind"]
     origin = registry.ProgramOrigin(run["program"], run["file"], run["sha256"])
@@ -154,7 +144,7 @@ def builder_of(
         raise RunError(f"{run_dir / tracking.RUN_FILE} is not valid (args): {error}") from None
 
     def build(spec: EnvSpec) -> Built:
-        source: Any = env or _Blank(spec)
+        source: Any = _Blank(spec)
         if kind == "baseline":
             statistics = dataset.read(run_dir / dataset.STATISTICS_FILE)
             source = dataset.DatasetStatistics(None, statistics)

@@ -266,7 +266,7 @@ def store_statistics(vault: Reader, computed: Statistics) -> bool:
     A vault that another process is writing to, that cannot be written, that offmarl did not write,
     or that was pulled, so that its files have published checksums, stays as it is.
     """
-    if not vault.native or not vault.store.can_lock or read_pull_record(vault.store).provenance:
+    if not vault.native or not vault.store.is_local or read_pull_record(vault.store).provenance:
         return False
     with suppress(VaultError, OSError):
         lock = vault.store.lock()

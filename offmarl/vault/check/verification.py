@@ -47,7 +47,7 @@ from offmarl.vault.format.metadata import (
     to_metadata,
     zarrays,
 )
-from offmarl.vault.read.arrays import check_foreign_length
+from offmarl.vault.read.arrays import check_length
 from offmarl.vault.read.chunks import matches_checksum
 from offmarl.vault.read.manifest import (
     Description,
@@ -265,7 +265,7 @@ def _describe_foreign(store: Store, contents: Contents, findings: _Findings) -> 
     with noting(findings.faults, layout.INDEX_KEY):
         length, grids = stock_length(store), {grid.name: grid for grid in findings.grids}
         rows = max((grid.shape[0] for grid in findings.grids), default=0)
-        check_foreign_length(Description(store, None, {}, rows, length, {}, grids=grids))
+        check_length(Description(store, None, {}, rows, length, {}, grids=grids))
         findings.length = length
     findings.unchecked.append(f"{METADATA}: programs other than offmarl keep no digest of it.")
     findings.unchecked += [
@@ -350,10 +350,10 @@ def _comparing(contents: Contents, schema: Schema) -> Callable[[_StoredChunk, by
 
     @lru_cache(maxsize=1)  # chunks come in the order of time
     def checksums_of(number: int) -> tuple[NumpyArray, str]:
-        problems, value = list[Fault](), b""
-        with noting(problems):
-            value = contents.get(layout.checksums_key(number))
-        return layout.decode_checksums(value), problems[0].what if problems else "too few"
+        try:
+            return layout.decode_checksums(contents.get(layout.checksums_key(number))), "too few"
+        except ERRORS as error:
+            return np.zeros(0), reason(error)
 
     def difference(stored: _StoredChunk, value: bytes) -> str:
         begin, stop = stored.chunk.steps

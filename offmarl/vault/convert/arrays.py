@@ -181,7 +181,7 @@ def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
     leaves: dict[str, Any] = {}
     for name, tree in trees.items():
         if tree is not None and not (name == EXTRAS and not tree):
-            _check_names(name, tree)
+            spec_tree(map_tree(lambda _: ArraySpec(()), tree))  # checks the names
             leaves |= flatten_tree(tree, name)
     for name, leaf in leaves.items():
         if isinstance(leaf, np.ma.MaskedArray):
@@ -197,13 +197,6 @@ def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
                 "first axis is that of time."
             )
     return arrays
-
-
-def _check_names(name: str, tree: Any) -> None:
-    try:
-        spec_tree(map_tree(lambda _: ArraySpec(()), tree))
-    except ShapeError as error:
-        raise ShapeError(f"{name}: {error}") from error
 
 
 class _Agents(NamedTuple):
@@ -264,7 +257,8 @@ class _Columns(NamedTuple):
     def check(self) -> None:
         """Raise if the arrays do not fit one another."""
         self._check_options()
-        for name, array in (*self.arrays.items(), *self._after_by_argument().items()):
+        after = {f"next {name}": array for name, array in self.after.items()}
+        for name, array in (self.arrays | after).items():
             if len(array) != self.steps or not self.steps:
                 raise ShapeError(
                     f"{name} has {len(array)} steps, and rewards has {self.steps}: the arrays "
@@ -280,15 +274,12 @@ class _Columns(NamedTuple):
                     f"{self.agents.number}: the second axis must be theirs. If there is one agent, "
                     "leave that axis out of all arrays; otherwise give num_agents."
                 )
-        for name, array in self._after_by_argument().items():
+        for name, array in after.items():
             before = self.arrays[name.removeprefix("next ")]
             if array.shape != before.shape:
                 raise ShapeError(
                     f"{name} has shape {array.shape}, and before the step {before.shape}."
                 )
-
-    def _after_by_argument(self) -> dict[str, NumpyArray]:
-        return {f"next {name}": array for name, array in self.after.items()}
 
     def _check_options(self) -> None:
         if self.action_bounds is not None:

@@ -8,14 +8,14 @@ datasets are refused, and pickles are never read.
 
 import hashlib
 import io
-import math
 import os
 import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -31,8 +31,6 @@ StrPath = str | os.PathLike[str]
 HDF5 = (".h5", ".hdf5")
 """Suffixes of HDF5 files."""
 
-_MOST_DEFLATED = 1040
-"""More than the bytes that one compressed byte can stand for."""
 _PICKLE = "a pickle of Python objects, which is never read: save its arrays with np.savez"
 _KINDS = {
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
@@ -73,7 +71,9 @@ def readable(file: object, *more: type[Exception]) -> Iterator[None]:
 def _reason(file: object, error: Exception) -> str:
     """Return why reading failed, and a file's kind, without NumPy's advice on pickles."""
     kind = _kind_of(file) if isinstance(file, Path) and file.is_file() else ""
-    reason = "Python objects in it are not read" if "pickle" in str(error) else str(error)
+    reason = str(error)
+    if "pickle" in reason or "Python objects" in reason:
+        reason = "it holds Python objects, which are not read"
     return f"it is {kind} ({reason})" if kind else reason
 
 
@@ -109,7 +109,8 @@ def open_arrays(
 ) -> Iterator[dict[str, Any]]:
     """Open the arrays of a file or folder whose names ``select`` returns, given all names.
 
-    The arrays have a shape and a type, and can be sliced along their first axis.
+    The arrays have a shape and a type, and can be sliced along their first axis. Those of an
+    ``.npz`` file are unpacked to a temporary directory, which compares them with their checksums.
     """
     with ExitStack() as stack:
         names, open_array = _opened(source, stack)
@@ -128,64 +129,21 @@ def _opened(source: Path, stack: ExitStack) -> tuple[set[str], Callable[[str], A
         return {*datasets}, datasets.__getitem__
     with readable(source):
         archive = stack.enter_context(zipfile.ZipFile(source))
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="offmarl-")))
     names = {name.removesuffix(".npy") for name in archive.namelist()}
-    return names, lambda name: stack.enter_context(ZippedArray(archive, name, source))
+
+    def open_zipped(name: str) -> NumpyArray:
+        with readable(source):
+            with errors_of(folder):  # of a full disk
+                path = archive.extract(f"{name}.npy", folder)
+            return np.lib.format.open_memmap(path, mode="r")
+
+    return names, open_zipped
 
 
 def _mapped(path: Path) -> NumpyArray:
     with readable(path):
         return np.lib.format.open_memmap(path, mode="r")
-
-
-class ZippedArray(AbstractContextManager["ZippedArray"]):
-    """An array in an ``.npz`` file, of which only slices are read; cheap in their order.
-
-    The archive's checksum is compared when the last slice is read after all others.
-    """
-
-    def __init__(self, archive: zipfile.ZipFile, name: str, source: Path):
-        self._archive, self._name, self._source = archive, f"{name}.npy", source
-        self._whole: NumpyArray | None = None
-        with readable(source), ExitStack() as stack:
-            self._file = stack.enter_context(archive.open(self._name))
-            old, form = np.lib.format.read_magic(self._file) == (1, 0), np.lib.format
-            read_header = form.read_array_header_1_0 if old else form.read_array_header_2_0
-            self.shape, fortran, self.dtype = read_header(self._file)
-            self._start = self._file.tell()
-            require_numbers(self, name)
-            self._check_size(math.prod(self.shape) * self.dtype.itemsize)
-            if fortran:
-                data = np.frombuffer(self._file.read(), self.dtype)
-                self._whole = data.reshape(self.shape[::-1]).T
-            stack.pop_all()  # without an error, it stays open
-
-    def _check_size(self, size: int) -> None:
-        """Raise `ValueError` if the archive cannot hold so many bytes, as a forged header says."""
-        info, most = self._archive.getinfo(self._name), self._source.stat().st_size
-        is_small = info.compress_size <= most and info.file_size <= _MOST_DEFLATED * most
-        if info.file_size - self._start != size or not is_small:
-            raise ValueError(f"{self._name} has not the size of an array of shape {self.shape}")
-
-    def __getitem__(self, index: slice) -> NumpyArray:
-        """Read a slice along the first axis."""
-        if self._whole is not None:
-            return self._whole[index]
-        start, stop, _ = index.indices(self.shape[0])
-        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        with readable(self._source):
-            skipped = self._start + start * row_bytes - self._file.tell()
-            if skipped < 0:  # a seek would end the comparison with the checksum
-                self._file.close()
-                self._file = self._archive.open(self._name)
-                skipped = self._start + start * row_bytes
-            self._file.read(skipped)
-            data = self._file.read((stop - start) * row_bytes)
-            if stop == self.shape[0]:
-                self._file.read(1)  # the checksum follows
-            return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
 
 def open_hdf5(source: Path, stack: ExitStack) -> dict[str, Any]:
@@ -263,16 +221,12 @@ def _check_dataset(dataset: Any, name: str) -> None:
 def check_links_stay_inside(directory: Path) -> None:
     """Raise `VaultError` if a directory has links out of it, or anything but files."""
     root = directory.resolve()
-    for path in _below(directory):
+    entries = (Path(x, name) for x, below, names in os.walk(directory) for name in (*below, *names))
+    for path in entries:
         if path.is_symlink() and not path.resolve().is_relative_to(root):
             raise _refused(f"{path} is a link that leads out of {directory}")
         if path.exists() and stat.S_IFMT(path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
             raise _refused(f"{path} is neither a file nor a directory")
-
-
-def _below(directory: Path) -> Iterator[Path]:
-    for parent, below, names in os.walk(directory):
-        yield from (Path(parent, name) for name in (*below, *names))
 
 
 def _refused(reason: str) -> VaultError:

@@ -26,7 +26,7 @@ import numpy as np
 
 from offmarl.errors import VaultError
 from offmarl.paths import local
-from offmarl.types import Discrete, EnvSpec, Transition
+from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.convert import common
 from offmarl.vault.convert.admission import ImportedRow, to_steps
 from offmarl.vault.convert.common import Imported
@@ -86,7 +86,12 @@ def _records(blocks: Iterable[tuple[int, _Arrays]], spec: EnvSpec) -> Iterator[I
         after = {name: arrays.pop(_NEXT[name]) for name in _NEXT if _NEXT[name] in arrays}
         steps = to_steps(arrays, spec, start)
         limits, since = find_limits(steps.last[0], since, spec.time_limit)
-        steps = _truncate(steps, limits)
+        limit = limits[None, :, None]
+        steps = steps._replace(
+            terminated=steps.terminated & ~limit,
+            truncated=steps.truncated | limit,
+            last=steps.last | limits,
+        )
         if not after or (spec.state == "native" and "infos.state" not in after):
             yield ImportedRow(steps)
         else:
@@ -106,15 +111,6 @@ def find_limits(done: NumpyArray, since: int, time_limit: int | None) -> tuple[N
         if end < len(done):
             begin = end + 1
     return limits, len(done) - begin
-
-
-def _truncate(steps: Transition, limits: NumpyArray) -> Transition:
-    limit = limits[None, :, None]
-    return steps._replace(
-        terminated=steps.terminated & ~limit,
-        truncated=steps.truncated | limit,
-        last=steps.last | limits,
-    )
 
 
 # ---------------------------------------------------------------------------------- OMAR

@@ -191,10 +191,6 @@ def _buffer(number: int, episode: Episode, cut: bool) -> Any:
     truncated = ~terminated & (steps.terminated | steps.truncated).all(-1)
     truncated[-1] |= ~terminated[-1]
 
-    def one_more(values: NumpyArray) -> NumpyArray:
-        """Repeat the last entry: Minari's infos include the final view."""
-        return np.concatenate([values, values[-1:]])
-
     per_step = {
         "reward": steps.reward,
         "terminated": steps.terminated,
@@ -209,7 +205,8 @@ def _buffer(number: int, episode: Episode, cut: bool) -> Any:
         "alive": views.alive,
         "final_known": np.full(len(views.alive), final is not None),
         "cut": np.full(len(views.alive), cut),
-        **{key: one_more(values) for key, values in per_step.items()},
+        # The last entry is repeated: Minari's infos include the final view.
+        **{key: np.concatenate([values, values[-1:]]) for key, values in per_step.items()},
     }
     infos = {key: x.astype(plain_dtype(x.dtype), copy=False) for key, x in infos.items() if x.size}
     return require("minari.data_collector").EpisodeBuffer(

@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import pickle
+import pickletools
 import struct
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -94,14 +95,8 @@ class _Built:
         self.state = state
 
 
-class _Frames(pickle._Unpickler):
-    """Reads frames of pandas as stand-ins: nothing that a file names is imported or run.
-
-    It is the unpickler in Python, since that in C reserves as much memory as a file asks for.
-    """
-
-    dispatch: ClassVar = {**pickle._Unpickler.dispatch}
-    del dispatch[pickle.BYTEARRAY8[0]]  # which does so, too
+class _Frames(pickle.Unpickler):
+    """Reads frames of pandas as stand-ins: nothing that a file names is imported or run."""
 
     def find_class(self, module: str, name: str) -> type[_Built]:
         """Return the stand-in; `VaultError` for the names of other packages."""
@@ -111,6 +106,14 @@ class _Frames(pickle._Unpickler):
             f"its pickle has an object of {module}.{name}, and only pandas' and NumPy's are read. "
             "Nothing of it was run: use the file of overcooked-ai 1.1.0."
         )
+
+
+def _load(data: bytes) -> Any:
+    """Unpickle a frame; the unpickler reserves as much memory as a file asks for, if it may."""
+    for count, (opcode, number, _) in enumerate(pickletools.genops(data)):
+        if opcode.name.endswith("PUT") and number is not None and number > count:
+            raise pickle.UnpicklingError(f"a place {number} of {count} in its table")
+    return _Frames(io.BytesIO(data)).load()
 
 
 def _array(built: Any) -> NumpyArray:
@@ -138,7 +141,7 @@ def _rows(path: Path) -> dict[str, NumpyArray]:
         pickles = [path.read_bytes()]
     columns: dict[str, list[NumpyArray]] = {}
     for data in pickles:
-        frame = _Frames(io.BytesIO(data)).load().state["_data"].state[3]["0.14.1"]
+        frame = _load(data).state["_data"].state[3]["0.14.1"]
         names = _array(frame["axes"][0].arguments[1]["data"])
         for block in frame["blocks"]:
             places, values = _array(block["mgr_locs"]), _array(block["values"])

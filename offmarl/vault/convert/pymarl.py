@@ -271,15 +271,15 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
     agents = spec.num_agents
     rewards = 1 if spec.reward == "team" else agents
     columns = {
-        "obs": _column(plain_dtype(leaf.numpy_dtype), *lead, *leaf.shape),
-        **({"state": _column("f4", *lead, spec.state_size)} if spec.state_size else {}),
-        "actions": _column("i8", *lead, agents, 1),
-        "avail_actions": _column("i4", *lead, agents, spec.num_actions),
-        "reward": _column("f4", *lead, rewards),
-        "terminated": _column("u1", *lead, 1),
-        "filled": _column("i8", *lead, 1),
+        "obs": Column((*lead, *leaf.shape), plain_dtype(leaf.numpy_dtype)),
+        **({"state": Column((*lead, spec.state_size), np.dtype("f4"))} if spec.state_size else {}),
+        "actions": Column((*lead, agents, 1), np.dtype("i8")),
+        "avail_actions": Column((*lead, agents, spec.num_actions), np.dtype("i4")),
+        "reward": Column((*lead, rewards), np.dtype("f4")),
+        "terminated": Column((*lead, 1), np.dtype("u1")),
+        "filled": Column((*lead, 1), np.dtype("i8")),
         **{
-            _EXTRAS + name: _column(plain_dtype(extra.numpy_dtype), *lead, *extra.shape)
+            _EXTRAS + name: Column((*lead, *extra.shape), plain_dtype(extra.numpy_dtype))
             for name, extra in spec.extras.items()
         },
     }
@@ -292,10 +292,6 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
                 slots[0, : len(values)] = values
                 arrays[name](slots)
     return path
-
-
-def _column(dtype: str | np.dtype[Any], *shape: int) -> Column:
-    return Column(shape, np.dtype(dtype))
 
 
 @contextmanager
@@ -318,9 +314,6 @@ def _slots(episode: Episode, rewards: int) -> dict[str, NumpyArray]:
     if final:
         views = with_final(views, final)
 
-    def executed(values: NumpyArray) -> NumpyArray:
-        return values[:count]
-
     filled = np.ones((count + 1, 1))
     ends = np.zeros((count, 1))
     ends[-1:] = terminated
@@ -328,10 +321,10 @@ def _slots(episode: Episode, rewards: int) -> dict[str, NumpyArray]:
     return {
         "obs": views.observation,
         "state": views.state,
-        "actions": executed(steps.action)[..., None],
+        "actions": steps.action[:count][..., None],
         "avail_actions": views.legal_actions,
-        "reward": executed(reward),
+        "reward": reward[:count],
         "terminated": ends,
         "filled": filled,
-        **{_EXTRAS + name: executed(values) for name, values in (steps.extras or {}).items()},
+        **{_EXTRAS + name: values[:count] for name, values in (steps.extras or {}).items()},
     }

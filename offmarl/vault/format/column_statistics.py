@@ -123,8 +123,6 @@ class QuantileSketch:
     """
 
     def __init__(self, columns: int, capacity: int):
-        if capacity < 2 or capacity % 2:
-            raise ValueError(f"the capacity must be an even number, not {capacity}")
         self.count = 0
         self._columns, self._capacity = columns, capacity
         self._levels: list[list[NumpyArray]] = []

@@ -27,9 +27,8 @@ from offmarl.vault.format import tables
 
 SCHEMA_VERSION = 5
 """Its episode table has the policy of each agent; older versions have that of the first agent."""
-VECTOR_VERSION = 3
-"""This version has float32 vectors only; see `has_typed_leaves`."""
-READABLE_VERSIONS = (VECTOR_VERSION, 4, SCHEMA_VERSION)
+READABLE_VERSIONS = (3, 4, SCHEMA_VERSION)
+"""Version 3 has float32 vectors only; see `has_typed_leaves`."""
 TIME_AXIS = 10**13
 """Length of the time axis of every array; stock programs append to no other length."""
 MAX_STOCK_LENGTH = 2**31 - 1
@@ -165,11 +164,9 @@ class Schema:
             values = {field.name: data[field.name] for field in fields(cls)}
             schema = cls(**{**values, "spec": EnvSpec.from_json(data["spec"])})
             schema._check()
-            if has_typed_leaves(schema.spec) and schema.version == VECTOR_VERSION:
-                raise ValueError(f"version {data['version']} has no such leaves")
         except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
             raise VaultFormatError(
-                f"the vault's schema is damaged ({_reason(error):.200}): copy the vault again "
+                f"the vault's schema is damaged ({error!r:.200}): copy the vault again "
                 "from its source, or copy its intact episodes with `offmarl salvage`."
             ) from error
         return schema
@@ -219,18 +216,9 @@ class Head(NamedTuple):
             return msgspec.convert([data[name] for name in cls._fields], cls)
         except (KeyError, ValueError) as error:
             raise VaultFormatError(
-                f"the vault's head is damaged ({_reason(error):.200}): copy the vault again "
+                f"the vault's head is damaged ({error!r:.200}): copy the vault again "
                 "from its source."
             ) from error
-
-
-def _reason(error: Exception) -> str:
-    """Describe the error of reading a document."""
-    if isinstance(error, KeyError):
-        return f"{error} is missing"
-    if isinstance(error, ValueError | ShapeError):
-        return str(error)
-    return "a value is of the wrong type"
 
 
 def prefix_of(name: str) -> str:
@@ -239,7 +227,7 @@ def prefix_of(name: str) -> str:
 
 
 def has_typed_leaves(spec: EnvSpec) -> bool:
-    """Whether a vault of this spec has leaves that `VECTOR_VERSION` does not have."""
+    """Whether a vault of this spec has other leaves than vectors of observations and state."""
     return not spec.is_vector or bool(spec.extras) or spec.state_size == 0
 
 

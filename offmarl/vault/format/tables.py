@@ -154,14 +154,10 @@ class Episodes(NamedTuple):
         Raises
         ------
         MissingExtraError
-            pandas is not installed.
+            pandas or PyArrow is not installed.
         """
-        pd = import_optional("pandas", "tables")
-        columns = self._columns() | {
-            name: list(getattr(self, name)) for name in ("returns", "policy_ids")
-        }
-        columns["cause"] = pd.Categorical(self.cause, categories=CAUSES.tolist())
-        return pd.DataFrame(columns)
+        import_optional("pandas", "tables")
+        return self.to_arrow().to_pandas()
 
     def to_polars(self) -> "polars.DataFrame":
         """Return the table as a Polars data frame; see `to_arrow` for the columns.
@@ -171,16 +167,10 @@ class Episodes(NamedTuple):
         Raises
         ------
         MissingExtraError
-            Polars is not installed.
+            Polars or PyArrow is not installed.
         """
         pl = import_optional("polars", "tables")
-        agents = self.returns.shape[1]
-        schema = {
-            "returns": pl.Array(pl.Float64, agents),
-            "policy_ids": pl.Array(pl.Int64, agents),
-            "cause": pl.Enum(CAUSES.tolist()),
-        }
-        return pl.DataFrame(self._columns(), schema_overrides=schema)
+        return pl.from_arrow(self.to_arrow()).cast({"cause": pl.Enum(CAUSES.tolist())})
 
     def to_arrow(self) -> "pyarrow.Table":
         """Return the table as an Arrow table, whose row i is episode i.
@@ -209,31 +199,26 @@ class Episodes(NamedTuple):
         pa = import_optional("pyarrow", "tables")
         agents = self.returns.shape[1]
         number = (self.cause[:, None] == CAUSES).argmax(1).astype(np.int8)
-        columns = self._columns() | {
-            **{
-                name: pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), agents)
-                for name, values in (("returns", self.returns), ("policy_ids", self.policy_ids))
-            },
-            "cause": pa.DictionaryArray.from_arrays(number, CAUSES.tolist()),
-        }
-        return pa.table(columns)
 
-    def _columns(self) -> dict[str, Any]:
-        """Return the columns of data frames as arrays, those of agents with two axes."""
-        return {
-            "row": self.row,
-            "start": self.start,
-            "length": self.length,
-            **{f"episode_{name}": values for name, values in self.returns_by_name.items()},
-            "returns": self.returns,
-            "complete": self.complete,
-            "terminated": self.terminated,
-            "truncated": self.truncated,
-            "cause": self.cause,
-            "policy_id": self.policy_id,
-            "policy_ids": self.policy_ids,
-            "final": self.final,
-        }
+        def of_agents(values: Any) -> Any:
+            return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), agents)
+
+        return pa.table(
+            {
+                "row": self.row,
+                "start": self.start,
+                "length": self.length,
+                **{f"episode_{name}": values for name, values in self.returns_by_name.items()},
+                "returns": of_agents(self.returns),
+                "complete": self.complete,
+                "terminated": self.terminated,
+                "truncated": self.truncated,
+                "cause": pa.DictionaryArray.from_arrays(number, CAUSES.tolist()),
+                "policy_id": self.policy_id,
+                "policy_ids": of_agents(self.policy_ids),
+                "final": self.final,
+            }
+        )
 
 
 class Signals(NamedTuple):

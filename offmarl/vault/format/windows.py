@@ -1,5 +1,6 @@
 """Locates windows of steps in the chunks of arrays, and gathers their steps."""
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -30,19 +31,15 @@ class ChunkSteps(NamedTuple):
 class WindowPlaces:
     """Where windows are in chunks of one size; computed once for all arrays that have such chunks.
 
-    Windows are read in pieces that each lie in one chunk: one piece for each window, and a second
-    for windows that cross into another chunk. Windows longer than a chunk have a piece for each
-    step.
+    A window that lies in one chunk is read as a piece. Of the others, each step is read.
     """
 
-    pieces: ChunkSteps
-    """The first step of each piece."""
-    piece_steps: int
-    """Steps in a piece."""
-    index: NDArray[np.int64]
-    """``(W, length)`` index of each step of the windows among the steps of all pieces."""
     crossing: NDArray[np.int64]
-    """The windows that have two pieces."""
+    """The windows that do not lie in one chunk."""
+    pieces: ChunkSteps
+    """The first step of each window; an earlier one in the same chunk for those that cross."""
+    steps: ChunkSteps
+    """All steps of those that cross."""
 
     def __init__(
         self,
@@ -53,45 +50,32 @@ class WindowPlaces:
         chunk_steps: int,
     ):
         self.rows, self.starts, self.length = rows, starts, length
-        self._index: NDArray[np.int64] | None = None
-        self._steps: dict[int, NDArray[np.int64]] = {}
-        self.index = np.arange(len(rows) * length).reshape(len(rows), length)
-        if length > chunk_steps:
-            times = (starts[:, None] + np.arange(length)).ravel()
-            self.crossing, self.piece_steps = rows[:0], 1
-            self.pieces = ChunkSteps.of(rows.repeat(length), times, chunk_rows, chunk_steps)
-            return
-        over, self.piece_steps = np.maximum(starts % chunk_steps + length - chunk_steps, 0), length
-        self.crossing = crossing = np.flatnonzero(over)
-        first = np.append(starts - over, starts[crossing] + length - over[crossing])
-        self.pieces = ChunkSteps.of(np.append(rows, rows[crossing]), first, chunk_rows, chunk_steps)
-        if len(crossing):
-            # In their first pieces, these windows begin later; the last steps are in the second.
-            before, step = (length - over[crossing])[:, None], np.arange(length)
-            second = (len(rows) + np.arange(len(crossing)))[:, None] * length + step - before
-            self.index[crossing] = np.where(
-                step < before, self.index[crossing] + over[crossing, None], second
-            )
+        self._size = chunk_rows, chunk_steps
+        step = starts % chunk_steps
+        over = np.maximum(step + length - chunk_steps, 0)
+        self.crossing = np.flatnonzero(over)
+        self.pieces = ChunkSteps.of(rows, starts - np.minimum(over, step), *self._size)
+        self.steps = self.at(self.crossing[:, None] * length + np.arange(length))
 
-    def steps(self, index: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """Return the indices in the pieces of the first ``count`` of the windows' steps ``index``.
+    def at(self, index: NDArray[np.int64]) -> ChunkSteps:
+        """Return where some steps are, which are counted through all windows."""
+        window, step = np.divmod(index.ravel(), self.length)
+        return ChunkSteps.of(self.rows[window], self.starts[window] + step, *self._size)
 
-        The result is cached, for the other arrays of a read.
-        """
-        if self._index is not index:
-            self._index, self._steps = index, {}
-        if count not in self._steps:
-            first = np.ascontiguousarray(index[:, :count])
-            self._steps[count] = self.index.ravel()[first] if len(self.crossing) else first
-        return self._steps[count]
+    @cached_property
+    def by_chunk(self) -> list[tuple[int, int, NDArray[np.int64], NDArray[np.int64]]]:
+        """The chunks, by time: block, number, and the steps in the windows and in the chunk."""
+        block, number, step = self.at(np.arange(len(self.rows) * self.length))
+        order = np.lexsort((block, number))
+        ends = np.diff(block[order]) | np.diff(number[order])
+        parts = np.split(order, np.flatnonzero(ends) + 1) if len(order) else []
+        return [(int(block[x[0]]), int(number[x[0]]), x, step[x]) for x in parts]
 
 
 def put_steps(
     windows: NumpyArray, index: NDArray[np.int64], out: NumpyArray, at: NDArray[np.int64] | None
 ) -> None:
-    """Write some steps of windows to an array, converted to its type."""
-    if not out.size:
-        return
+    """Write some steps of windows to an array that is not empty, converted to its type."""
     items, places = as_items(np.ascontiguousarray(windows)), slice(None) if at is None else at
     index = index[:, : out.shape[1]]
     if out.dtype == windows.dtype and at is None:

@@ -22,19 +22,11 @@ from numpy.typing import NDArray
 
 from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl._arrays import as_items
-from offmarl.errors import VaultError, VaultFormatError
+from offmarl.errors import VaultError
 from offmarl.vault.format.layout import NumpyArray, Schema, damage_error
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import WindowPlaces, put_steps
-from offmarl.vault.read.bounds import Index
-from offmarl.vault.read.chunks import (
-    Checks,
-    ChunkPart,
-    ChunkPlace,
-    Chunks,
-    map_arrays,
-    windows_of,
-)
+from offmarl.vault.read.chunks import Checks, ChunkPart, ChunkPlace, Chunks, MappedArray, map_arrays
 from offmarl.vault.read.manifest import Description, map_contents
 from offmarl.vault.storage.commit import Contents
 from offmarl.vault.storage.location import is_forked
@@ -47,15 +39,10 @@ _KEYS_A_CHUNK = 64
 """Reading one chunk without a map takes about as long as mapping this many chunks."""
 
 UNBACKED_STEPS = 2**20
-"""Steps over all rows that may be read before a vault's length is compared with its chunks.
-
-A vault of another program may have so many steps of zeros without a chunk.
+"""Steps over all rows that a vault may have, or that may be read, before they are compared with its
+chunks.
 """
-_UNCOUNTED_CHUNKS = 2**20
-"""If a vault of offmarl has more chunks, its length is compared with its files or its keys."""
 _NUMBER = re.compile(r"\d+[./](\d+)")
-
-_Cut = list[tuple[int, slice, slice]]
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process only
 
@@ -73,12 +60,11 @@ class Arrays:
     ):
         self._vault, self._may_map = vault, mapped
         self._episodes = episodes
-        self._sizes = {name: grid.chunks[:2] for name, grid in vault.grids.items()}
         self._schema: Schema | None = None
         if checked and vault.manifest and vault.manifest.schema.codec == "raw":
             # A forged length must not make the checks, which hold state for each chunk, take much
             # memory.
-            _check_own_length(vault, vault.manifest.schema)
+            check_length(vault)
             self._schema = vault.manifest.schema
         self._has_length = False
         self._map_lock = Lock()
@@ -106,15 +92,13 @@ class Arrays:
 
     def chunk(self, name: str) -> tuple[int, int]:
         """Return the rows and the steps of an array's chunks."""
-        rows, steps = self._sizes[name]
+        rows, steps, *_ = self._vault.grids[name].chunks
         return rows, steps
 
     def check_length(self) -> None:
         """Raise `VaultFormatError` if there is less data than the vault's length needs."""
-        if not self._has_length and self._vault.manifest:
-            _check_own_length(self._vault, self._vault.manifest.schema)
-        elif not self._has_length:
-            check_foreign_length(self._vault)
+        if not self._has_length:
+            check_length(self._vault)
         self._has_length = True
 
     def blocks(
@@ -124,7 +108,7 @@ class Arrays:
         self.check_length()
         names = list(names)
         step_bytes = rows * sum(self._vault.leaves[name].step_bytes for name in names)
-        chunk = max(self._sizes[name][1] for name in names)
+        chunk = max(self.chunk(name)[1] for name in names)
         size = chunk * max(1, most // (step_bytes * chunk))
         while start < self._vault.length:
             stop = min(self._vault.length, (start // size + 1) * size)
@@ -152,46 +136,26 @@ class Arrays:
         self._map()
 
     def read(
-        self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, Index]
+        self, names: Iterable[str], rows: tuple[int, int], steps: tuple[int, int]
     ) -> dict[str, NumpyArray]:
-        """Read ``(B, T, ...)`` of some arrays.
-
-        ``agents`` maps names of arrays to a selection from their third axis.
-        """
+        """Read ``(B, T, ...)`` of some arrays; ``rows`` and ``steps`` are intervals."""
         names = list(names)
         self._check_names(names)
-        chunks = self._map() if self._map_pays(names, rows, steps) else self._chunks
+        lead = rows[1] - rows[0], steps[1] - steps[0]
+        chunks = self._map() if self._map_pays(names, *lead) else self._chunks
+        sizes = {self.chunk(name) for name in names}
+        cuts = {size: ([*cut(*rows, size[0])], [*cut(*steps, size[1])]) for size in sizes}
         arrays: dict[str, NumpyArray] = {}
         parts: list[ChunkPart] = []
-        views: dict[ChunkPlace, tuple[Index, ...]] = {}
-        cuts: dict[tuple[int, int], tuple[_Cut, _Cut]] = {}
         for name in names:
-            size = self.chunk(name)
-            if size not in cuts:
-                cuts[size] = [*cut(rows, size[0])], [*cut(steps, size[1])]
-            by_rows, by_steps = cuts[size]
-            select = (agents[name],) if name in agents else ()
-            if name in chunks.maps and len(by_rows) == len(by_steps) == 1:
-                ((block, inside, _),), ((number, times, _),) = by_rows, by_steps
-                views[ChunkPlace(name, block, number)] = inside, times, *select
-                continue
-            shape, dtype = self._selected(name, select)
-            out = arrays[name] = np.empty((len(rows), len(steps), *shape), dtype)
+            leaf, (by_rows, by_steps) = self._vault.leaves[name], cuts[self.chunk(name)]
+            out = arrays[name] = np.empty((*lead, *leaf.shape), leaf.dtype)
             for number, times, to_steps in by_steps:
                 for block, inside, to_rows in by_rows:
                     place = ChunkPlace(name, block, number)
-                    parts.append(ChunkPart(place, (inside, times, *select), out[to_rows, to_steps]))
+                    parts.append(ChunkPart(place, (inside, times), out[to_rows, to_steps]))
         self._copy(chunks, parts)
-        for (place, view), chunk in zip(views.items(), chunks.mapped(views), strict=True):
-            arrays[place.name] = chunk[view]
-        return {name: arrays[name] for name in names}
-
-    def _selected(self, name: str, select: tuple[Index, ...]) -> tuple[Any, Any]:
-        """Return the shape and the type of a selection from each step of an array."""
-        leaf = self._vault.leaves[name]
-        if not select:
-            return leaf.shape, leaf.dtype
-        return np.empty((0, *leaf.shape))[(slice(None), *select)].shape[1:], leaf.dtype
+        return arrays
 
     def windows(
         self,
@@ -204,8 +168,8 @@ class Arrays:
         arrays: dict[str, NumpyArray] = {}
         names = list(names)
         for name, places, array in self._gather(names, rows, starts, length):
-            is_mapped = not isinstance(array, np.ndarray)
-            arrays[name] = array.windows(places) if is_mapped else windows_of(array, places)
+            is_mapped = isinstance(array, MappedArray)
+            arrays[name] = array.windows(places) if is_mapped else array
         return {name: arrays[name] for name in names}
 
     def window_steps(
@@ -221,11 +185,14 @@ class Arrays:
 
         ``index`` and ``at`` are those of `put_steps`.
         """
+        counts = {array.shape[1] for array in out.values()}
+        first = {count: np.ascontiguousarray(index[:, :count]) for count in counts}
         for name, places, array in self._gather([*out], rows, starts, length):
-            if isinstance(array, np.ndarray):
-                put_steps(array, places.steps(index, out[name].shape[1]), out[name], at)
+            steps = first[out[name].shape[1]]
+            if isinstance(array, MappedArray):
+                array.window_steps(places, steps, out[name], at)
             else:
-                array.window_steps(places, index, out[name], at)
+                put_steps(array, steps, out[name], at)
 
     def _gather(
         self,
@@ -234,66 +201,32 @@ class Arrays:
         starts: NDArray[np.int64],
         length: int,
     ) -> Iterator[tuple[str, WindowPlaces, Any]]:
-        """Yield each array's name, its places of windows, and the mapped array or the pieces.
+        """Yield each array's name, its places of windows, and the mapped array or the windows.
 
         All chunks of windows were compared.
         """
         self._check_names(names)
-        chunks, places = self._map(), self._places(names, rows, starts, length)
+        chunks = self._map()
+        sizes = {self.chunk(name) for name in names}
+        by_size = {size: WindowPlaces(rows, starts, length, *size) for size in sizes}
+        places = {name: by_size[self.chunk(name)] for name in names}
         mapped = [name for name in names if name in chunks.maps]
         unmapped = [name for name in names if name not in chunks.maps]
+        before = _blocks_read()
         if mapped:
-            chunks.compare(chunks.fresh(mapped, places[mapped[0]]), self._cold)
-        before = _usage()
-        if self._cold:
-            self.prefetch(mapped, rows, starts, length)
-        after = _usage()
+            chunks.compare(mapped, places[mapped[0]], self._cold)
+        for name in mapped if self._cold else ():
+            chunks.maps[name].prefetch(places[name])
         yield from ((name, places[name], chunks.maps[name]) for name in mapped)
-        pieces = self._gather_pieces(chunks, unmapped, places) if unmapped else {}
-        yield from ((name, places[name], pieces.pop(name)) for name in unmapped)
-        has_read, has_waited = after[0] > before[0], _usage()[1] > after[1]
-        self._cold = has_read or has_waited
+        windows = self._gather_unmapped(chunks, unmapped, places) if unmapped else {}
+        yield from ((name, places[name], windows.pop(name)) for name in unmapped)
+        self._cold = _blocks_read() > before
 
-    def _places(
-        self,
-        names: Sequence[str],
-        rows: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        length: int,
-    ) -> dict[str, WindowPlaces]:
-        """Return the places of windows in arrays, computed once for each size of chunks."""
-        by_size: dict[tuple[int, ...], WindowPlaces] = {}
-        for size in (self._sizes[name] for name in names):
-            if size not in by_size:
-                by_size[size] = WindowPlaces(rows, starts, length, *size)
-        return {name: by_size[self._sizes[name]] for name in names}
-
-    def prefetch(
-        self,
-        names: Iterable[str],
-        rows: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        length: int,
-    ) -> None:
-        """Ask the disk to read windows in the background; does nothing for unmapped arrays.
-
-        Chunks that have not been compared with their checksums are read whole.
-        """
-        names = list(names)
-        self._check_names(names)
-        chunks = self._map()
-        mapped = [name for name in names if name in chunks.maps]
-        places = self._places(mapped, rows, starts, length)
-        fresh = chunks.fresh(mapped, places[mapped[0]]) if mapped else []
-        chunks.prefetch(fresh)
-        for name in {*mapped} - {place.name for place in fresh}:
-            chunks.maps[name].prefetch(rows, starts, length)
-
-    def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
+    def _map_pays(self, names: Iterable[str], rows: int, steps: int) -> bool:
         """Whether the map exists, or the reads so far took as long as making it would."""
         if self._is_mapped:
             return True
-        self._chunks_read += self._count(names, len(rows), len(steps))
+        self._chunks_read += self._count(names, rows, steps)
         most = self._count(self._vault.leaves, self._vault.rows, self._vault.length)
         return self._chunks_read * _KEYS_A_CHUNK >= most
 
@@ -340,7 +273,7 @@ class Arrays:
         return self._vault.grids[place.name].keys(place.block, place.number)
 
     def _bytes_of(self, place: ChunkPlace) -> int:
-        rows, steps = self._sizes[place.name]
+        rows, steps = self.chunk(place.name)
         return rows * steps * self._vault.leaves[place.name].step_bytes
 
     def _decode(self, chunks: Chunks, place: ChunkPlace, values: Sequence[Any]) -> NumpyArray:
@@ -349,24 +282,24 @@ class Arrays:
         If offmarl wrote the vault, every chunk must exist; other programs may omit chunks that hold
         only the fill value.
         """
+        chunk = self._joined(place, values)
+        if chunks.checks is None:
+            return chunk
+        is_live = chunks.values is self._vault.store
+        return chunks.checks.compare(place, chunk, partial(self._again, place) if is_live else None)
+
+    def _again(self, place: ChunkPlace) -> NumpyArray:
+        keys = self._keys(place)
+        return self._joined(place, [*self._vault.store.fetch(keys, len(keys))])
+
+    def _joined(self, place: ChunkPlace, values: Sequence[Any]) -> NumpyArray:
         grid, parts = self._vault.grids[place.name], []
         for key, value in zip(self._keys(place), values, strict=True):
             if value is None and self._vault.manifest:
                 raise damage_error(self._vault.path, f"it has lost {key}")
             place_of = f"{self._vault.path}: {key}"
             parts.append(grid.missing_chunk() if value is None else grid.decode(value, place_of))
-        chunk = grid.join(parts)
-        if chunks.checks is None:
-            return chunk
-        is_live = chunks.values is self._vault.store
-        return chunks.checks.compare(
-            place, chunk, again=partial(self._again, place) if is_live else None
-        )
-
-    def _again(self, place: ChunkPlace) -> NumpyArray:
-        grid, keys = self._vault.grids[place.name], self._keys(place)
-        values = self._vault.store.fetch(keys, len(keys))
-        return grid.join([grid.decode(x or b"", k) for x, k in zip(values, keys, strict=True)])
+        return grid.join(parts)
 
     def _keep(self, place: ChunkPlace, chunk: NumpyArray) -> None:
         """Keep a decoded chunk until newer ones need its memory."""
@@ -389,90 +322,57 @@ class Arrays:
             if selection.size < chunk.size:
                 self._keep(place, chunk)
 
-    def _gather_pieces(
+    def _gather_unmapped(
         self, chunks: Chunks, names: Sequence[str], places: Mapping[str, WindowPlaces]
     ) -> dict[str, NumpyArray]:
-        """Gather the pieces of windows of arrays that are not mapped, ``(P, steps, *leaf)``."""
+        """Gather windows ``(W, length, *leaf)`` of arrays that are not mapped."""
         arrays: dict[str, NumpyArray] = {}
-        indices: dict[ChunkPlace, NDArray[np.int64]] = {}
+        steps: dict[ChunkPlace, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         for name in names:
-            leaf, pieces = self._vault.leaves[name], places[name].pieces
-            block, number = pieces.block, pieces.number
-            shape = len(block), places[name].piece_steps, *leaf.shape
-            arrays[name] = np.empty(shape, leaf.dtype)
-            order = np.lexsort((block, number))
-            ends = np.diff(block[order]) | np.diff(number[order])
-            for index in np.split(order, np.flatnonzero(ends) + 1) if len(order) else []:
-                indices[ChunkPlace(name, int(block[index[0]]), int(number[index[0]]))] = index
-        for place, chunk in self._read(chunks, [*indices]):
-            index, pieces = indices[place], places[place.name].pieces
-            steps = pieces.step[index, None] + np.arange(places[place.name].piece_steps)
-            as_items(arrays[place.name]).reshape(-1, steps.shape[1])[index] = as_items(chunk)[steps]
+            leaf, lead = self._vault.leaves[name], (len(places[name].rows), places[name].length)
+            arrays[name] = np.empty((*lead, *leaf.shape), leaf.dtype)
+            for block, number, to_steps, from_steps in places[name].by_chunk:
+                steps[ChunkPlace(name, block, number)] = to_steps, from_steps
+        for place, chunk in self._read(chunks, [*steps]):
+            to_steps, from_steps = steps[place]
+            as_items(arrays[place.name])[to_steps] = as_items(chunk)[from_steps]
             self._keep(place, chunk)
         return arrays
 
 
-def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
-    """Cut a range at multiples of ``size``."""
-    done = 0
-    while done < len(span):
-        block, first = divmod(span[done], size)
-        count = min(len(span) - done, -(-(size - first) // span.step))
-        inside = slice(first, first + (count - 1) * span.step + 1, span.step)
-        yield block, inside, slice(done, done + count)
-        done += count
+def cut(start: int, stop: int, size: int) -> Iterator[tuple[int, slice, slice]]:
+    """Cut an interval at multiples of ``size``: yield each block, and its part in both."""
+    for block in range(start // size, -(-stop // size)) if start < stop else ():
+        begin, end = max(start, block * size), min(stop, (block + 1) * size)
+        inside = slice(begin - block * size, end - block * size)
+        yield block, inside, slice(begin - start, end - start)
 
 
-def _usage() -> tuple[int, int]:
-    """Return the blocks that this thread read from disk so far, and its major page faults."""
-    usage = resource.getrusage(_THREAD)
-    return usage.ru_inblock, usage.ru_majflt
+def _blocks_read() -> int:
+    """Return the blocks that this thread has read from disk, also for page faults."""
+    return resource.getrusage(_THREAD).ru_inblock
 
 
-def check_foreign_length(vault: Description) -> None:
+def check_length(vault: Description) -> None:
     """Raise `VaultFormatError` if there are far fewer chunks than the rows and the length need.
 
-    Chunks that other programs left out are read as zeros, so a forged index of a few bytes could
-    stand for billions of steps, and forged rows likewise. The chunks that exist bound the work.
+    Chunks that other programs left out are read as zeros, and some state is kept for each chunk of
+    offmarl, so a forged index of a few bytes could stand for billions of steps. The chunks that
+    exist bound the work.
     """
-    backed = 0
+    backed, steps = 0, vault.rows * vault.length
     for name, grid in vault.grids.items():
+        if steps <= 2 * backed + UNBACKED_STEPS:
+            return
         places = {match[0] for match in _chunks_of(vault, name)}
         backed = max(backed, len(places) * math.prod(grid.chunks[:2]))
-        if vault.rows * vault.length <= 2 * backed + UNBACKED_STEPS:
-            return
-    raise VaultFormatError(
-        f"{vault.path} says that it has {vault.rows:,} rows of {vault.length:,} steps, and there "
-        f"is data for {backed:,} steps over all rows at most: its index is damaged or forged. Copy "
-        "the vault again from its source."
-    )
-
-
-def _check_own_length(vault: Description, schema: Schema) -> None:
-    """Raise `VaultFormatError` if the files, or the chunks, are too few for the length.
-
-    The state that is kept for each chunk takes memory, so a forged length of a few bytes could take
-    all memory.
-    """
-    blocks, numbers = schema.rows // schema.chunk_rows, -(-vault.length // schema.chunk_steps)
-    if blocks * numbers * len(vault.leaves) <= _UNCOUNTED_CHUNKS:
-        return
-    files = vault.store.num_bytes if schema.codec == "raw" else None
-    if files is not None:
-        size = blocks * numbers * schema.chunk_bytes
-        if files >= size:
-            return
-        needs = f"that takes {size:,} bytes, and its files have {files:,}"
-    else:
-        count = sum(1 for _ in _chunks_of(vault, next(iter(vault.leaves))))
-        if count >= blocks * numbers:
-            return
-        needs = f"that takes {blocks * numbers:,} chunks of each array, and there are {count:,}"
-    raise damage_error(
-        vault.path,
-        f"it says that it has {schema.rows:,} rows of {vault.length:,} steps, and {needs}; it has "
-        "lost data, or its length is damaged or forged",
-    )
+    if steps > 2 * backed + UNBACKED_STEPS:
+        raise damage_error(
+            vault.path,
+            f"it says that it has {vault.rows:,} rows of {vault.length:,} steps, and there is data "
+            f"for {backed:,} steps over all rows at most: it has lost data, or its length is "
+            "damaged or forged",
+        )
 
 
 def _chunks_of(vault: Description, name: str) -> Iterator[re.Match[str]]:

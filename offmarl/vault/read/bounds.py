@@ -1,20 +1,14 @@
-"""Checks that requested steps, rows, agents and episodes exist."""
+"""Checks that requested steps, rows and episodes exist."""
 
 import operator
-from collections.abc import Mapping
 from pathlib import PurePath
 from typing import SupportsIndex
 
 import numpy as np
 
 from offmarl.errors import VaultError
-from offmarl.types import EnvSpec, flatten_tree
-from offmarl.vault.format import layout
-from offmarl.vault.format.layout import Leaf, NumpyArray
+from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.read.manifest import Description
-
-Index = slice | list[int]
-"""A selection from an axis."""
 
 
 def check_steps(vault: Description, start: int, stop: int) -> None:
@@ -37,44 +31,12 @@ def check_episode(number: object, count: int, path: PurePath) -> None:
         raise VaultError(f"episode {number} was requested, and {path} has {count}.")
 
 
-def interval(steps: slice, length: int) -> tuple[int, int]:
-    """Return the first step of a slice and the one after the last."""
-    start, stop, stride = steps.indices(length)
+def interval(part: slice, size: int, axis: str) -> tuple[int, int]:
+    """Return the first index of a slice and the one after the last."""
+    start, stop, stride = part.indices(size)
     if stride != 1:
-        raise VaultError(f"a slice of steps must have a stride of 1: got {stride}.")
+        raise VaultError(f"a slice of {axis} must have a stride of 1: got {stride}.")
     return start, max(start, stop)
-
-
-def indices(part: slice, size: int, axis: str) -> range:
-    """Return the indices that a slice picks; `VaultError` if they are descending."""
-    if not isinstance(part, slice):
-        raise VaultError(f"{axis} are given by a slice, such as slice(0, 2): got {part!r}.")
-    span = range(*part.indices(size))
-    if span.step < 0:
-        raise VaultError(f"{axis} are read in ascending order, not by a step of {span.step}.")
-    return span if span else range(span.start, span.start)
-
-
-def agents(leaves: Mapping[str, Leaf], spec: EnvSpec, part: slice) -> dict[str, Index]:
-    """Return the selection from the third axis of each array that has an axis of agents."""
-    span = indices(part, spec.num_agents, "agents")
-    having = (name for name, leaf in leaves.items() if _has_agents(name, leaf, spec))
-    selections: dict[str, Index] = dict.fromkeys(having, slice(span.start, span.stop, span.step))
-    for name, leaf in flatten_tree(spec.observation_spec, layout.OBSERVATIONS).items():
-        if leaf.agents:  # of some agents alone
-            selections[name] = [place for place, agent in enumerate(leaf.agents) if agent in span]
-    return selections
-
-
-def _has_agents(name: str, leaf: Leaf, spec: EnvSpec) -> bool:
-    """Whether the first axis of an array's steps is that of agents.
-
-    That of a vector state may be, too, if another program wrote it. Extras count as having the axis
-    if its size agrees.
-    """
-    if name.startswith(layout.STATE) and (spec.global_state or len(leaf.shape) == 1):
-        return False
-    return leaf.shape[:1] == (spec.num_agents,)
 
 
 def windows(

@@ -13,17 +13,14 @@ from numpy.typing import NDArray
 from offmarl._arrays import as_items
 from offmarl.errors import VaultChecksumError, VaultFormatError
 from offmarl.vault.format import layout
-from offmarl.vault.format.faults import of_chunk, with_episodes
+from offmarl.vault.format.faults import Fault, with_episodes
 from offmarl.vault.format.layout import Head, Leaf, NumpyArray, Schema, damage_error
-from offmarl.vault.format.metadata import Chunk
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import ChunkSteps, WindowPlaces, put_steps
-from offmarl.vault.read.bounds import Index
 from offmarl.vault.read.manifest import Description
 from offmarl.vault.storage.commit import Contents, Region, ValueLocation
 from offmarl.vault.storage.store import Store
 
-_PIECE_BYTES = 2**17
 _CACHED_BYTES = 2**18
 _LARGE_BYTES = 512
 """From this size on a leaf is gathered step by step, so that each is copied once from the disk."""
@@ -46,16 +43,8 @@ class ChunkPart(NamedTuple):
     """A part of a chunk, and the array to copy it to."""
 
     place: ChunkPlace
-    source: tuple[Index, ...]
+    source: tuple[slice, slice]
     target: NumpyArray
-
-
-def windows_of(pieces: NumpyArray, places: WindowPlaces) -> NumpyArray:
-    """Put windows ``(W, length, *leaf)`` together from their pieces."""
-    shape = len(places.rows), places.length, *pieces.shape[2:]
-    if len(places.crossing):
-        pieces = as_items(pieces)[places.index].view(pieces.dtype)
-    return pieces.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -77,13 +66,14 @@ class MappedArray:
 
     def windows(self, places: WindowPlaces) -> NumpyArray:
         """Gather windows ``(W, length, *leaf)``."""
-        crossing, shape = places.crossing, (len(places.rows), places.length, *self.leaf.shape)
-        addresses = self._address(places.pieces)
-        if not len(crossing):
-            return self._gather(addresses, places.piece_steps).reshape(shape)
-        windows = self._gather(addresses[: len(places.rows)], places.piece_steps)
-        steps = self._step_addresses(places, addresses)[places.index[crossing]]
-        windows[crossing] = self._gather(steps.ravel(), 1).reshape(len(crossing), *shape[1:])
+        shape = (len(places.rows), places.length, *self.leaf.shape)
+        if self.leaf.step_bytes >= _LARGE_BYTES or len(places.crossing) == len(places.rows):
+            steps = places.at(np.arange(len(places.rows) * places.length))
+            return self._gather(self._address(steps), 1).reshape(shape)
+        windows = self._gather(self._address(places.pieces), places.length)
+        if len(places.crossing):
+            steps = self._gather(self._address(places.steps), 1)
+            windows[places.crossing] = steps.reshape(-1, *shape[1:])
         return windows
 
     def window_steps(
@@ -93,21 +83,13 @@ class MappedArray:
         out: NumpyArray,
         at: NDArray[np.int64] | None,
     ) -> None:
-        """Gather windows, and write some of their steps to an array.
-
-        ``index``, ``out`` and ``at`` are those of `put_steps`.
-        """
-        index = places.steps(index, out.shape[1])
+        """Gather windows, and write some of their steps to an array, as `put_steps` does."""
         if self.leaf.step_bytes < _LARGE_BYTES or out.dtype != self.leaf.dtype:
-            pieces = self._gather(self._address(places.pieces), places.piece_steps)
-            put_steps(pieces, index, out, at)
+            put_steps(self.windows(places), index, out, at)
             return
-        steps = self._step_addresses(places, self._address(places.pieces))
-        addresses = steps[index].ravel()
+        addresses, count = self._address(places.at(index)), index.shape[1]
         items, target = self.region.items(self.leaf.step_bytes), as_items(out)
-        to = None
-        if at is not None:
-            to = (at[:, None] * out.shape[1] + np.arange(out.shape[1])).ravel()
+        to = None if at is None else (at[:, None] * count + np.arange(count)).ravel()
         # NumPy gathers only into new arrays. Where these fit in the processor's cache, the copy
         # from there to ``out`` takes little time.
         size = max(1, _CACHED_BYTES // self.leaf.step_bytes)
@@ -115,21 +97,11 @@ class MappedArray:
             span = slice(begin, begin + size)
             target[span if to is None else to[span]] = items[addresses[span]]
 
-    def prefetch(self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int) -> None:
+    def prefetch(self, places: WindowPlaces) -> None:
         """Ask the disk to read windows in the background."""
-        stops = starts + length
-        while len(starts):
-            ends = np.minimum(stops, (starts // self.chunk_steps + 1) * self.chunk_steps)
-            sizes = (ends - starts) * self.leaf.step_bytes
-            steps = ChunkSteps.of(rows, starts, self.chunk_rows, self.chunk_steps)
-            self.region.will_need(self._address(steps), sizes)
-            goes_on = ends < stops
-            rows, starts, stops = rows[goes_on], ends[goes_on], stops[goes_on]
-
-    def prefetch_chunks(self, places: Sequence[tuple[int, int]]) -> None:
-        """Ask the disk to read whole chunks in the background, given as (block, number)."""
-        begins = self.addresses[tuple(np.array(places).T)]
-        self.region.will_need(begins, np.full_like(begins, self.chunk_bytes))
+        for steps, count in ((places.pieces, places.length), (places.steps, 1)):
+            begins = self._address(steps)
+            self.region.will_need(begins, np.full_like(begins, count * self.leaf.step_bytes))
 
     @property
     def chunk_bytes(self) -> int:
@@ -139,11 +111,6 @@ class MappedArray:
     def _address(self, steps: ChunkSteps) -> NDArray[np.int64]:
         begins: NDArray[np.int64] = self.addresses[steps.block, steps.number]
         return begins + steps.step * self.leaf.step_bytes
-
-    def _step_addresses(self, places: WindowPlaces, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the addresses of all steps of pieces, given those of the pieces."""
-        steps = np.arange(places.piece_steps) * self.leaf.step_bytes
-        return (pieces.reshape(-1, 1) + steps).ravel()
 
     def _gather(self, addresses: NDArray[np.int64], steps: int) -> NumpyArray:
         items = self.region.items(steps * self.leaf.step_bytes)[addresses]
@@ -159,55 +126,46 @@ class Chunks(NamedTuple):
     checks: "Checks | None"
     """None if nothing is compared."""
 
-    def mapped(self, places: Iterable[ChunkPlace]) -> list[NumpyArray]:
-        """Return mapped chunks, not copied; each is compared before its first use."""
-        chunks = []
-        for place in places:
-            chunk = self.maps[place.name].chunk(place.block, place.number)
-            if self.checks and self.checks.is_fresh(place):
-                self.checks.compare(place, chunk)
-            chunks.append(chunk)
-        return chunks
+    def chunk(self, place: ChunkPlace) -> NumpyArray:
+        """Return a mapped chunk, not copied; it is compared before its first use."""
+        chunk = self.maps[place.name].chunk(place.block, place.number)
+        if self.checks and self.checks.is_fresh(place):
+            self.checks.compare(place, chunk)
+        return chunk
 
     def copy(self, parts: Iterable[ChunkPart]) -> None:
         """Copy parts of mapped chunks to their targets."""
         unreleased = 0
         for place, source, target in parts:
-            array = self.maps[place.name]
-            chunk = array.chunk(place.block, place.number)
-            if self.checks and target.shape == chunk.shape and self.checks.is_fresh(place):
-                self.checks.compare(place, chunk, checksum=_copy(chunk, target))
-            else:
-                target[...] = self.mapped([place])[0][source]
+            chunk = self.chunk(place)
+            target[...] = chunk[source]
             unreleased += chunk.nbytes
             if unreleased > _RELEASE_BYTES:
-                array.region.release()
+                self.maps[place.name].region.release()
                 unreleased = 0
 
-    def fresh(self, names: Sequence[str], places: WindowPlaces) -> list[ChunkPlace]:
-        """Return the mapped chunks of windows that have not been compared."""
-        if self.checks is None or not (names and len(places.rows)):
-            return []
-        return self.checks.fresh(names, places.pieces.block, places.pieces.number)
-
-    def compare(self, places: Sequence[ChunkPlace], cold: bool) -> None:
-        """Compare mapped chunks; on a cold disk, many are requested at once."""
-        if not places or not self.checks:
+    def compare(self, names: Sequence[str], windows: WindowPlaces, cold: bool) -> None:
+        """Compare the chunks of windows of mapped arrays; on a cold disk, many are requested."""
+        if self.checks is None or not len(windows.rows):
             return
+        block, number, _ = map(np.append, windows.pieces, windows.steps)
+        places = self.checks.fresh(names, block, number)
         self.checks.load({place.number for place in places})
-        largest = max(self.maps[name].chunk_bytes for name in {place.name for place in places})
-        step = max(1, _COMPARED_BYTES // largest)
+        step = max(1, _COMPARED_BYTES // max(self.maps[name].chunk_bytes for name in names))
         for begin in range(0, len(places), step):
             batch = places[begin : begin + step]
             if cold:
                 self.prefetch(batch)
-            self.mapped(batch)
+            for place in batch:
+                self.chunk(place)
             self.maps[batch[0].name].region.release()
 
     def prefetch(self, places: Sequence[ChunkPlace]) -> None:
         """Ask the disk to read whole mapped chunks in the background."""
-        for name in dict.fromkeys(place.name for place in places):
-            self.maps[name].prefetch_chunks([place[1:] for place in places if place.name == name])
+        for name, block, number in places:
+            array = self.maps[name]
+            begin = array.addresses[block, [number]]
+            array.region.will_need(begin, np.full_like(begin, array.chunk_bytes))
 
 
 def map_arrays(mapped: Contents, vault: Description) -> dict[str, MappedArray]:
@@ -232,29 +190,14 @@ def map_arrays(mapped: Contents, vault: Description) -> dict[str, MappedArray]:
     return arrays
 
 
-def _copy(chunk: NumpyArray, target: NumpyArray) -> int:
-    """Copy a chunk ``(rows, steps, ...)``, and return its CRC32C.
-
-    Each piece is copied and then hashed, while it is still in the processor's cache.
-    """
-    checksum = 0
-    steps = max(1, _PIECE_BYTES // max(1, chunk[:1, :1].nbytes))
-    for row, to_row in zip(chunk, target, strict=True):
-        for start in range(0, len(row), steps):
-            piece = row[start : start + steps]
-            to_row[start : start + steps] = piece
-            checksum = google_crc32c.extend(checksum, piece)
-    return checksum
-
-
 # ---------------------------------------------------------------------------------- checksums
 
 
 class Checks:
     """Compares chunks with the checksums of a vault that offmarl wrote; threads may share them.
 
-    Chunks of mapped files, which stay as they are, are compared once: one array holds the checksums
-    of all chunks, and a mask marks those that were found intact. Later reads only look at the mask.
+    Chunks of mapped files, which stay as they are, are compared once: a mask marks those that were
+    found intact. Later reads only look at the mask.
     ``episodes`` returns the vault's episodes; an error names those that the damage affects.
     """
 
@@ -276,21 +219,17 @@ class Checks:
         self._blocks = schema.rows // schema.chunk_rows
         self._numbers = -(-self._covered // schema.chunk_steps)
         self._chunks = -(-vault.length // schema.chunk_steps)
-        columns = len(self._index) * self._blocks
-        # Zeros take no memory until they are written, and entries that are not loaded are not read.
-        self._expected: Int[np.ndarray, "T columns"] = np.zeros((self._numbers, columns), int)
-        self._loaded: Bool[np.ndarray, "T"] = np.zeros(self._numbers, bool)
+        self._expected: dict[int, Int[np.ndarray, "columns"]] = {}
         shape = len(self._index), self._blocks, self._chunks
         sound: Bool[np.ndarray, "L B T"] = np.zeros(shape, bool)
         sound[:, :, self._numbers :] = True  # nothing to compare them with
         self._sound: Bool[np.ndarray, "L places"] = sound.reshape(len(self._index), -1)
-        self._sound_in_all: dict[tuple[str, ...], Bool[np.ndarray, "places"]] = {}
         self._lock = Lock()
 
     def load(self, numbers: Iterable[int]) -> None:
         """Load the checksums of some chunks of time, unless they are loaded, in one read."""
         numbers = {number for number in numbers if number < self._numbers}
-        if missing := sorted(number for number in numbers if not self._loaded[number]):
+        if missing := sorted(numbers - self._expected.keys()):
             with self._lock:
                 self._load(missing)
 
@@ -300,29 +239,22 @@ class Checks:
         head, *values = self._values.get_all(keys)
         self._written = Head.decode(head).length
         for number, value in zip(numbers, values, strict=True):
-            checksums = layout.decode_checksums(value)[: self._expected.shape[1]]
-            row = np.full(self._expected.shape[1], _UNKNOWN)
+            row = np.full(len(self._index) * self._blocks, _UNKNOWN)
+            checksums = layout.decode_checksums(value)[: len(row)]
             row[: len(checksums)] = checksums
-            self._expected[number] = row  # one assignment, since other threads read the row
-            self._loaded[number] = True
+            self._expected[number] = row
 
     def fresh(
         self, names: Sequence[str], block: Int[np.ndarray, "P"], number: Int[np.ndarray, "P"]
     ) -> list[ChunkPlace]:
         """Return the chunks of some arrays that have not been compared, in the files' order."""
-        key, places = tuple(names), block * self._chunks + number
-        sound = self._sound_in_all.get(key)
-        if sound is not None and sound[places].all():
-            return []
         rows = np.array([self._index[name] for name in names])
-        if sound is None:
-            sound = np.logical_and.reduce(self._sound[rows], axis=0)
-            self._sound_in_all[key] = sound
+        places = block * self._chunks + number
+        if self._sound[rows[:, None], places].all():
+            return []
         places = np.unique(places)
         places = places[np.argsort(places % self._chunks, kind="stable")]
-        is_sound = self._sound[np.ix_(rows, places)]
-        sound[places] = is_sound.all(0)
-        pairs = zip(*np.nonzero(~is_sound), strict=True)
+        pairs = zip(*np.nonzero(~self._sound[rows[:, None], places]), strict=True)
         return [ChunkPlace(names[i], *divmod(int(places[j]), self._chunks)) for i, j in pairs]
 
     def is_fresh(self, place: ChunkPlace) -> bool:
@@ -334,23 +266,20 @@ class Checks:
         self,
         place: ChunkPlace,
         chunk: NumpyArray,
-        *,
-        checksum: int | None = None,
         again: Callable[[], NumpyArray] | None = None,
     ) -> NumpyArray:
         """Return a chunk that agrees with its checksum; `VaultChecksumError` if it is damaged.
 
-        ``checksum`` is its CRC32C, if known. ``again`` reads the chunk once more. It is called if
-        the checksum differs, because a writer may have committed between the reads of both.
+        ``again`` reads the chunk once more. It is called if the checksum differs, because a writer
+        may have committed between the reads of both.
         """
-        if place.number < self._numbers and not self._loaded[place.number]:
-            self.load([place.number])
-        while not self._agrees(place, chunk, checksum):
+        self.load([place.number])
+        while not self._agrees(place, chunk):
             with self._lock:
                 before = self._state(place.number)
             if again is None:
                 raise self._damaged(place)
-            chunk, checksum = again(), None
+            chunk = again()
             with self._lock:
                 self._load([place.number])
                 same = before == self._state(place.number)
@@ -362,24 +291,25 @@ class Checks:
     def _state(self, number: int) -> tuple[bytes, int]:
         return self._expected[number].tobytes(), self._written
 
-    def _agrees(self, place: ChunkPlace, chunk: NumpyArray, checksum: int | None = None) -> bool:
+    def _agrees(self, place: ChunkPlace, chunk: NumpyArray) -> bool:
         name, block, number = place
         if number >= self._numbers:
             return True
-        expected = int(self._expected[number, self._index[name] * self._blocks + block])
+        expected = int(self._expected[number][self._index[name] * self._blocks + block])
         steps = self._written - number * self._schema.chunk_steps
-        return checksum == expected or matches_checksum(chunk, expected, steps)
+        return matches_checksum(chunk, expected, steps)
 
     def _damaged(self, place: ChunkPlace) -> VaultFormatError:
         name, block, number = place
         size, steps = self._schema.chunk_rows, self._schema.chunk_steps
-        chunk = Chunk(
+        fault = Fault(
+            "its checksum is wrong",
             key=self._schema.chunk_key(name, block, number),
             leaf=name,
             rows=(block * size, (block + 1) * size),
             steps=(number * steps, min((number + 1) * steps, self._covered)),
         )
-        fault = with_episodes(of_chunk(chunk, "its checksum is wrong"), self._episodes())
+        fault = with_episodes(fault, self._episodes())
         return damage_error(self._vault.path, fault, VaultChecksumError)
 
 

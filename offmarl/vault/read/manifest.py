@@ -23,7 +23,7 @@ from offmarl.vault.format.metadata import (
     stock_metadata,
 )
 from offmarl.vault.storage.commit import Contents
-from offmarl.vault.storage.store import Directory, OcdbtStore, Store
+from offmarl.vault.storage.store import Directory, Store
 
 
 class Manifest(NamedTuple):
@@ -159,7 +159,7 @@ def read_episodes(store: Store, manifest: Manifest) -> tables.Table:
 
 def map_contents(store: Store, manifest: Manifest | None) -> Contents | None:
     """Map a vault's files; None if that is impossible."""
-    if not (store.can_map and isinstance(store, OcdbtStore)):
+    if not isinstance(store, Directory):
         return None
     try:
         try:

@@ -239,7 +239,6 @@ class Reader:
         stop: int | None = None,
         rows: slice = _ALL,
         leaves: Iterable[str] | None = None,
-        agents: slice = _ALL,
     ) -> dict[str, NumpyArray]:
         """Read arrays as they are on disk. Only the requested data is read.
 
@@ -251,14 +250,11 @@ class Reader:
             The environments; all by default.
         leaves
             Disk names of the arrays; all by default.
-        agents
-            The agents, for arrays with an axis of agents; all by default.
 
         Returns
         -------
         dict
-            Disk name to array ``(B, T, ...)``. If the data lies in one chunk of an uncompressed
-            vault, the array is a read-only view of the mapped file: copy it to change it.
+            Disk name to array ``(B, T, ...)``.
 
         Raises
         ------
@@ -268,11 +264,10 @@ class Reader:
         stop = self.length if stop is None else stop
         bounds.check_steps(self._described, start, stop)
         names = list(self.leaves if leaves is None else leaves)
-        span = bounds.indices(rows, self.rows, "rows")
-        if len(span) * (stop - start) > UNBACKED_STEPS:
+        first, last = bounds.interval(rows, self.rows, "rows")
+        if (last - first) * (stop - start) > UNBACKED_STEPS:
             self._arrays.check_length()
-        selections = {} if agents == _ALL else bounds.agents(self.leaves, self.spec, agents)
-        return self._arrays.read(names, span, range(start, stop), selections)
+        return self._arrays.read(names, (first, last), (start, stop))
 
     def windows(
         self,
@@ -308,21 +303,6 @@ class Reader:
         names = list(self.leaves if leaves is None else leaves)
         rows, starts = bounds.windows(self._described, rows, starts, length)
         return self._arrays.windows(names, rows, starts, length)
-
-    def prefetch(
-        self,
-        rows: NumpyArray,
-        starts: NumpyArray,
-        length: int,
-        leaves: Iterable[str] | None = None,
-    ) -> None:
-        """Ask the disk to read windows in the background, before `windows` needs them.
-
-        Returns at once. Does nothing for vaults that are not memory-mapped.
-        """
-        names = list(self.leaves if leaves is None else leaves)
-        rows, starts = bounds.windows(self._described, rows, starts, length)
-        self._arrays.prefetch(names, rows, starts, length)
 
     def percentiles(self, low: float, high: float) -> tuple[int, int]:
         """Return the interval of steps from one percentile of time to another.
@@ -411,7 +391,7 @@ class Reader:
         at
             ``(n,)`` where on the first axis of these; None for all, in order.
         """
-        targets = {layout.disk_name_of(field): array for field, array in out.items()}
+        targets = {layout.disk_name_of(x): array for x, array in out.items() if array.size}
         if self.manifest and all(name in self.leaves for name in targets):
             rows, starts = bounds.windows(self._described, rows, starts, length)
             self._arrays.window_steps(rows, starts, length, index, targets, at)
@@ -427,7 +407,7 @@ class Reader:
     def __getitem__(self, index: SupportsIndex | slice) -> Episode | Transition:
         """Return an episode by its number, or the transitions of a slice of time, all rows."""
         if isinstance(index, slice):
-            return self.transitions(*bounds.interval(index, self.length))
+            return self.transitions(*bounds.interval(index, self.length, "steps"))
         return self.episode(index)
 
     def blocks(
@@ -448,7 +428,7 @@ class Reader:
         `offmarl.replay.torch` call it themselves. It needs a directory on this machine: start
         processes that read an archive, a bucket or a web address with spawn.
         """
-        if self.store.can_map:
+        if self.store.is_local:
             _ = self.episodes, None if self.manifest else self._limited
             self._finals.prepare_fork()
             self._arrays.prepare_fork()

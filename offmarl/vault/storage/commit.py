@@ -202,7 +202,7 @@ class Contents:
         place = self.tree.values[key]
         if not isinstance(place, ValueLocation):
             return len(place), ""
-        is_cut_off = self.store.can_map and (
+        is_cut_off = self.store.is_local and (
             place.offset + place.length > self._sizes.get(place.file, 0)
         )
         return place.length, "its data file is missing or truncated" if is_cut_off else ""

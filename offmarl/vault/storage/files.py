@@ -168,34 +168,39 @@ class WriterLock:
 
     def __init__(self, directory: Path | None, timeout: float = 0.0):
         self._file: FileLock | None = None
-        if directory is None:
-            return
-        check_regular_files(directory)
-        try:
-            file = FileLock(directory / LOCK)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise full_disk_error(directory) from error
-            raise VaultError(f"{directory} cannot be written to: {error.strerror}.") from error
-        try:
-            locked = file.acquire(timeout)
-        except OSError as error:
-            raise VaultError(
-                f"{directory} cannot be locked ({error.strerror}): its file system lacks flock, or "
-                "was mounted without it. Write to a local disk, and move the vault afterwards."
-            ) from error
-        if not locked:
-            raise VaultLockedError(
-                f"{directory} is being written by {file.text or 'another process'}: wait until it "
-                "is done, or stop it."
-            )
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        self._file = file
+        # The holder may have removed the file with its directory, and another may have a new one.
+        while directory and not (self._file and self._file.is_in_place()):
+            self._file = _locked_file(directory, timeout)
 
     def release(self) -> None:
         """Release the lock. Idempotent."""
         if self._file is not None:
             self._file.release()
+
+
+def _locked_file(directory: Path, timeout: float) -> FileLock:
+    """Lock the file in a directory that names its writer."""
+    check_regular_files(directory)
+    try:
+        file = FileLock(directory / LOCK)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise full_disk_error(directory) from error
+        raise VaultError(f"{directory} cannot be written to: {error.strerror}.") from error
+    try:
+        locked = file.acquire(timeout)
+    except OSError as error:
+        raise VaultError(
+            f"{directory} cannot be locked ({error.strerror}): its file system lacks flock, or "
+            "was mounted without it. Write to a local disk, and move the vault afterwards."
+        ) from error
+    if not locked:
+        raise VaultLockedError(
+            f"{directory} is being written by {file.text or 'another process'}: wait until it is "
+            "done, or stop it."
+        )
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    return file
 
 
 @contextmanager

@@ -5,13 +5,12 @@ import posixpath
 import re
 import time
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from offmarl._ahead import end_if_abandoned
 from offmarl.errors import VaultError
-from offmarl.paths import local
+from offmarl.paths import local, openers
 from offmarl.vault.format.layout import MANIFEST, METADATA
 
 if TYPE_CHECKING:
@@ -35,9 +34,8 @@ _PAUSE_SECONDS = 0.1
 BUCKETS = ("s3", "gs")
 WEB = ("http", "https")
 HUB = "hf"
-_SCHEMES = (*BUCKETS, HUB, *WEB)
-schemes = {*_SCHEMES}
-"""The schemes that URLs may have; `offmarl.vault.register_driver` adds to them."""
+SCHEMES = (*BUCKETS, HUB, *WEB)
+"""The schemes of offmarl; `offmarl.paths.openers` has others."""
 _COLLAPSED = re.compile(r"([a-z][a-z0-9+.-]+):/(?=[^/])", re.IGNORECASE)
 """How `pathlib` writes the beginning of a URL."""
 _SERVER = re.compile(r"(\[[^\]/@]*\]|[^\[\]/:@]+)(:\d+)?(?=/|$)")
@@ -77,7 +75,7 @@ def absolute_location(path: str | os.PathLike[str]) -> PurePath:
     if isinstance(path, Url):
         return path
     text = os.fspath(path)
-    if (match := _COLLAPSED.match(text)) and match[1].lower() in schemes:
+    if (match := _COLLAPSED.match(text)) and match[1].lower() in {*SCHEMES, *openers}:
         text = text.replace(":/", "://", 1)
     return _url(text) if "://" in text else _checked(local(text))
 
@@ -85,7 +83,7 @@ def absolute_location(path: str | os.PathLike[str]) -> PurePath:
 def _url(text: str) -> Url:
     scheme, _, address = text.partition("://")
     display = hide_credentials(text)
-    if scheme not in schemes or not address.strip("/"):
+    if scheme not in (schemes := {*SCHEMES, *openers}) or not address.strip("/"):
         raise VaultError(
             f"{display} has an unsupported scheme: give a path, or a URL that begins with "
             f"{', '.join(f'{name}://' for name in sorted(schemes))} and a bucket or server."
@@ -159,15 +157,6 @@ def _aws() -> dict[str, Any]:
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         options["aws_credentials"] = {"type": "environment"}
     return options
-
-
-@lru_cache(maxsize=4)
-def archive_context(_: Path, __: tuple[int, ...]) -> "ts.Context":
-    """Share a cache between all vaults of an archive while it stays the same.
-
-    Without it the archive's directory would be read for each of them.
-    """
-    return caching_context()
 
 
 def caching_context() -> "ts.Context":

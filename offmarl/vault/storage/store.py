@@ -14,7 +14,6 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from copy import copy
 from functools import cached_property, partial
 from pathlib import Path, PurePath
@@ -24,10 +23,9 @@ import tensorstore as ts
 
 from offmarl._ahead import ahead, in_thread
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
-from offmarl.paths import scheme_factory
+from offmarl.paths import openers, register_scheme
 from offmarl.tracking import RUN_FILE
 from offmarl.vault.format.layout import (
-    DATA,
     MANIFEST,
     METADATA,
     UNFINISHED,
@@ -43,14 +41,13 @@ from offmarl.vault.storage.location import (
     ARCHIVE_SUFFIX,
     BUCKETS,
     EMPTY,
+    SCHEMES,
     WEB,
     Url,
     absolute_location,
-    archive_context,
     caching_context,
     finish_remote,
     kvstore_spec,
-    schemes,
     use_tensorstore,
     vaults_among,
 )
@@ -69,18 +66,8 @@ _COALESCING = {
 """Reads of values that lie together on another machine become one request."""
 
 
-@runtime_checkable
-class Pending(Protocol):
-    """A commit in progress."""
-
-    def result(self) -> Any:
-        """Wait until everything is durable; raises if nothing was written."""
-
-    def exception(self) -> Any:
-        """Wait, and return what `result` would raise, or None."""
-
-    def done(self) -> bool:
-        """Whether the commit is finished."""
+Pending = Future[Any] | ts.Future[Any]
+"""A commit in progress."""
 
 
 class Store(ABC):
@@ -89,12 +76,8 @@ class Store(ABC):
     is_writable = False
     is_remote = False
     """Whether reads are requests to another machine."""
-    can_lock = False
-    """Whether a writer can lock a vault, so that several processes may take turns."""
-    can_rename = False
-    """Whether a directory built beside a place can be moved to it atomically."""
-    can_map = False
-    """Whether files can be mapped into memory."""
+    is_local = False
+    """Whether it is a directory here: files can be mapped, locked and moved."""
 
     def __init__(self, path: PurePath):
         self.path = path
@@ -157,11 +140,7 @@ class Store(ABC):
         """Take the vault's lock; see `WriterLock`."""
         if not self.is_writable:
             raise VaultError(f"{self.path} cannot be written to: unpack or copy the vault first.")
-        return WriterLock(self.directory if self.can_lock else None, timeout)
-
-    def clear_unfinished(self, name: str) -> None:
-        """Remove a file that a killed commit left, if files can be removed."""
-        del name
+        return WriterLock(self.directory if self.is_local else None, timeout)
 
     def refuse_existing(self) -> None:
         """Raise `VaultExistsError` if a vault cannot be created because something exists."""
@@ -231,10 +210,6 @@ class Store(ABC):
             raise damage_error(self.path, f"it has lost {lost[0]}")
         return [values[key] for key in keys]
 
-    def drop_pages(self) -> None:
-        """Ask the system to drop data written since the last call from its cache."""
-        return
-
     def attempt(self, read: Callable[[], T], again: Callable[[], T] | None = None) -> T:
         """Call ``read`` and return its result; convert errors of TensorStore to `VaultError`.
 
@@ -263,7 +238,6 @@ class OcdbtStore(Store):
     def __init__(self, path: PurePath):
         super().__init__(path)
         self._settings: dict[str, Any] = {}
-        self._dropped: set[str] = set()
 
     def spec(self) -> dict[str, Any]:
         """Return TensorStore's specification of the files below, named by relative paths."""
@@ -352,11 +326,12 @@ class OcdbtStore(Store):
         """Start to write all values or none."""
         size = sum(len(block.memory) for block in blocks)
         # A small file costs more than it saves: it is synced in addition to TensorStore's.
-        if blocks and not (self.can_map and size >= _BULK_BYTES):
+        if blocks and not (self.is_local and size >= _BULK_BYTES):
             writes, blocks = {**writes, **_values_of(blocks)}, ()
         # TensorStore overwrites the unfinished manifest of a killed process without truncating it.
         # If that was longer, its rest would follow the new manifest.
-        self.clear_unfinished(UNFINISHED)
+        if self.is_local:
+            (self.directory / UNFINISHED).unlink(missing_ok=True)
         transaction = ts.Transaction(atomic=True, repeatable_read=True)
         inside = self._kv.with_transaction(transaction)
         reads = {key: inside.read(key, if_not_equal=stamp) for key, stamp in fence.items()}
@@ -407,30 +382,11 @@ class OcdbtStore(Store):
         store._settings = {"manifest": kvstore_spec(manifest, "/"), "config": config}
         return store
 
-    def refer_to(self, other: "OcdbtStore") -> None:
-        """Take over all keys of another database beside it; the values are not copied."""
-        other._kv.experimental_copy_range_to(self._kv).result()
-
-    def drop_pages(self) -> None:
-        """Ask the kernel to drop data written since the last call from the page cache.
-
-        A long recording would fill the page cache and evict the pages of other programs. On virtual
-        machines, allocating a new page costs more than writing it.
-        """
-        if not (hasattr(os, "posix_fadvise") and self.can_map):
-            return
-        data = self.directory / DATA
-        files = {file.name for file in data.iterdir()}
-        for name in files - self._dropped:
-            with suppress(OSError), (data / name).open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        self._dropped = files
-
 
 class Directory(OcdbtStore):
     """A directory on this machine, which need not exist."""
 
-    is_writable = can_lock = can_rename = can_map = True
+    is_writable = is_local = True
     staleness = None
 
     @property
@@ -486,10 +442,6 @@ class Directory(OcdbtStore):
         """Raise `VaultFormatError` if the directory holds links or special files."""
         files.check_regular_files(self.directory)
 
-    def clear_unfinished(self, name: str) -> None:
-        """Remove a file that a killed commit left."""
-        (self.directory / name).unlink(missing_ok=True)
-
     def refuse_existing(self) -> None:
         """Raise `VaultExistsError` if anything exists, even a broken link."""
         files.refuse_existing(self.directory)
@@ -530,18 +482,6 @@ class Archive(OcdbtStore):
     def spec(self) -> dict[str, Any]:
         """Return TensorStore's specification of the files below, named by relative paths."""
         return {"driver": "zip", "base": kvstore_spec(self.archive), "path": self._prefix}
-
-    @cached_property
-    def context(self) -> ts.Context:
-        """A cache that all vaults of the archive share."""
-        use_tensorstore(self.path)
-        if isinstance(self.archive, Path):
-            with suppress(OSError):
-                status = self.archive.stat()
-                return archive_context(
-                    self.archive, (status.st_ino, status.st_size, status.st_mtime_ns)
-                )
-        return caching_context()
 
     def names(self) -> list[str]:
         """Check the archive, and return the relative paths of all files below."""
@@ -718,10 +658,6 @@ def _divided(keys: Sequence[str], size: int) -> list[Sequence[str]]:
     return [keys[first : first + size] for first in range(0, len(keys), size)]
 
 
-openers: dict[str, Callable[[Url], Store]] = {}
-"""Factories of the registered schemes' stores; `register_driver` adds to them."""
-
-
 def register_driver(scheme: str, factory: Factory) -> None:
     """Register a driver for URLs of a scheme, such as ``memory://name/data.vlt/main``.
 
@@ -738,11 +674,9 @@ def register_driver(scheme: str, factory: Factory) -> None:
     VaultError
         The scheme belongs to offmarl, or is not a word of lower-case letters, digits and ``+.-``.
     """
-    reserved = schemes - openers.keys()
-    if scheme in reserved or not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
+    if scheme in SCHEMES or not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
         raise VaultError(f"{scheme!r} cannot be registered as the scheme of a driver.")
-    schemes.add(scheme)
-    openers[scheme] = lambda url: Registered(url, factory(str(url)))
+    register_scheme(scheme, lambda url: Registered(url, factory(str(url))))
 
 
 # ---------------------------------------------------------------------------------- paths
@@ -752,9 +686,7 @@ def store_of(path: str | os.PathLike[str]) -> Store:
     """Return the store of a path or URL as users write it; the place need not exist."""
     full = absolute_location(path)
     if isinstance(full, Url) and full.scheme in openers:
-        return openers[full.scheme](full)
-    if isinstance(full, Url) and (factory := scheme_factory(full.scheme)):
-        store: Store = factory(full)
+        store: Store = openers[full.scheme](full)
         return store
     if isinstance(full, Url) and full.scheme not in (*BUCKETS, *WEB):
         raise VaultError(

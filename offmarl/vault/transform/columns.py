@@ -5,7 +5,6 @@ A column is an array of steps by its name in Python: a field of `offmarl.Transit
 that episodes ended with are columns of their own, such as ``final.observation``.
 """
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -15,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from offmarl import gate
-from offmarl.errors import InvalidValueError, OptionError, ShapeError
+from offmarl.errors import InvalidValueError, OptionError, ShapeError, unknown_name
 from offmarl.types import DTYPES, ArraySpec, EnvSpec, flatten_view
 from offmarl.vault.format import encoding, layout, values
 from offmarl.vault.format.layout import Leaf, NumpyArray, column_of, disk_name_of
@@ -110,15 +109,11 @@ class StepColumns(Mapping[str, Any]):
         return np.flatnonzero(is_last & (table.final[self.episode] >= 0))
 
     def _read(self, name: str) -> Any:
-        if name.startswith(FINAL) and len(self.ends):
-            if name.removeprefix(FINAL) in self._finals:
-                return self._finals[name.removeprefix(FINAL)]
-        elif name in self._disk:
-            return self._read_steps(name, self._disk[name])
-        raise _unknown(name, self)
-
-    def _read_steps(self, name: str, disk_name: str) -> Any:
-        part = self._part
+        if name not in self:
+            raise unknown_name("column", name, self)
+        if name.startswith(FINAL):
+            return self._finals[name.removeprefix(FINAL)]
+        part, disk_name = self._part, self._disk[name]
         block = self.vault.read(part.start, part.stop, part.rows, [disk_name])[disk_name]
         array = block.reshape(math.prod(block.shape[:2]), *block.shape[2:])
         return array != 0 if name in _MASKS else array
@@ -177,16 +172,21 @@ def check_result(
             like = steps[name]
             cast = _cast(name, value, like.shape, like.dtype, steps, steps.ends)
             finals[name.removeprefix(FINAL)] = cast
-        elif name in _ENDS and name in steps:
-            _check_same(name, value, steps)
+        elif name in _ENDS and name in steps and np.array_equal(np.asarray(value), steps[name]):
+            continue  # the ends of episodes may be returned, but not moved
+        elif name in _ENDS:
+            raise OptionError(
+                f"the function changes {name} of {place_of(steps)}, but map does not move the ends "
+                "of episodes: cut episodes with `offmarl.vault.slice` or `offmarl.vault.filter`."
+            )
         elif (disk_name := disk_name_of(name)) in leaves and column_of(disk_name) == name:
             arrays[disk_name] = _fit_leaf(name, value, leaves[disk_name], steps, part)
         elif name not in steps:
-            raise _unknown(name, steps)
+            raise unknown_name("column", name, steps)
     _check_views(arrays, finals, steps)
     if layout.STATE in leaves:
         _follow(arrays, finals, steps.spec)
-    _check_values(arrays, finals, steps)
+    _check_values(arrays, finals, steps, part)
     return FunctionResult(arrays, finals, steps.episode[steps.ends])
 
 
@@ -223,7 +223,7 @@ def _cast(
     at: NumpyArray,
 ) -> NumpyArray:
     array = np.asarray(value)
-    place = f"for {_place(steps, at)}"
+    place = f"for {place_of(steps)}"
     if array.shape != shape:
         raise ShapeError(
             f"{name}: the function returned shape {array.shape} {place}, and the vault needs "
@@ -244,18 +244,10 @@ def _cast(
     return values.cast({name: array}, {name: Leaf(dtype, ())}, on_invalid="keep")[name]
 
 
-def _place(steps: StepColumns, at: NumpyArray) -> str:
-    first, last = (int(steps.episode[at[i]]) for i in (0, -1))
+def place_of(steps: StepColumns) -> str:
+    """Return the numbers of the episodes that steps are of, for messages."""
+    first, last = int(steps.episode[0]), int(steps.episode[-1])
     return f"episode {first}" if first == last else f"episodes {first} to {last}"
-
-
-def _check_same(name: str, value: Any, steps: StepColumns) -> None:
-    if not np.array_equal(np.asarray(value), steps[name]):
-        raise OptionError(
-            f"the function changes {name} of {_place(steps, np.arange(len(steps.time)))}, but map "
-            "does not move the ends of episodes: cut episodes with `offmarl.vault.slice` or "
-            "`offmarl.vault.filter`."
-        )
 
 
 def _check_views(
@@ -270,48 +262,26 @@ def _check_views(
         present, missing = (name, FINAL + name) if name in changed else (FINAL + name, name)
         raise OptionError(
             f"the function returned {present} and not {missing} for "
-            f"{_place(steps, steps.ends)}: the views that episodes end with must be changed like "
+            f"{place_of(steps)}: the views that episodes end with must be changed like "
             "those before each step, so return both."
         )
 
 
 def _check_values(
-    arrays: Mapping[str, NumpyArray], finals: Mapping[str, NumpyArray], steps: StepColumns
-) -> None:
-    """Raise `InvalidValueError` for the first invalid value; the message names its episode."""
-    flat = {name: a.reshape(1, -1, *a.shape[2:]) for name, a in arrays.items()}
-    if not any(_invalid(flat, finals, steps)):
-        return
-    for episode in np.unique(steps.episode).tolist():
-        mask = steps.episode == episode
-        episode_arrays = {name: array[:, mask] for name, array in flat.items()}
-        first = int(steps.time[mask][0])
-        row = int(steps.vault.episodes.row[episode])
-        place = RecordPosition(first, f"of episode {episode}", row)
-        ending = {name: view[steps.episode[steps.ends] == episode] for name, view in finals.items()}
-        for message in _invalid(episode_arrays, ending, steps, place):
-            raise InvalidValueError(f"the function returned an invalid value: {message}")
-
-
-def _invalid(
     arrays: Mapping[str, NumpyArray],
     finals: Mapping[str, NumpyArray],
     steps: StepColumns,
-    place: RecordPosition = values.IN_RECORD,
-) -> Iterator[str]:
-    for fault in values.find(arrays, steps.spec, place=place):
-        if fault.is_refused:
-            yield fault.message
-    for name, view in finals.items():
-        if gate.is_float(view.dtype) and not np.isfinite(view).all():
-            yield f"{FINAL}{name}, the view {place.of} after its last step, is not finite."
-
-
-def _unknown(name: str, steps: StepColumns) -> OptionError:
-    names = list(steps)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return OptionError(
-        f"there is no column {name!r}: {hint}There are {', '.join(names)}. A new column is an "
-        "extra, and its name begins with extras."
-    )
+    part: StepInterval,
+) -> None:
+    """Raise `InvalidValueError` for the first invalid value."""
+    place = RecordPosition(part.start, "of the vault", part.rows.start)
+    faults = [x.message for x in values.find(arrays, steps.spec, place=place) if x.is_refused]
+    faults += [
+        f"{FINAL}{name} is not finite."
+        for name, view in finals.items()
+        if gate.is_float(view.dtype) and not np.isfinite(view).all()
+    ]
+    if faults:
+        raise InvalidValueError(
+            f"the function returned an invalid value for {place_of(steps)}: {faults[0]}"
+        )

@@ -55,7 +55,7 @@ class EpisodeSet(ABC):
         """Read all episodes, one after the other, by row and start."""
         return map(self.episode, range(len(self)))
 
-    def subset(self, episodes: Iterable[SupportsIndex]) -> "Subset":
+    def subset(self, episodes: Iterable[SupportsIndex] | NDArray[np.bool_]) -> "Subset":
         """Return some episodes as a view, which copies nothing.
 
         Parameters

@@ -14,15 +14,13 @@ from offmarl.config import check_seed
 from offmarl.errors import OffmarlError, OptionError
 from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.transform import conditions, expression
-from offmarl.vault.transform.columns import StepColumns, StepInterval
+from offmarl.vault.transform.columns import StepColumns, StepInterval, place_of
 from offmarl.vault.transform.expression import Expression
 from offmarl.vault.transform.lineage import LineageSource
 
 MapFunction = Callable[..., Mapping[str, Any]] | str
 """``function(steps) -> columns``, or its place: "module:function" or "path/to/file.py:function". A
-second parameter named ``rng`` or ``key`` gets random numbers."""
-
-_RANDOM = ("rng", "key")
+second parameter named ``rng`` gets a generator of random numbers."""
 
 
 class Function(NamedTuple):
@@ -33,39 +31,24 @@ class Function(NamedTuple):
     """``module:qualified name``, or the formula."""
     sha256: str | None
     """Checksum of its source code, if that is known."""
-    random: str | None
-    """Name of the parameter for random numbers; None if it takes none."""
+    is_random: bool
+    """Whether it takes random numbers."""
     seed: int
 
     def __call__(self, steps: StepColumns, part: StepInterval) -> Any:
         """Return the function's result for a part."""
-        options = {self.random: self._randomness(part.number)} if self.random else {}
+        rng = np.random.default_rng((self.seed, part.number))
         try:
-            return self.call(steps, **options)
+            return self.call(steps, rng=rng) if self.is_random else self.call(steps)
         except OffmarlError:
             raise
         except Exception as error:
-            first, last = int(steps.episode[0]), int(steps.episode[-1])
-            episodes = f"episode {first}" if first == last else f"episodes {first} to {last}"
             hint = ". The steps cannot be changed in place: copy an array first." * (
                 isinstance(error, ValueError) and "read-only" in str(error)
             )
             raise OptionError(
-                f"{self.name} failed for {episodes}: {summarize(error)}{hint}"
+                f"{self.name} failed for {place_of(steps)}: {summarize(error)}{hint}"
             ) from error
-
-    def _randomness(self, number: int) -> Any:
-        if self.random == "rng":
-            return np.random.default_rng((self.seed, number))
-        import jax  # only functions that ask for a key need it
-
-        return jax.random.fold_in(jax.random.key(self.seed), number)
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """The facts for the lineage."""
-        facts = {"function": self.name, "sha256": self.sha256}
-        return facts | ({"seed": self.seed} if self.random else {})
 
 
 def load(function: MapFunction, seed: int) -> Function:
@@ -78,15 +61,14 @@ def load(function: MapFunction, seed: int) -> Function:
     name = f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', repr(call))}"
     if isinstance(function, str):
         name = function
-    return Function(call, name, _checksum(call), _random_parameter(call), check_seed(seed))
+    return Function(call, name, _checksum(call), _takes_random(call), check_seed(seed))
 
 
-def _random_parameter(call: Callable[..., Any]) -> str | None:
+def _takes_random(call: Callable[..., Any]) -> bool:
     try:
-        _, *parameters = inspect.signature(call).parameters
-    except ValueError:  # functions in C have no signature, or no parameters
-        return None
-    return next((name for name in parameters if name in _RANDOM), None)
+        return "rng" in inspect.signature(call).parameters
+    except ValueError:  # functions in C have no signature
+        return False
 
 
 def _checksum(call: Any) -> str | None:
@@ -115,4 +97,4 @@ def reward_formula(text: str, source: LineageSource) -> Function:
         values = conditions.step_columns(source, source.named, columns, steps, parsed.names)
         return {"reward": parsed.value(values, steps["reward"].shape).astype(np.float32)}
 
-    return Function(reward, f"reward = {text}", None, None, 0)
+    return Function(reward, f"reward = {text}", None, False, 0)

@@ -57,7 +57,13 @@ def map_columns(
     schema, changed, results = _start(vault, _schema_of(vault), mapper, by)
     copy = partial(copy_rows, replace=_Replaced(schema, changed, results))
 
-    arguments = {**mapper.described, "columns": sorted(map(column_of, changed)), "by": by}
+    arguments = {
+        "function": mapper.name,
+        "sha256": mapper.sha256,
+        **({"seed": mapper.seed} if mapper.is_random else {}),
+        "columns": sorted(map(column_of, changed)),
+        "by": by,
+    }
     plan = TransformPlan(
         "map",
         [vault],

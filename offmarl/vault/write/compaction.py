@@ -1,17 +1,16 @@
 """Rebuilds a vault's store, and replaces the old store atomically.
 
-Every commit leaves behind the data that it replaced. When a writer closes, `reclaim` moves the
-live data out of the files that hold much unused space; `compact` moves all of it, in the order in
-which it is read. New data files are written among the old ones, and new manifests in a directory of
-their own. Then one manifest replaces the old one atomically, and files without references are
-deleted. The directory is removed last. If it exists, a process was killed meanwhile, and the next
-writer cleans up.
+Every commit leaves behind the data that it replaced. `compact` writes the live data again, in the
+order in which it is read, and so does `reclaim` when a writer closes, if much is unused. New data
+files are written among the old ones, and the new manifest in a directory of its own. Then it
+replaces the old one atomically, and files without references are deleted. The directory is removed
+last. If it exists, a process was killed meanwhile, and the next writer cleans up.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from offmarl.vault.check.verification import examine
 from offmarl.vault.format.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, damage_error, unseal
 from offmarl.vault.read.open import locate
 from offmarl.vault.storage import commit
-from offmarl.vault.storage.commit import Contents, ValueLocation
+from offmarl.vault.storage.commit import Contents
 from offmarl.vault.storage.files import conflict_error, errors_of
 from offmarl.vault.storage.store import Directory, Store
 
@@ -30,11 +29,11 @@ REBUILT = ".rebuilt"
 
 _BATCH_BYTES = 2**25
 _MOST_UNUSED = 1 / 6
-"""Largest unused part of a data file that `reclaim` keeps: files take 1.2 times their data."""
+"""Largest unused part that `reclaim` leaves: files take 1.2 times their data."""
 _LEAST_RECLAIMED = 2**20
 """Unused bytes below which `reclaim` does nothing."""
 _MOST_MOVED = 2**32
-"""Bytes that one call of `reclaim` rewrites at most, so that a writer closes in limited time."""
+"""Data of more bytes is left to `compact`, so that a writer closes in limited time."""
 _CHUNK = re.compile(r"(.+\./)(\d+)\.(\d+)((?:\.\d+)*)")
 
 
@@ -72,67 +71,49 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
         verification = examine(store, deep=False)
         if not verification.sound:
             raise damage_error(directory, verification.faults[0])
-        contents = Contents.of(store)
-        _rewrite(store, contents, contents.tree.values, manifest.stamp)
+        _rewrite(store, manifest.stamp)
         after = _usage(directory)
     return Compaction(directory, before[0], after[0], before[1], after[1])
 
 
 def reclaim(store: Store) -> None:
-    """Rewrite the data files with much unused space, if there is much in all.
+    """Rewrite the data files, if much of them is unused.
 
     The files then take at most 1.2 times the data, apart from vaults with less than 1 MB of unused
-    space or more than 4 GB to rewrite. The content stays the same, even if the process is killed.
+    space or more than 4 GB of data. The content stays the same, even if the process is killed.
     Programs that have the vault open can continue to read. The caller must hold the vault's lock.
     """
     if not isinstance(store, Directory):
         return
     with errors_of(store.path):
-        manifest, sizes = store.files.read(MANIFEST).result(), _data_sizes(store.directory)
-        unused = sum(sizes.values()) - commit.live_bytes(store)
-        if unused < max(_LEAST_RECLAIMED, _MOST_UNUSED * sum(sizes.values())):
-            return
-        contents = Contents.of(store)
-        _rewrite(store, contents, _in_wasteful_files(contents, sizes), manifest.stamp)
+        manifest, live_bytes = store.files.read(MANIFEST).result(), commit.live_bytes(store)
+        total = sum(_data_sizes(store.directory).values())
+        is_wasteful = total - live_bytes >= max(_LEAST_RECLAIMED, _MOST_UNUSED * total)
+        if is_wasteful and live_bytes <= _MOST_MOVED:
+            _rewrite(store, manifest.stamp)
 
 
-def _rewrite(store: Directory, contents: Contents, keys: Collection[str], stamp: Any) -> None:
-    """Write some values to new data files, unless the manifest has changed since its stamp.
+def _rewrite(store: Directory, stamp: Any) -> None:
+    """Write all values to new data files, unless the manifest has changed since its stamp.
 
     TensorStore compares and replaces the manifest under the same lock as in a commit, so this is
     safe even if a stock program is writing.
     """
-    with rebuild_directory(store) as directory:
+    contents = Contents.of(store)
+    if contents.tree.lost:
+        raise damage_error(store.path, contents.tree.lost[0])
+    directory = store.directory / REBUILT
+    directory.mkdir()
+    try:
         # With the same identity, programs that have the vault open can continue to read.
-        config, last = commit.config_of(store), directory / "last"
-        rebuilt = store.beside(directory, config)
-        if len(keys) < len(contents.tree.values):
-            rebuilt.refer_to(store)
-        copy(contents, keys, rebuilt)
-        # The first commits refer to the old files. This store has the last commit alone.
-        result = store.beside(last, config)
-        result.refer_to(rebuilt)
-        files, content = store.files, (last / MANIFEST).read_bytes()
+        copy(contents, contents.tree.values, store.beside(directory, commit.config_of(store)))
+        files, content = store.files, (directory / MANIFEST).read_bytes()
         done = files.write(MANIFEST, content, if_equal=stamp.generation).result()
         now = files.read(MANIFEST, if_not_equal=done.generation).result()
         if now.state != "unspecified":
             raise conflict_error(store.path)
-
-
-def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str]:
-    """Return the keys whose values are in files with much unused space."""
-    tree = contents.tree
-    if tree.lost:
-        raise damage_error(contents.path, tree.lost[0])
-    share = {file: tree.live_bytes.get(file, 0) / max(size, 1) for file, size in sizes.items()}
-    wasteful, moved_bytes = set(), 0
-    for file in sorted(share, key=lambda file: share[file]):
-        moved_bytes += tree.live_bytes.get(file, 0)
-        if share[file] > 1 - _MOST_UNUSED or moved_bytes > _MOST_MOVED:
-            break
-        wasteful.add(file)
-    places = tree.values.items()
-    return [key for key, at in places if isinstance(at, ValueLocation) and at.file in wasteful]
+    finally:
+        tidy(store)
 
 
 @contextmanager
@@ -146,39 +127,18 @@ def lock_and_tidy(store: Store) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def rebuild_directory(store: Directory) -> Iterator[Path]:
-    """Make the directory to build a store in; it is removed afterwards."""
-    directory = store.directory / REBUILT
-    directory.mkdir()
-    try:
-        yield directory
-    finally:
-        tidy(store)
-
-
 def copy(contents: Contents, keys: Iterable[str], target: Store) -> None:
     """Copy keys and values in the order in which they are read; offmarl's keys with checksums."""
-    for batch in _batches(_values(contents, sorted(keys, key=_order))):
-        target.commit(batch, fence={}).result()
-
-
-def _values(contents: Contents, keys: list[str]) -> Iterator[tuple[str, bytes]]:
-    for key, read in ahead(keys, contents.start, depth_of(_BATCH_BYTES // 16)):
-        yield from unseal({key: read()}, contents.path).items()
-
-
-def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
-    """Group values into commits that fit in memory."""
     batch: dict[str, bytes] = {}
     size = 0
-    for key, value in values:
-        batch[key] = value
-        size += len(value)
+    ordered = sorted(keys, key=_order)
+    for key, read in ahead(ordered, contents.start, depth_of(_BATCH_BYTES // 16)):
+        batch |= unseal({key: read()}, contents.path)
+        size += len(batch[key])
         if size >= _BATCH_BYTES:
-            yield batch
+            target.commit(batch, fence={}).result()
             batch, size = {}, 0
-    yield batch
+    target.commit(batch, fence={}).result()
 
 
 def _order(key: str) -> tuple[bool, str, int, int, str]:
@@ -193,10 +153,10 @@ def tidy(store: Store) -> None:
 
     The caller must hold the vault's lock.
     """
-    store.clear_unfinished(UNFINISHED)
     if not isinstance(store, Directory):
-        return  # places without rename have no rebuilds
+        return  # elsewhere nothing is left
     directory = store.directory
+    (directory / UNFINISHED).unlink(missing_ok=True)
     leftover = directory / REBUILT
     if not leftover.exists():
         return

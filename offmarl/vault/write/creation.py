@@ -168,7 +168,7 @@ def _building(place: Store, suffix: str) -> Iterator[tuple[Store, WriterLock]]:
     """
     with ExitStack() as stack:
         with errors_of(place.path):
-            if place.can_rename:
+            if place.is_local:
                 final = place.directory
                 built: Store = Directory(final.with_name(f".{final.name}.{suffix}"))
                 remove: Callable[[], None] = partial(shutil.rmtree, built.directory, True)

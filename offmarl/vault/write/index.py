@@ -1,6 +1,5 @@
 """The records that appended steps add to a vault's tables."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -92,17 +91,6 @@ def tables_of(records: Sequence[IndexRecord], before: Head) -> dict[str, bytes]:
     if len(finals):
         writes[layout.finals_key(before.finals)] = finals.tobytes()
     return writes
-
-
-def warn_of_length(path: object, begin: int, stop: int) -> None:
-    """Warn where a vault grows longer than stock programs can see."""
-    if begin <= layout.MAX_STOCK_LENGTH < stop:
-        warnings.warn(
-            f"{path} grows past {layout.MAX_STOCK_LENGTH} steps a row: offmarl continues, but "
-            "stock flashbax will not see the steps after that. Record more rows, or several "
-            "vaults.",
-            stacklevel=4,
-        )
 
 
 def _with_finals(

@@ -206,7 +206,7 @@ def join(
     VaultError
         It is in an archive or an object store, which have no locks.
     """
-    if not place_of(path).can_lock:
+    if not place_of(path).is_local:
         raise VaultError(
             f"{path} cannot have several writers: only a directory on this machine can be locked. "
             "Write one vault per process, and join them with `offmarl cat`."

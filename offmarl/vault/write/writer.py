@@ -34,8 +34,6 @@ _COMMIT_BYTES = 2**25
 """Size of the full chunks that start a commit while no other is in progress."""
 _MOST_COMMIT_BYTES = 2**27
 """Size at which an append waits for the commit in progress, and starts another."""
-_COMMIT_PARTS = 64
-"""The size that starts a commit is at least this part of the data: large vaults have few files."""
 _COMMIT_SECONDS = 5.0
 """Maximum time that full chunks wait for a commit; limits what a killed recording loses."""
 
@@ -46,8 +44,6 @@ class _Commit(NamedTuple):
     done: Pending
     records: list[index.IndexRecord]
     staged: dict[int, Staged]
-    through: int
-    """Steps of each row in full chunks after this commit."""
     annotated: bool
 
 
@@ -70,7 +66,6 @@ class Writer:
         self._provenance = manifest.provenance
         self._pending: list[index.IndexRecord] = []
         self._annotated = False
-        self._has_new_pages = False
         self._buffer = ChunkBuffer(self._schema, self._head.length)
         self._buffer.restore(self.store)
         self._under_way: _Commit | None = None
@@ -170,12 +165,6 @@ class Writer:
             self._commit(tail=bool(self._pending))  # an annotation alone leaves the tail as it is
             self._await_commit()
 
-    def drop_pages(self) -> None:
-        """Ask the system to drop written data from its cache, if it is not read soon."""
-        if self._has_new_pages:
-            self.store.drop_pages()
-            self._has_new_pages = False
-
     def close(self) -> None:
         """Flush, reclaim much unused space, and release the lock. Idempotent.
 
@@ -258,7 +247,6 @@ class Writer:
         record = index.record_of(
             transition, arrays, finals, tip, self._running, self.spec, fresh=fresh, cut=cut
         )
-        index.warn_of_length(self.path, tip.length, record.head.length)
         quirks = compat.recorded_quirks(self._provenance)
         if new_quirks := values.warn(problems, quirks):
             self.annotate({"quirks": [*quirks, *new_quirks]})
@@ -281,12 +269,10 @@ class Writer:
     def _is_commit_due(self) -> bool:
         """Whether to commit the full chunks: they take much memory, or have waited for long."""
         staged = self._buffer.staged_bytes
-        if not staged or self._under_way is None or self._under_way.done.done():
-            most = max(_COMMIT_BYTES, self._buffer.full_bytes // _COMMIT_PARTS)
-        else:
-            most = _MOST_COMMIT_BYTES
+        is_idle = self._under_way is None or self._under_way.done.done()
         waited = time.monotonic() - self._committed_at
-        return staged >= min(most, _MOST_COMMIT_BYTES) or (staged > 0 and waited > _COMMIT_SECONDS)
+        most = _COMMIT_BYTES if is_idle else _MOST_COMMIT_BYTES
+        return staged >= most or (staged > 0 and waited > _COMMIT_SECONDS)
 
     def _adopt(self, vault: Reader) -> None:
         """Adopt the steps that a stock program appended, as episodes of unknown policies.
@@ -323,7 +309,7 @@ class Writer:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
         with errors_of(self.path):
             done = self.store.commit(writes, self._fence, blocks)
-        self._under_way = _Commit(done, ready, staged, self._buffer.through, self._annotated)
+        self._under_way = _Commit(done, ready, staged, self._annotated)
         self._buffer.staged = {}
         self._annotated = False
         self._committed_at = time.monotonic()
@@ -347,11 +333,10 @@ class Writer:
                     self._committed(commit)
 
     def _committed(self, commit: _Commit) -> None:
-        self._has_new_pages = True
         if commit.records:
             self._pending = self._pending[len(commit.records) :]
             self._head = commit.records[-1].head
-        self._buffer.recycle(commit.through)
+        self._buffer.reuse(commit.staged.values())
         self._fence = self._stamps(min(self._head.length, layout.MAX_STOCK_LENGTH))
 
     def _stamps(self, stock_length: int) -> dict[str, bytes]:

@@ -6,7 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from offmarl import envs
 from offmarl.envs.swarm import dynamics as motion
+
+from .acting import reset
 
 SIDE = 8
 
@@ -24,11 +27,12 @@ def move(drones, command, kind=motion.STANDARD, wind=(0.0, 0.0), dynamics="veloc
 
 
 @pytest.mark.parametrize("dims", [2, 3])
-def test_spawn_covers_the_arena_at_rest(dims):
-    drones = motion.spawn(jax.random.key(0), 1000, SIDE, dims)
-    assert drones.position.shape == (1000, dims)
-    assert 0 <= drones.position.min() < 0.1
-    assert SIDE - 0.1 < drones.position.max() <= SIDE
+def test_drones_start_at_rest_all_over_the_arena(dims):
+    env = envs.make(f"swarm/search-300:dims={dims}")
+    drones = reset(env)[0].drones
+    assert drones.position.shape == (300, dims)
+    assert 0 <= drones.position.min() < 0.02 * env.side
+    assert 0.98 * env.side < drones.position.max() <= env.side
     assert not drones.velocity.any()
 
 

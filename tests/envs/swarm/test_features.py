@@ -211,18 +211,6 @@ def test_messages_are_part_of_the_action():
     assert continuous.spec.action == Continuous(2 + 3)
 
 
-@pytest.mark.nightly
-def test_vectorised_and_stateless():
-    """A step is a function of its arguments: the same in a batch and alone, again and again."""
-    env, states, first = rich()
-    action = first.view.legal_actions.argmax(-1).astype(jnp.int32)
-    _, many = quickly(lambda env, *args: jax.vmap(env.step)(*args))(env, KEYS, states, action)
-    state = jax.tree.map(lambda x: x[3], states)
-    for _ in range(2):
-        _, single = take_step(env, state, action[3], KEYS[3])
-        np.testing.assert_allclose(single.view.observation, many.view.observation[3], atol=1e-5)
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_observations_do_not_grow_with_the_swarm(task):
     family, *rest = task.split("-")

@@ -122,16 +122,17 @@ def test_invalid_points_are_not_found():
     assert near.which[:, :2].tolist() == [[0, 2]]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("swarm/search-30:comm=status,obstacles=0.1", marks=pytest.mark.nightly),
-        pytest.param("swarm/coverage-30:obstacles=0.2,randomise=all", marks=pytest.mark.nightly),
-        pytest.param("swarm/delivery-30", marks=pytest.mark.nightly),
-        pytest.param("swarm/delivery-40:dims=3", marks=pytest.mark.nightly),
-        pytest.param("swarm/pursuit-30-20", marks=pytest.mark.nightly),
-        pytest.param("swarm/pursuit-20-30:evaders=learned,comm=status", marks=pytest.mark.nightly),
-        pytest.param("swarm/flock-30:comm=status", marks=pytest.mark.nightly),
+        "swarm/search-30:comm=status,obstacles=0.1",
+        "swarm/coverage-30:obstacles=0.2,randomise=all",
+        "swarm/delivery-30",
+        "swarm/delivery-40:dims=3",
+        "swarm/pursuit-30-20",
+        "swarm/pursuit-20-30:evaders=learned,comm=status",
+        "swarm/flock-30:comm=status",
     ],
 )
 def test_no_task_can_tell_which_search_there_is(name, monkeypatch):

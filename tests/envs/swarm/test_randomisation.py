@@ -57,14 +57,20 @@ def test_draws_are_independent():
     assert np.abs(correlation - np.eye(5)).max() < 0.25
 
 
-def test_all_is_what_it_was_and_full_is_everything():
+def test_names_of_several_parts_are_joined_with_others():
     parts = {
-        how: envs.make(f"swarm/coverage-3:randomise={how}")._randomised for how in ("all", "full")
+        how: envs.make(f"swarm/coverage-3:randomise={how}")._randomised
+        for how in ("none", "all", "full", "all+delay", "none+wind")
     }
-    assert parts["all"] == ("wind", "noise", "speed")
-    assert parts["full"] == ("wind", "noise", "speed", "mass", "thrust", "delay", "dropout")
-    everything = (*parts["full"], "drag")
-    assert set(envs.make(FULL)._randomised) == set(everything)
+    everything = {"wind", "noise", "speed", "mass", "thrust", "delay", "dropout"}
+    assert parts == {
+        "none": set(),
+        "all": {"wind", "noise", "speed"},
+        "full": everything,
+        "all+delay": {"wind", "noise", "speed", "delay"},
+        "none+wind": {"wind"},
+    }
+    assert envs.make(FULL)._randomised == everything | {"drag"}
 
 
 def at_half_speed(part, value):

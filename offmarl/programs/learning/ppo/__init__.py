@@ -7,22 +7,15 @@ steps. A feed-forward network learns from single steps, a recurrent one from win
 whose first step starts from the memory that acting had there.
 """
 
-from typing import TYPE_CHECKING
-
-from offmarl._imports import lazy_names
-
-if TYPE_CHECKING:
-    from offmarl.programs.learning.ppo.arguments import (
-        OffPolicyPPOArgs as OffPolicyPPOArgs,
-        PPOArgs as PPOArgs,
-        policy_config as policy_config,
-    )
-    from offmarl.programs.learning.ppo.learning import (
-        ActorCritic as ActorCritic,
-        Networks as Networks,
-        State as State,
-        RolloutWindows as RolloutWindows,
-    )
-    from offmarl.programs.learning.ppo.program import make_program as make_program
-else:
-    __all__, __getattr__, __dir__ = lazy_names(__name__)
+from offmarl.programs.learning.ppo.arguments import (
+    OffPolicyPPOArgs as OffPolicyPPOArgs,
+    PPOArgs as PPOArgs,
+    policy_config as policy_config,
+)
+from offmarl.programs.learning.ppo.learning import (
+    ActorCritic as ActorCritic,
+    Networks as Networks,
+    RolloutWindows as RolloutWindows,
+    State as State,
+)
+from offmarl.programs.learning.ppo.program import make_program as make_program

@@ -5,14 +5,14 @@ from typing import Literal
 
 from offmarl.config import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from offmarl.errors import OptionError
-from offmarl.networks import Activation, AgentId, PolicyConfig, stochastic_head
+from offmarl.networks import Activation, PolicyConfig, stochastic_head
+from offmarl.programs.learning.learner import NetworkArgs
 from offmarl.programs.learning.optimisers import ScheduleKind
-from offmarl.programs.program import OnlineArgs
 from offmarl.types import EnvSpec
 
 
 @dataclass(frozen=True)
-class PPOArgs(OnlineArgs):
+class PPOArgs(NetworkArgs):
     """Arguments of proximal policy optimisation."""
 
     num_steps: PositiveInt = 64
@@ -28,9 +28,6 @@ class PPOArgs(OnlineArgs):
     default."""
     learning_rate: Positive = 7e-4
     """Adam's step size, of actor and critic."""
-    schedule: ScheduleKind = "constant"
-    """How the step size changes over the training: not at all, or down to zero at its end, along a
-    line or half a cosine."""
     gamma: Fraction = 0.99
     """Discount."""
     gae_lambda: Fraction = 0.95
@@ -57,24 +54,15 @@ class PPOArgs(OnlineArgs):
     clip_separately: bool = False
     """Clip the gradients of actor and critic each by their own norm, and not by the norm of both.
     """
-    reward_scale: Positive = 1.0
-    """Factor of the rewards that are learned from; recorded rewards are not scaled."""
     shaped_rewards: Fraction | None = None
     """Also learn from the environment's shaped rewards, such as Overcooked's. Their weight falls
     from 1 to 0 over this fraction of the training. They are not recorded."""
     tanh: bool = False
     """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one."""
-    hidden: PositiveInt = 64
-    """Width of the networks' layers."""
     layers: PositiveInt | None = None
     """Hidden layers of each network: by default 2, or 1 beside a GRU."""
     activation: Activation = "relu"
     """Function after each hidden layer."""
-    share_parameters: bool = True
-    """Let all agents share networks. Otherwise each agent has networks of its own."""
-    agent_id: AgentId = "onehot"
-    """How the network distinguishes the agents. onehot: by their index, which ties it to their
-    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from offmarl.programs.learning.ppo.learning import (
     window_carries,
 )
 from offmarl.programs.program import Hyperparameters, Program, Stage
-from offmarl.rollout import init_rollout, rollout_shaped
+from offmarl.rollout import init_rollout, rollout
 from offmarl.teams import team_numbers
 from offmarl.types import ArrayTree, EnvSpec, View
 
@@ -114,11 +114,9 @@ def make_program(
         state: State, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
-        progress = training_progress(
-            state.iteration, args.total_steps, args.num_envs, args.num_steps
-        )
+        progress = training_progress(args, state.iteration)
         actor, behind = acting_params(state, lag)
-        after, transitions, next_views, shaping = rollout_shaped(
+        after, transitions, next_views, shaping = rollout(
             env,
             policy,
             actor,
