@@ -20,7 +20,6 @@ from offmarl._imports import attribute, import_file, import_module
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError
 from offmarl.paths import local
 
-
 MOST_STEP_BYTES = 2**30
 """Maximum bytes of one step of all arrays of an environment."""
 
