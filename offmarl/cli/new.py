@@ -49,7 +49,13 @@ def new(
     title = "".join(part.capitalize() for part in name.split("_"))
     template = files("offmarl.cli.templates") / f"{_TEMPLATES[kind]}.py"
     text = template.read_text(encoding="utf-8")
-    text = text.replace(f"my_{kind}", name).replace(f"My{kind.capitalize()}", title)
+    original = f"My{kind.capitalize()}"
+    if keyword.iskeyword(title) or re.search(rf"\b{title}\b", text.replace(original, "")):
+        raise OptionError(
+            f"{name!r} would be {title} in the file, which is a keyword of Python or the name of "
+            f"something else in the file: choose another name, such as my_{name}."
+        )
+    text = text.replace(f"my_{kind}", name).replace(original, title)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)

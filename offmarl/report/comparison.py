@@ -187,7 +187,7 @@ def _pairs(
         reference = results[candidates[0]]
         common = [seed for seed in result.seeds if seed in reference.seeds]
         if len(candidates) > 1 or not common:
-            reason = "several runs have its name" if len(candidates) > 1 else "their seeds differ"
+            reason = "several runs have its name" if len(candidates) > 1 else "no seed is in both"
             reasons[entry.label] = f"has no pairs with {baseline}: {reason}"
             continue
         differences[entry] = (

@@ -160,7 +160,10 @@ def test_a_baseline_for_other_data_is_found_before_anything_runs(path, random_da
         with pytest.raises(OptionError, match=message):
             require_fit(read_plan(path))
     path.write_text(PLAN.replace("bc = {}", "cfcql = { behaviour_updates = 30 }"))
-    with pytest.raises(OptionError, match="cfcql on coverage random: --updates 20 does not fit"):
+    with pytest.raises(
+        OptionError,
+        match="cfcql on coverage random: --updates 20 is 20 updates",
+    ):
         require_fit(read_plan(path))
 
 

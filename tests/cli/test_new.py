@@ -101,6 +101,20 @@ def test_names_of_files_that_are_refused(offmarl, tmp_path, name, message):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("env", name) for name in ("state", "discrete", "env_spec", "view", "float")),
+        *(("env", name) for name in ("none", "true", "false")),
+        *(("baseline", name) for name in ("args", "program", "none")),
+    ],
+)
+def test_names_that_the_file_needs_itself_are_refused(offmarl, tmp_path, kind, name):
+    done = offmarl("new", kind, name)
+    assert done.code == 2 and "choose another name, such as my_" in done.err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("kind", ["env", "baseline"])
 def test_the_names_of_the_templates_may_be_kept(offmarl, kind):
     assert offmarl("new", kind, f"my_{kind}", "--out", "new").code == 0

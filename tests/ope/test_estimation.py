@@ -657,7 +657,7 @@ def test_critics_that_miss_the_value_of_the_data_are_pointed_out(observed):
 
 def test_policies_that_do_not_fit_the_data(deterministic):
     other = replace(deterministic.spec, observation_size=9)
-    with pytest.raises(ShapeError, match=r"policy wide differ in observation_size \(3, not 9\)"):
+    with pytest.raises(ShapeError, match=r"policy wide differ in observation"):
         estimate({"wide": coin(other, 0.5)}, deterministic)
     with pytest.raises(ShapeError, match="no policies"):
         estimate({}, deterministic)

@@ -61,7 +61,7 @@ SPEC = EnvSpec("some", 3, observation_size=4, state_size=5, action=Discrete(2))
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        ({"observation_size": 6}, r"observation_size \(4, not 6\)"),
+        ({"observation_size": 6}, r"observation \(float32 \(4,\), not float32 \(6,\)\)"),
         ({"action": Discrete(3)}, "action"),
         ({"num_agents": 9, "state_size": 2, "teams": (0,) * 8 + (1,)}, None),
     ],

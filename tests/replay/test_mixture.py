@@ -306,7 +306,7 @@ def test_a_vault_is_mixed_once(vaults) -> None:
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        ({"observation_size": 4}, r"observation_size \(4, not 3\)"),
+        ({"observation_size": 4}, r"observation \(float32 \(4,\), not"),
         ({"name": "another"}, r"name \('another', not 'test'\)"),
         ({"time_limit": 77}, r"time_limit \(77, not None\)"),
         ({"reward": "individual"}, r"reward \('individual', not 'team'\)"),

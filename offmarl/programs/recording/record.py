@@ -472,6 +472,10 @@ def open_for_recording(
     if not is_first():
         return None
     if path.exists():
+        if difference := vault.open_vault(path).spec.difference(spec):
+            raise RunError(
+                f"{path} was started in another {spec.name}: it differs in {difference}."
+            )
         return vault.resume(path)
     about = dict(provenance) | {"recipe": dict(recipe), **software(spec.name), "complete": False}
     about["numerics"] = numerics()

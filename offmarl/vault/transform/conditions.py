@@ -1,5 +1,6 @@
 """Conditions on episodes or steps: their columns, and the pieces of vaults that meet them."""
 
+import warnings
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -78,6 +79,8 @@ def take_meeting(
     columns = [columns_of(source, named, parsed.names) for source in sources]
     for source, source_columns in zip(sources, columns, strict=True):
         check_known(source, parsed, source_columns)
+        if any(name.startswith("return") for name in parsed.names):
+            _warn_of_missing_returns(source)
     if by == "episodes":
         pieces = _whole_meeting(sources, parsed, columns)
     else:
@@ -99,6 +102,17 @@ def _whole_meeting(
     pooled = {name: np.concatenate([x[name] for x in columns]) for name in shared}
     pooled["index"] = np.arange(len(pool.length))
     return pool.whole(parsed.holds(pooled, len(pool.length)))
+
+
+def _warn_of_missing_returns(source: LineageSource) -> None:
+    returns = source.vault.episodes.team_returns
+    if missing := int((~np.isfinite(returns)).any(1).sum()):
+        warnings.warn(
+            f"{missing:,} of the {len(returns):,} episodes of {source.vault.path} have a reward of "
+            "NaN or infinity and therefore no return: they meet no condition on it, and "
+            "percentiles leave them out.",
+            stacklevel=2,
+        )
 
 
 def _nothing_meets(
