@@ -25,8 +25,9 @@ from offmarl._memory import return_free
 from offmarl.errors import OptionError
 from offmarl.replay.fields import COMPUTED, fields_of
 from offmarl.replay.gathering import Batch, BatchLayout, read_slots
-from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder
-from offmarl.replay.rings import Mixed, SlotRing
+from offmarl.replay.host import WindowReader
+from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder, Order, make_order
+from offmarl.replay.rings import Mixed, SlotRing, Weighting
 from offmarl.replay.sampling import (
     Chosen,
     SlotTable,
@@ -201,3 +202,32 @@ def check_blocked(source: Any, weighted: bool) -> None:
             f"{source.path} is shuffled by blocks, in which all steps are equally likely: pull it "
             "first to draw by weights or priorities."
         )
+
+
+class BlockReader(BlockGatherer, WindowReader):
+    """Gathers windows of data on another machine as NumPy arrays."""
+
+
+def open_reader(
+    kinds: tuple[Any, Any],
+    source: Any,
+    windows: Windows,
+    passes: tuple[int, int | None, bool],
+    episodes: Chosen,
+    weights: Weighting,
+    shuffle_buffer: int | None = None,
+) -> tuple[Any, Order]:
+    """Return a reader of windows and their order, from the seed, ``epochs`` and ``drop_last``.
+
+    The reader is of the first kind, or of the second if windows are shuffled by blocks.
+    """
+    seed, epochs, drop_last = passes
+    if shuffle_buffer is None and not getattr(source, "is_remote", False):
+        reader = kinds[0](source, windows, episodes, weights)
+        return reader, make_order(reader.rings.starts, windows.batch_size, seed, epochs, drop_last)
+    check_blocked(source, weights is not None)
+    table = BlockTable(source, windows, episodes, shuffle_buffer)
+    order = BlockOrder(
+        table.sizes, windows.batch_size, seed, epochs, drop_last, per_buffer=table.per_buffer
+    )
+    return kinds[1](source, windows, order, table), order

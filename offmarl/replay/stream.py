@@ -17,9 +17,9 @@ from jaxtyping import Int
 
 from offmarl.config import check_seed
 from offmarl.errors import OptionError
-from offmarl.replay.blocks import BlockGatherer, BlockTable, check_blocked
+from offmarl.replay.blocks import BlockReader, open_reader
 from offmarl.replay.host import GATHERED_WINDOWS, IN_HAND, WindowReader, ahead, parts_ahead
-from offmarl.replay.orders import BlockOrder, Order, check_start, make_order
+from offmarl.replay.orders import Order, check_start
 from offmarl.replay.rings import Mixed, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.types import Sequence
@@ -29,10 +29,6 @@ To = Literal["jax", "numpy", "torch"]
 
 _MOST_AHEAD = 16
 """Batches ready before they are asked for; more would only take memory."""
-
-
-class BlockReader(BlockGatherer, WindowReader):
-    """Gathers windows of data on another machine as NumPy arrays."""
 
 
 class Stream(AbstractContextManager["Stream"]):
@@ -141,31 +137,6 @@ def open_stream(
     reader, order = open_reader(kinds, source, windows, passes, episodes, weights, shuffle_buffer)
     read = partial(gather, reader)
     return Stream(read, order, reader, windows, seed=seed, start=start, memory=memory)
-
-
-def open_reader(
-    kinds: tuple[Any, Any],
-    source: Any,
-    windows: Windows,
-    passes: tuple[int, int | None, bool],
-    episodes: Chosen,
-    weights: Weighting,
-    shuffle_buffer: int | None = None,
-) -> tuple[Any, Order]:
-    """Return a reader of windows and their order, from the seed, ``epochs`` and ``drop_last``.
-
-    The reader is of the first kind, or of the second if windows are shuffled by blocks.
-    """
-    seed, epochs, drop_last = passes
-    if shuffle_buffer is None and not getattr(source, "is_remote", False):
-        reader = kinds[0](source, windows, episodes, weights)
-        return reader, make_order(reader.rings.starts, windows.batch_size, seed, epochs, drop_last)
-    check_blocked(source, weights is not None)
-    table = BlockTable(source, windows, episodes, shuffle_buffer)
-    order = BlockOrder(
-        table.sizes, windows.batch_size, seed, epochs, drop_last, per_buffer=table.per_buffer
-    )
-    return kinds[1](source, windows, order, table), order
 
 
 def _readers(to: str) -> tuple[tuple[Any, Any], Callable[..., list[Sequence]]]:

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._imports import import_optional
+from offmarl.replay.blocks import BlockReader, open_reader
 from offmarl.replay.host import GATHERED_WINDOWS, WindowItems, WindowReader
 from offmarl.replay.orders import check_start
 from offmarl.replay.rings import Mixed, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.stream import BlockReader, open_reader
 from offmarl.types import Sequence, map_tree
 
 import_optional("torch", "torch")  # its error says what to install
