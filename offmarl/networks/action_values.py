@@ -47,6 +47,9 @@ class ActionValue(nn.Module):
         How agents are distinguished; see `AgentId`.
     observation, state
         Encoders of what is not a vector; None for vectors.
+    normalised
+        Whether the inputs of both ReLUs are normalised (Ba et al. 2016), which keeps values of
+        actions that the data lack from growing (Ball et al. 2023, arXiv 2302.02948).
     """
 
     outputs: int = 1
@@ -55,6 +58,7 @@ class ActionValue(nn.Module):
     agent_id: AgentId = "onehot"
     observation: Encoder | None = None
     state: Encoder | JointEncoder | None = None
+    normalised: bool = False
 
     @nn.compact
     def __call__(
@@ -100,8 +104,12 @@ class ActionValue(nn.Module):
             x = x + jnp.einsum("...na,nah->...h", action, kernel)[..., None, :]
             change = own - action[..., agents, :]
             x = x + jnp.einsum("...ra,rah->...rh", change, kernel[agents])
-        x = nn.relu(Dense(self.hidden, kernel_init=wide)(nn.relu(x)))
+        x = Dense(self.hidden, kernel_init=wide)(self._activated(x))
+        x = self._activated(x)
         return Dense(self.outputs, kernel_init=orthogonal())(x)
+
+    def _activated(self, x: Array) -> Array:
+        return nn.relu(nn.LayerNorm()(x) if self.normalised else x)
 
 
 @dataclass(frozen=True)
