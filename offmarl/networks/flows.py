@@ -14,10 +14,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.distributions import categorical
-from offmarl.networks.encoders import ActionEncoder, Encoder, blank_view, observation_encoder
+from offmarl.networks.encoders import Encoder, blank_view, observation_encoder
 from offmarl.networks.policies import AgentNetwork, PolicyConfig, make_network
 from offmarl.networks.torsos import FeedForward
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
+
+
+class _WithNoise(nn.Module):
+    """Each agent's observation, with its noise."""
+
+    encoder: Encoder | None = None
+
+    def __call__(self, inputs: tuple[ArrayTree, Float[Array, "*b N A"]]) -> Float[Array, "*b N _"]:
+        observation, noise = inputs
+        x = observation if self.encoder is None else self.encoder(observation)
+        return jnp.concatenate([x, noise], axis=-1)
 
 
 class JointFlow(nn.Module):
@@ -63,7 +74,7 @@ class JointFlow(nn.Module):
         inputs = jnp.concatenate([x.reshape(*time.shape, -1), time[..., None]], axis=-1)
         outputs = self.num_agents * self.action_size
         torso = FeedForward(outputs, self.hidden, agent_id="none", layers=self.layers)
-        velocity, _ = torso((), inputs[..., None, :])  # all agents are those of one
+        velocity, _ = torso((), inputs[..., None, :])  # as of one agent: the joint action
         return velocity.reshape(action.shape)
 
 
@@ -100,7 +111,7 @@ def one_step_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
     Its input is the pair of observations and noise ``(*b, N, A)``. Its outputs are continuous
     actions before they are clipped, or the logits of discrete ones.
     """
-    encoder = ActionEncoder(observation_encoder(spec, config.hidden))
+    encoder = _WithNoise(observation_encoder(spec, config.hidden))
     return make_network(config, spec, spec.action_size, encoder, output_scale=0.01)
 
 

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.config import Positive, PositiveInt
+from offmarl.config import PositiveInt
 from offmarl.envs.base import MARKS
 from offmarl.envs.swarm import dynamics
 from offmarl.envs.swarm.dynamics import length_of
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import Points, find_points, reduce_within
 from offmarl.envs.swarm.observations import Blocks, SwarmState
-from offmarl.envs.swarm.options import Comm
+from offmarl.envs.swarm.options import Comm, Range
 
 _GRIP = 1.5
 _ARRIVED = 1.5
@@ -68,9 +68,9 @@ class Delivery(GrowingArena):
     """
 
     time_limit: PositiveInt = 80
-    sensing_range: Positive = 6.0
+    sensing_range: Range = 6.0
     comm: Comm = "status"
-    comm_range: Positive = 8.0
+    comm_range: Range = 8.0
     heterogeneous: bool = True
 
     @property

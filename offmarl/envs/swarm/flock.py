@@ -14,7 +14,7 @@ from offmarl.envs.swarm.dynamics import DroneState, length_of, steer_around
 from offmarl.envs.swarm.env import Advanced, SwarmEnv
 from offmarl.envs.swarm.neighbours import find_neighbours, find_points
 from offmarl.envs.swarm.observations import Blocks, SwarmState
-from offmarl.envs.swarm.options import Obstacles
+from offmarl.envs.swarm.options import Obstacles, Range
 
 _MATES = 2
 _TOGETHER = 3.0
@@ -65,8 +65,8 @@ class Flock(SwarmEnv):
 
     journey: Positive = 40.0
     time_limit: PositiveInt = 60
-    sensing_range: Positive = 4.0
-    comm_range: Positive = 4.0
+    sensing_range: Range = 4.0
+    comm_range: Range = 4.0
     randomise: str = "wind"
     obstacles: Obstacles = 0.08
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 from jaxtyping import Float
 
-from offmarl.config import Fraction, Positive, PositiveInt, Rule, Validated
+from offmarl.config import Fraction, PositiveInt, Rule, Validated
 from offmarl.envs.base import ActionKind, among
 from offmarl.envs.swarm import dynamics, quadrotor, randomisation
 from offmarl.envs.swarm.dynamics import Kind
@@ -24,6 +24,8 @@ Comm = Annotated[str, among("none", "status", "learned")]
 Collisions = Annotated[str, among("none", "elastic", "inelastic")]
 Obstacles = Annotated[float, Rule("from 0 to 0.25", lambda x: 0 <= x <= 0.25)]
 """Each obstacle needs a grid cell and free space around it."""
+Range = Annotated[float, Rule("above 0", lambda x: x > 0)]
+"""A distance in cells, perhaps infinite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +106,11 @@ class SwarmOptions(Validated, ABC):
     dynamics: Dynamics = "velocity"
     control: Control = "rates"
     action: ActionKind = "discrete"
-    sensing_range: Positive = 5.0
+    sensing_range: Range = 5.0
     num_neighbours: PositiveInt = 4
     comm: Comm = "none"
     comm_size: PositiveInt = 4
-    comm_range: Positive = 5.0
+    comm_range: Range = 5.0
     comm_dropout: Fraction = 0.0
     randomise: str = "none"
     obstacles: Obstacles = 0.0
@@ -128,6 +130,10 @@ class SwarmOptions(Validated, ABC):
             raise OptionError(
                 "quadrotors fly in three dimensions, and their actions are continuous: give "
                 "dims=3 and action=continuous too."
+            )
+        if self.dynamics != "quadrotor" and self.control != "rates":
+            raise OptionError(
+                f"control={self.control} is for quadrotors: give dynamics=quadrotor too."
             )
         if "drag" in self._randomised and self.dynamics not in dynamics.WITH_DRAG:
             raise OptionError(

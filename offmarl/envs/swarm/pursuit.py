@@ -9,13 +9,14 @@ from typing import Annotated, Literal, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from offmarl.config import Positive, PositiveInt
+from offmarl.config import PositiveInt
 from offmarl.envs.base import among
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.dynamics import Kind
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import find_distance, find_neighbours
 from offmarl.envs.swarm.observations import Blocks, SwarmState, describe
+from offmarl.envs.swarm.options import Range
 from offmarl.errors import OptionError
 
 _CATCH_RANGE = 1.0
@@ -78,7 +79,7 @@ class Pursuit(GrowingArena):
     num_evaders: PositiveInt
     evaders: Control = "scripted"
     pursuers: Control = "learned"
-    sensing_range: Positive = 6.0
+    sensing_range: Range = 6.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -192,6 +192,7 @@ def test_the_controller_flies_to_a_goal_and_hovers_there(control, goal, start):
     [
         ("dynamics=quadrotor", "give dims=3 and action=continuous too"),
         ("dynamics=quadrotor,dims=3", "give dims=3 and action=continuous too"),
+        ("control=motors", "control=motors is for quadrotors"),
         ("control=stick", "control must be one of rates, motors"),
         ("collisions=soft", "collisions must be one of none, elastic, inelastic"),
         ("opaque=true", "no obstacles to block sight"),
