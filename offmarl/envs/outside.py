@@ -137,12 +137,12 @@ def _check(env: Outside) -> None:
     least = {"num_agents": 1, "action_size": 1, "observation_size": 0, "state_size": 0}
     least |= {} if spec.time_limit is None else {"time_limit": 1}
     sizes = {name: getattr(spec, name) for name in least}
-    wrong = [x for x, size in sizes.items() if type(size) is not int or size < least[x]]
+    wrong = [name for name, size in sizes.items() if type(size) is not int or size < least[name]]
     tuples = {name: getattr(spec, name) for name in _BY_AGENT}
     wrong += [
-        x
-        for x, y in tuples.items()
-        if not (y is None or (isinstance(y, tuple) and len(y) == spec.num_agents))
+        name
+        for name, values in tuples.items()
+        if not (values is None or (isinstance(values, tuple) and len(values) == spec.num_agents))
     ]
     if wrong:
         raise ShapeError(

@@ -372,8 +372,8 @@ def _longer(family: Family, base: str) -> list[str]:
 
 def _overlap(family: Family, other: Family) -> bool:
     """Whether a name can belong to both families."""
-    pairs = ((family, other), (other, family))
-    return any(x.match(re.sub(r"-[A-Z]\b", "-1", y.name)) is not None for x, y in pairs)
+    pairs = ((family, other.name), (other, family.name))
+    return any(entry.match(re.sub(r"-[A-Z]\b", "-1", name)) is not None for entry, name in pairs)
 
 
 def _is_same(factory: Any, other: Any) -> bool:
