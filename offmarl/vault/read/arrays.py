@@ -61,12 +61,12 @@ class Arrays:
         self._vault, self._may_map = vault, mapped
         self._episodes = episodes
         self._schema: Schema | None = None
+        self._has_length = False
         if checked and vault.manifest and vault.manifest.schema.codec == "raw":
             # A forged length must not make the checks, which hold state for each chunk, take much
             # memory.
-            check_length(vault)
+            self.check_length()
             self._schema = vault.manifest.schema
-        self._has_length = False
         self._map_lock = Lock()
         self._is_mapped = False
         self._chunks = self._open(None)
@@ -133,6 +133,7 @@ class Arrays:
 
     def prepare_fork(self) -> None:
         """Let forked processes read the arrays; does nothing if the files cannot be mapped."""
+        self.check_length()  # forked processes cannot
         self._map()
 
     def read(
