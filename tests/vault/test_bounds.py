@@ -81,6 +81,14 @@ def test_final_views_in_the_order_they_are_asked_for(data):
         pytest.param(
             lambda v: v["rewards"], "cannot be indexed by 'rewards'", marks=pytest.mark.untyped
         ),
+        *(
+            pytest.param(
+                lambda v, rows=rows: v.read(0, 10, rows=rows),
+                r"rows are given by a slice, such as slice\(0, 2\): got",
+                marks=pytest.mark.untyped,
+            )
+            for rows in (0, [0])
+        ),
     ],
 )
 def test_steps_are_read_one_after_the_other(data, ask, message):

@@ -87,6 +87,17 @@ def test_a_forked_process_reads_what_was_prepared(
     np.testing.assert_equal(contents, everything(vault.open_vault(dataset.path)))
 
 
+@pytest.mark.parametrize("dataset", ["raw", "zstd", "stock"], indirect=True)
+def test_a_forked_process_reads_vaults_whose_length_is_checked(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("arrays", "reader"):
+        monkeypatch.setattr(f"offmarl.vault.read.{module}.UNBACKED_STEPS", 0)
+    dataset.prepare_fork()
+    read = in_fork(lambda: (dataset.read(), [*dataset.blocks()]))
+    np.testing.assert_equal(read, (dataset.read(), [*dataset.blocks()]))
+
+
 @pytest.mark.parametrize("dataset", ["raw"], indirect=True)
 def test_what_was_not_prepared_is_an_error(dataset: Dataset) -> None:
     message = "cannot be read in a forked process.*multiprocessing_context='spawn'"

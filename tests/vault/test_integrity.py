@@ -68,6 +68,20 @@ def test_a_flipped_bit_is_traced_to_its_episodes(path):
         offmarl.open(path, checked=True).read(20, 40, leaves=["rewards"])
 
 
+@pytest.mark.parametrize(
+    ("episodes", "message"),
+    [
+        ((3,), "(episode 3)"),
+        (tuple(range(3, 901)), "(episodes 3 to 900)"),
+        ((3, 5), "(2 episodes: 3, 5)"),
+        ((3, *range(5, 14)), "(10 episodes: 3, 5, 6, 7, 8, 9, 10, 11, ...)"),
+    ],
+)
+def test_the_episodes_of_a_fault(episodes, message):
+    fault = vault.Fault("it is lost", None, "rewards", (0, 1), (8, 16), episodes)
+    assert str(fault).endswith(f"it is lost {message}")
+
+
 def test_a_lost_file_is_found_without_reading(path):
     place_of(path, "observations./0.2.0.0")[0].unlink()
     report = vault.verify(path)

@@ -146,7 +146,7 @@ def test_the_disk_is_asked_for_windows_as_long_as_it_has_to_read(
     dataset = vault.open_vault(record(tmp_path / "data.vlt"))
     # Before and after each call: read on request, in memory already, read without a request.
     reading = iter([0, 8, 8, 8, 8, 11, 11, 16])
-    monkeypatch.setattr(arrays, "_blocks_read", lambda: next(reading))
+    monkeypatch.setattr(arrays, "_disk_reads", lambda: next(reading))
     requests: list[int] = []
     ask = MappedArray.prefetch
     monkeypatch.setattr(MappedArray, "prefetch", lambda *args: requests.append(1) or ask(*args))

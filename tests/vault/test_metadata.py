@@ -37,7 +37,15 @@ CODECS = [None, *({"id": name} for name in ("blosc", "bz2", "gzip", "zlib", "zst
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(
-    ("dtype", "fill"), [("<f4", None), ("<f4", "NaN"), (">i2", 7), ("|b1", True), ("bfloat16", 1.5)]
+    ("dtype", "fill"),
+    [
+        ("<f4", None),
+        ("<f4", "NaN"),
+        (">i2", 7),
+        ("|b1", True),
+        ("bfloat16", 1.5),
+        ("bfloat16", "-Infinity"),
+    ],
 )
 def test_chunks_are_what_tensorstore_wrote(codec, order, dtype, fill):
     document = DOCUMENT | {"compressor": codec, "order": order, "dtype": dtype, "fill_value": fill}
@@ -83,6 +91,7 @@ def test_chunks_that_divide_steps_are_joined():
         ({"dtype": "|O"}, "values of object"),
         ({"dtype": "f4,f4"}, "cannot be read here"),
         ({"fill_value": "seven"}, "is invalid"),
+        ({"fill_value": [0, 0, 0]}, "is invalid"),
         ({"shape": [4], "chunks": [2]}, "which no vault has"),
     ],
 )

@@ -168,6 +168,13 @@ def test_a_forged_schema_is_refused(forged):
         Schema.from_json(data)
 
 
+def test_what_a_schema_lacks_is_named():
+    data = Schema(IMAGE, 2, 2, 8, "raw").to_json()
+    del data["rows"]
+    with pytest.raises(VaultFormatError, match=r"schema is damaged \('rows' is missing\)"):
+        Schema.from_json(data)
+
+
 def test_images_take_the_bytes_of_the_data(tmp_path):
     """At most 1.05 times the raw bytes, with one final observation an episode."""
     spec = image_spec(shape=(32, 32, 3))

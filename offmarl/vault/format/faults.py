@@ -93,5 +93,7 @@ def _numbered(episodes: tuple[int, ...]) -> str:
         return ""
     if len(episodes) == 1:
         return f" (episode {episodes[0]})"
+    if episodes[-1] - episodes[0] + 1 == len(episodes):
+        return f" (episodes {episodes[0]} to {episodes[-1]})"
     numbers = ", ".join(map(str, episodes[:8])) + (", ..." if len(episodes) > 8 else "")
     return f" ({len(episodes)} episodes: {numbers})"

@@ -166,7 +166,7 @@ class Schema:
             schema._check()
         except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
             raise VaultFormatError(
-                f"the vault's schema is damaged ({error!r:.200}): copy the vault again "
+                f"the vault's schema is damaged ({_reason(error):.200}): copy the vault again "
                 "from its source, or copy its intact episodes with `offmarl salvage`."
             ) from error
         return schema
@@ -216,9 +216,18 @@ class Head(NamedTuple):
             return msgspec.convert([data[name] for name in cls._fields], cls)
         except (KeyError, ValueError) as error:
             raise VaultFormatError(
-                f"the vault's head is damaged ({error!r:.200}): copy the vault again "
+                f"the vault's head is damaged ({_reason(error):.200}): copy the vault again "
                 "from its source."
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Describe the error of reading a document."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    if isinstance(error, ValueError | ShapeError):
+        return str(error)
+    return "a value is of the wrong type"
 
 
 def prefix_of(name: str) -> str:

@@ -351,7 +351,9 @@ def _fill(value: Any, dtype: np.dtype[Any]) -> np.generic | None:
     """Read the fill value of a document, where "NaN" and infinities are text."""
     if value is None or dtype.kind not in "biufcV" or dtype.itemsize > 32:  # refused later
         return None
-    fill: np.generic = np.array([value], dtype)[0]
+    number = complex(*map(float, value)) if isinstance(value, list) else value
+    number = float(number) if isinstance(number, str) else number
+    fill: np.generic = np.array([number], dtype)[0]
     return fill
 
 

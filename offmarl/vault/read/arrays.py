@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl._arrays import as_items
-from offmarl.errors import VaultError
+from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault.format.layout import NumpyArray, Schema, damage_error
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import WindowPlaces, put_steps
@@ -61,12 +61,12 @@ class Arrays:
         self._vault, self._may_map = vault, mapped
         self._episodes = episodes
         self._schema: Schema | None = None
+        self._has_length = False
         if checked and vault.manifest and vault.manifest.schema.codec == "raw":
             # A forged length must not make the checks, which hold state for each chunk, take much
             # memory.
-            check_length(vault)
+            self.check_length()
             self._schema = vault.manifest.schema
-        self._has_length = False
         self._map_lock = Lock()
         self._is_mapped = False
         self._chunks = self._open(None)
@@ -133,6 +133,7 @@ class Arrays:
 
     def prepare_fork(self) -> None:
         """Let forked processes read the arrays; does nothing if the files cannot be mapped."""
+        self.check_length()  # forked processes cannot
         self._map()
 
     def read(
@@ -212,7 +213,7 @@ class Arrays:
         places = {name: by_size[self.chunk(name)] for name in names}
         mapped = [name for name in names if name in chunks.maps]
         unmapped = [name for name in names if name not in chunks.maps]
-        before = _blocks_read()
+        before = _disk_reads()
         if mapped:
             chunks.compare(mapped, places[mapped[0]], self._cold)
         for name in mapped if self._cold else ():
@@ -220,7 +221,7 @@ class Arrays:
         yield from ((name, places[name], chunks.maps[name]) for name in mapped)
         windows = self._gather_unmapped(chunks, unmapped, places) if unmapped else {}
         yield from ((name, places[name], windows.pop(name)) for name in unmapped)
-        self._cold = _blocks_read() > before
+        self._cold = _disk_reads() > before
 
     def _map_pays(self, names: Iterable[str], rows: int, steps: int) -> bool:
         """Whether the map exists, or the reads so far took as long as making it would."""
@@ -348,9 +349,13 @@ def cut(start: int, stop: int, size: int) -> Iterator[tuple[int, slice, slice]]:
         yield block, inside, slice(begin - start, end - start)
 
 
-def _blocks_read() -> int:
-    """Return the blocks that this thread has read from disk, also for page faults."""
-    return resource.getrusage(_THREAD).ru_inblock
+def _disk_reads() -> int:
+    """Return the blocks that this thread has read from disk, and its major page faults.
+
+    File systems in user space count no blocks.
+    """
+    usage = resource.getrusage(_THREAD)
+    return usage.ru_inblock + usage.ru_majflt
 
 
 def check_length(vault: Description) -> None:
@@ -367,11 +372,15 @@ def check_length(vault: Description) -> None:
         places = {match[0] for match in _chunks_of(vault, name)}
         backed = max(backed, len(places) * math.prod(grid.chunks[:2]))
     if steps > 2 * backed + UNBACKED_STEPS:
-        raise damage_error(
-            vault.path,
+        lack = (
             f"it says that it has {vault.rows:,} rows of {vault.length:,} steps, and there is data "
             f"for {backed:,} steps over all rows at most: it has lost data, or its length is "
-            "damaged or forged",
+            "damaged or forged"
+        )
+        if vault.manifest:
+            raise damage_error(vault.path, lack)
+        raise VaultFormatError(
+            f"{vault.path} is damaged: {lack}. Copy the vault again from its source."
         )
 
 

@@ -33,6 +33,8 @@ def check_episode(number: object, count: int, path: PurePath) -> None:
 
 def interval(part: slice, size: int, axis: str) -> tuple[int, int]:
     """Return the first index of a slice and the one after the last."""
+    if not isinstance(part, slice):
+        raise VaultError(f"{axis} are given by a slice, such as slice(0, 2): got {part!r}.")
     start, stop, stride = part.indices(size)
     if stride != 1:
         raise VaultError(f"a slice of {axis} must have a stride of 1: got {stride}.")

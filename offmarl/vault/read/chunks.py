@@ -229,7 +229,7 @@ class Checks:
     def load(self, numbers: Iterable[int]) -> None:
         """Load the checksums of some chunks of time, unless they are loaded, in one read."""
         numbers = {number for number in numbers if number < self._numbers}
-        if missing := sorted(numbers - self._expected.keys()):
+        if missing := sorted(number for number in numbers if number not in self._expected):
             with self._lock:
                 self._load(missing)
 

@@ -391,7 +391,7 @@ class Reader:
         at
             ``(n,)`` where on the first axis of these; None for all, in order.
         """
-        targets = {layout.disk_name_of(x): array for x, array in out.items() if array.size}
+        targets = {layout.disk_name_of(field): array for field, array in out.items() if array.size}
         if self.manifest and all(name in self.leaves for name in targets):
             rows, starts = bounds.windows(self._described, rows, starts, length)
             self._arrays.window_steps(rows, starts, length, index, targets, at)

@@ -81,6 +81,11 @@ class ChunkBuffer:
         return self._number * self._schema.chunk_steps
 
     @property
+    def full_bytes(self) -> int:
+        """Uncompressed bytes of all full chunks."""
+        return self._number * len(self._chunk.memory)
+
+    @property
     def length(self) -> int:
         """Steps of each row, those of the unfinished chunk included."""
         return self.through + self._filled

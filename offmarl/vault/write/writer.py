@@ -34,6 +34,8 @@ _COMMIT_BYTES = 2**25
 """Size of the full chunks that start a commit while no other is in progress."""
 _MOST_COMMIT_BYTES = 2**27
 """Size at which an append waits for the commit in progress, and starts another."""
+_COMMIT_PARTS = 64
+"""The size that starts a commit is at least this part of the data: large vaults have few files."""
 _COMMIT_SECONDS = 5.0
 """Maximum time that full chunks wait for a commit; limits what a killed recording loses."""
 
@@ -168,8 +170,9 @@ class Writer:
     def close(self) -> None:
         """Flush, reclaim much unused space, and release the lock. Idempotent.
 
-        A flush writes the unfinished chunk, which the next one replaces. If more than a sixth of
-        the vault's files is such unused space, the live data in them is written again.
+        A flush writes the unfinished chunk, which the next one replaces. If a sixth of the vault's
+        files is such unused space, and more than 1 MB, the data is written again; data of more than
+        4 GB is left to `compact`.
 
         Raises
         ------
@@ -271,7 +274,8 @@ class Writer:
         staged = self._buffer.staged_bytes
         is_idle = self._under_way is None or self._under_way.done.done()
         waited = time.monotonic() - self._committed_at
-        most = _COMMIT_BYTES if is_idle else _MOST_COMMIT_BYTES
+        most = max(_COMMIT_BYTES, self._buffer.full_bytes // _COMMIT_PARTS)
+        most = min(most, _MOST_COMMIT_BYTES) if is_idle else _MOST_COMMIT_BYTES
         return staged >= most or (staged > 0 and waited > _COMMIT_SECONDS)
 
     def _adopt(self, vault: Reader) -> None:
