@@ -348,7 +348,8 @@ def _final_metrics(
     They come with their environment, task, algorithm and run; `RunError` for another layout.
     """
     for levels, steps in _nested(document, 4, str(file)):
-        yield levels, as_type(steps, _Steps, ": ".join((str(file), *levels)), RunError).absolute_metrics
+        where = ": ".join((str(file), *levels))
+        yield levels, as_type(steps, _Steps, where, RunError).absolute_metrics
 
 
 def _nested(value: Any, depth: int, where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
