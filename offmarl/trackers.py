@@ -46,6 +46,7 @@ FILE = "tracking.json"
 _SECONDS = 60.0
 """How long a training waits for a tracker that stands still."""
 _SECONDS_TO_CONNECT = 5.0
+"""How long a command waits for a server before its training."""
 _THREAD = "offmarl-tracker"
 _LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",

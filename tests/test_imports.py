@@ -86,5 +86,5 @@ def test_a_module_of_a_file_has_a_spec_and_a_loader(tmp_path):
     for text in ("1", "2"):  # of one size and second
         path.write_text(f"VALUE = {text}")
         module = import_file(path)
-        assert module.VALUE == int(text) and module.__spec__.origin == str(path)
+        assert int(text) == module.VALUE and module.__spec__.origin == str(path)
         assert (module.__loader__, module.__package__) == (module.__spec__.loader, "")
