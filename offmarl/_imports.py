@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec, module_from_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,8 +41,9 @@ def import_file(path: Path, name: str | None = None) -> ModuleType:
         _add_to_path(path.parent)
     if name in sys.modules:
         return sys.modules[name]
-    sys.modules[name] = module = ModuleType(name)  # dataclasses look up their module by name
-    module.__file__ = str(path)
+    if (spec := spec_from_file_location(name, path)) is None:
+        raise OptionError(f"{path} cannot be imported as Python code.")
+    sys.modules[name] = module = module_from_spec(spec)  # dataclasses look up their module by name
     try:
         # Not by an import, which would use the code that Python has compiled of a file of the same
         # size and second.

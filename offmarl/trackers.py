@@ -30,11 +30,12 @@ from operator import itemgetter
 from os import environ
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 
 from offmarl import tracking
-from offmarl._ahead import call_briefly
+from offmarl._ahead import call_briefly, unreachable
 from offmarl._imports import import_optional
 from offmarl.errors import MissingExtraError, OffmarlError, RunError, unknown_name
 from offmarl.paths import expand_user
@@ -44,6 +45,8 @@ FILE = "tracking.json"
 
 _SECONDS = 60.0
 """How long a training waits for a tracker that stands still."""
+_SECONDS_TO_CONNECT = 5.0
+"""How long a command waits for a server before its training."""
 _THREAD = "offmarl-tracker"
 _LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -121,9 +124,8 @@ class Trackers:
     """
 
     def __init__(self, names: Iterable[str], directory: Path, record: Mapping[str, Any]):
-        self._path, self._single = directory / tracking.METRICS_FILE, len(record["seeds"]) == 1
-        self._last = -1
-        """The last step that the trackers have."""
+        self._path, self._offset = directory / tracking.METRICS_FILE, 0
+        self._single = len(record["seeds"]) == 1
         self._open: dict[str, Tracker] = {}
         for text in names:
             with _opening(text), _quiet():
@@ -137,7 +139,7 @@ class Trackers:
 
         One that fails is closed with a warning: the run does not depend on it.
         """
-        steps = self._new_steps() if self._open else []
+        steps = list(self._new_steps()) if self._open else []
         for text, tracker in list(self._open.items()):
             try:
                 with _quiet():
@@ -162,20 +164,25 @@ class Trackers:
                 call_briefly(tracker.close, _THREAD, _SECONDS)
         self._open.clear()
 
-    def _new_steps(self) -> list[tuple[int, dict[str, float]]]:
-        """Return the steps since the last call, with the numbers of all seeds."""
-        rows = [row for row in tracking.read(self._path) if row["step"] > self._last]
+    def _new_steps(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the steps of the lines since the last call, with the numbers of all seeds."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            content = file.read().rpartition(b"\n")[0]
+        self._offset += len(content) + 1 if content else 0
+        rows = [json.loads(line) for line in content.splitlines()]
         rows.sort(key=itemgetter("step"))  # stable: the seeds' lines stay in order
-        self._last = rows[-1]["step"] if rows else self._last
-        groups = groupby(rows, key=itemgetter("step"))
-        return [(step, dict(_scalars(same, self._single))) for step, same in groups]
+        for step, same in groupby(rows, key=itemgetter("step")):
+            yield step, dict(_scalars(same, self._single))
 
 
 def check_trackers(names: Iterable[str]) -> None:
     """Raise an error if a tracker cannot be used.
 
     `UnknownNameError` if there is none of that name, `MissingExtraError` if its package is not
-    installed.
+    installed, and `RunError` if its server does not answer.
     """
     for name, value in _LIMITS.items():
         environ.setdefault(name, value)
@@ -188,6 +195,12 @@ def check_trackers(names: Iterable[str]) -> None:
                 f"{KINDS[name].module} is not installed: run `pip install 'offmarl[{name}]'`, or "
                 f"leave out --track {text}."
             )
+        with _opening(text):
+            url = _server(text)
+            if url.scheme in ("http", "https") and (
+                reason := unreachable(url.geturl(), _SECONDS_TO_CONNECT)
+            ):
+                raise OSError(reason)
 
 
 @contextmanager
@@ -254,6 +267,17 @@ def _fill(tracker: Tracker, steps: Iterable[tuple[int, Mapping[str, float]]]) ->
         if step > tracker.last:
             tracker.log(step, scalars)
     tracker.flush()
+
+
+def _server(text: str) -> SplitResult:
+    """Return the address that a tracker sends to; one without a host for files."""
+    name, _, target = text.partition("=")
+    if name == "mlflow":
+        target = target or environ.get("MLFLOW_TRACKING_URI", "")
+    elif name == "wandb":
+        is_online = environ.get("WANDB_MODE") == "online"
+        target = environ.get("WANDB_BASE_URL", "https://api.wandb.ai") if is_online else ""
+    return urlsplit(target)
 
 
 def facts_of_run(directory: Path, record: Mapping[str, Any]) -> Tracked:

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from offmarl._imports import import_optional
+from offmarl._imports import import_file, import_optional
 
 INIT = """
 from . import light, heavy
@@ -79,3 +79,12 @@ def test_packages_that_are_imported_already_stay(package):
     import_optional("pack.inner.light", "x", parents_on_use=True)
     assert sys.modules["pack"] is pack
     assert pack.inner.__version__ == "3"
+
+
+def test_a_module_of_a_file_has_a_spec_and_a_loader(tmp_path):
+    path = tmp_path / "mine.py"
+    for text in ("1", "2"):  # of one size and second
+        path.write_text(f"VALUE = {text}")
+        module = import_file(path)
+        assert int(text) == module.VALUE and module.__spec__.origin == str(path)
+        assert (module.__loader__, module.__package__) == (module.__spec__.loader, "")

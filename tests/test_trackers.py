@@ -289,9 +289,9 @@ def remote(monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:9", "offmarl.invalid:80", "127.0.0.1:99999"])
-def test_a_server_that_is_not_there_is_found_before_a_training(remote, place, host):
+def test_a_server_that_is_not_there_is_found_before_a_training(remote, host):
     with pytest.raises(RunError, match=f"remote=http://{host} cannot be opened.* start its server"):
-        opened(place, f"remote=http://{host}")
+        trackers.check_trackers([f"remote=http://{host}"])
 
 
 def test_a_server_that_never_answers_is_an_error_soon(remote, server, place):

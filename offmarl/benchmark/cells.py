@@ -8,6 +8,7 @@ score of the best checkpoint needs both (`offmarl.report.best_scores`).
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from offmarl.paths import local
 from offmarl.programs import registry
 from offmarl.vault import open_vault
 from offmarl.vault.check import digest as vaults
+from offmarl.vault.format.layout import MANIFEST
 
 _EVALUATED = (*tracking.EVALUATED, *tracking.OTHER_RETURN.values())
 
@@ -95,12 +97,19 @@ def fingerprint(source: Recipe | str) -> str | None:
     """
     if isinstance(source, Recipe) or not (place := local(source)).exists():
         return None
+    manifests = (*place.glob(MANIFEST), *place.glob(f"*/{MANIFEST}"))
+    return _fingerprint(place, max(path.stat().st_mtime_ns for path in (place, *manifests)))
+
+
+@lru_cache(maxsize=256)
+def _fingerprint(place: Path, _changed: int) -> str | None:
     try:
         return vaults.fingerprint(open_vault(place))
     except VaultError:  # its training says why
         return None
 
 
+@lru_cache(maxsize=1)
 def _code() -> str:
     """Return a checksum of the source of offmarl and its programs.
 
@@ -165,10 +174,16 @@ def is_current(cell: Cell, path: Path) -> bool:
     if not result.items() >= identity(cell).items():
         return False
     vault = cell.data.source
-    if isinstance(vault, Recipe) or fingerprint(vault) in (None, result.get("fingerprint")):
+    if isinstance(vault, Recipe):
         return True
-    # The same in other chunks.
-    return bool(result.get("digest") == open_vault(local(vault)).known_digest())
+    if (now := fingerprint(vault)) is None or now == result.get("fingerprint"):
+        return True
+    return bool(result.get("digest") == _digest(local(vault), now))  # the same in other chunks
+
+
+@lru_cache(maxsize=256)
+def _digest(place: Path, _fingerprint: str) -> str:
+    return open_vault(place).known_digest()
 
 
 def _halved(tree: Any) -> Any:

@@ -156,6 +156,8 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
     }
     return_curves = {k: v for k, v in results.curves.items() if returns and k in returns.datasets}
     overview = reports.figure_comparison(returns, return_curves) if returns else None
+    if overview is None:
+        (out / "scores.svg").unlink(missing_ok=True)
     figures = {out / "scores.svg": overview} if overview else {}
     figures |= {out / "curves" / f"{slug(x)}.svg": figure for x, figure in curves.items()}
     for path, figure in figures.items():

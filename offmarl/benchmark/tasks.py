@@ -96,7 +96,8 @@ def record_vaults(job: PlanJob, tier_paths: Sequence[tuple[str, str]]) -> None:
         name = tier.partition("=")[0].strip()  # of a mixture, its name
         paths = [local(path) for other, path in tier_paths if other == name]
         if len(paths) != 1:
-            raise RunError(f"{label} is {len(paths)} vaults, and must be one: {paths}")
+            found = ", ".join(map(str, paths))
+            raise RunError(f"{label} is {len(paths)} vaults, and must be one: {found}")
         # Below the job's directory, which may be moved, a path is relative to it.
         inside = paths[0].is_relative_to(job.place)
         vaults[label] = paths[0].relative_to(job.place) if inside else paths[0]

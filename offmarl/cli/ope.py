@@ -83,7 +83,13 @@ def ope(
     candidates = [candidate for run in directories for candidate in candidates_of(run, checkpoints)]
     policies = _load(candidates, act, program)
     returns = _returns(env, policies, dataset, eval_episodes)
-    estimates = estimate(policies, dataset, options, methods or None, progress)
+    try:
+        estimates = estimate(policies, dataset, options, methods or None, progress)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "stopped: nothing is kept of an evaluation that was stopped. The same command starts "
+            "anew; --methods fqe and fewer --updates or --episodes take less time."
+        ) from None
     draws = {label: bool(x.policy.draws(x.params)) for label, x in policies.items()}
     data = {
         "vault": dataset.path,

@@ -90,6 +90,8 @@ def parse(
     options that ``--help-all`` lists, too. A parameter that is a dataclass is built from options of
     its fields. Exits after help; `OptionError` for wrong arguments.
     """
+    from tyro.conf import Positional
+
     hints = get_type_hints(target, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     targets = [target, *groups.values()]
@@ -101,7 +103,9 @@ def parse(
     bound = inspect.signature(target).bind(**values)
     bound.apply_defaults()
     for name, value in bound.arguments.items():
-        check_rules(name, hints[name], value)
+        is_positional = Positional in getattr(hints[name], "__metadata__", ())
+        shown = name if is_positional else f"--{name.replace('_', '-')}"
+        check_rules(shown, hints[name], value)
     return target(*bound.args, **bound.kwargs)
 
 

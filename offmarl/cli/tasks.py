@@ -3,15 +3,22 @@
 In the process of a task, `work_of` makes the work from the rest of the arguments.
 """
 
-import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from rich.console import Group
 
 from offmarl.cli.output import Report, as_is, grid
-from offmarl.cli.parse import HELP, options_among, parse, refuse_unused, split_options
+from offmarl.cli.parse import (
+    HELP,
+    finite_number,
+    options_among,
+    parse,
+    refuse_unused,
+    split_options,
+)
 from offmarl.cli.verbs import VERBS, function_of
 from offmarl.config import REPEATED, PositiveInt, Validated
 from offmarl.errors import OptionError
@@ -85,10 +92,12 @@ def _pair(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise OptionError(f"--launcher-option must be KEY=VALUE: got {text!r}.")
-    try:
-        return name, json.loads(value)  # a number, true or false
-    except ValueError:
-        return name, value
+    if value in ("true", "false"):
+        return name, value == "true"
+    with suppress(ValueError):
+        return name, int(value)
+    found = finite_number(value)
+    return name, value if found is None else found
 
 
 class Divided(NamedTuple):

@@ -304,7 +304,10 @@ def _export(source: str, out: Path, layout: str, time_limit: int | None) -> Repo
 
 def _terms(licence: str | None, citation: str | None) -> dict[str, str]:
     """Return the licence and citation; `UnknownNameError` if there is no such licence."""
-    terms = {"citation": citation, "licence": licence and licence_named(licence)}
+    terms = {
+        "citation": citation,
+        "licence": None if licence is None else licence_named(licence),
+    }
     if terms["licence"] == OTHER:
         raise OptionError("'other' names no licence: give it, and its link, to `offmarl push`.")
     return {name: text for name, text in terms.items() if text}

@@ -75,8 +75,8 @@ def _search(arguments: list[str]) -> "tuple[TrialsWork, SearchSpace]":
     command = f"offmarl tune {name}"
     values = read_args(targets, command, about, rest, TaskOptions, left_out=left_out)
     options, search = take_fields(_Options, values), take_fields(SearchSpace, values)
-    file, env = values.pop("settings", None), settings_environment(program.Args, values)
-    args = program.Args.for_env(env, settings=file, **values)
+    settings, env = values.pop("settings", None), settings_environment(program.Args, values)
+    args = program.Args.for_env(env, settings=settings, **values)
     print_sources(args)
     place = re.sub(r"[^\w-]", "-", env) or "unknown"
     out = options.out or Path("tuned") / f"{origin_of(program.make).name}-{place}.toml"

@@ -137,6 +137,7 @@ BINS = 40
 
 _MOST_PAIRED = 128
 """Actions, summed over agents, up to which pairs are counted: the cost is quadratic."""
+_ROWS = 2**13
 
 
 class DiscreteActions:
@@ -147,29 +148,47 @@ class DiscreteActions:
     """
 
     COUNTS = "taken", "legal", "steps", "illegal", "together"
-    together: Int[np.ndarray, "N A N A"] | None = None
-    """How often two live agents took each pair of actions; None if there are too many pairs."""
 
     def __init__(self, spec: EnvSpec):
-        shape = (spec.num_agents, spec.num_actions)
-        self.taken, self.legal = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self._shape = (spec.num_agents, spec.num_actions)
+        self.taken, self.legal = np.zeros(self._shape, np.int64), np.zeros(self._shape, np.int64)
         self.steps, self.illegal = (np.zeros(spec.num_agents, np.int64) for _ in range(2))
-        if self.taken.size <= _MOST_PAIRED:
-            self.together = np.zeros(2 * shape, np.int64)
+        size = spec.num_agents * spec.num_actions
+        # The last place counts agents that did nothing.
+        pairs = np.zeros((size + 1, size + 1), np.int64)
+        self._pairs = pairs if size <= _MOST_PAIRED else None
 
     def add(self, steps: Transition) -> None:
         """Add steps ``(n, ...)``."""
-        alive, legal = steps.view.alive, steps.view.legal_actions
-        agents, actions = self.taken.shape
-        action = np.asarray(steps.action).reshape(-1, agents, 1)
-        took = (action == np.arange(actions)) & alive[..., None]
-        self.taken += took.sum(0)
+        action = np.asarray(steps.action).reshape(-1, self._shape[0])
+        for begin in range(0, len(action), _ROWS):
+            piece = slice(begin, begin + _ROWS)
+            view = steps.view
+            self._add(action[piece], view.alive[piece], view.legal_actions[piece])
+
+    def _add(self, action: Any, alive: Any, legal: Any) -> None:
+        agents, actions = self._shape
+        known = (action >= 0) & (action < actions)
+        safe = np.where(known, action, 0)
+        allowed = known & np.take_along_axis(legal, safe[..., None], -1)[..., 0]
+        took = alive & known
+        size = agents * actions
+        place = np.where(took, np.arange(agents) * actions + safe, size)
+        counts = np.bincount(place.ravel(), minlength=size + 1)[:size]
+        self.taken += counts.reshape(self._shape)
         self.legal += (legal & alive[..., None]).sum(0)
         self.steps += alive.sum(0)
-        self.illegal += (alive & ~(took & legal).any(-1)).sum(0)
-        if self.together is not None:
-            numbers = took.reshape(len(took), -1).astype(np.float32)  # exact: a block is small
-            self.together += (numbers.T @ numbers).reshape(2 * self.taken.shape).astype(np.int64)
+        self.illegal += (alive & ~allowed).sum(0)
+        if self._pairs is not None:
+            for agent in range(agents):
+                pairs = place[:, agent, None] * (size + 1) + place
+                counts = np.bincount(pairs.ravel(), minlength=(size + 1) ** 2)
+                self._pairs += counts.reshape(size + 1, size + 1)
+
+    @property
+    def together(self) -> Int[np.ndarray, "N A N A"] | None:
+        """How often two live agents took each pair of actions; None if there are too many pairs."""
+        return None if self._pairs is None else self._pairs[:-1, :-1].reshape(2 * self._shape)
 
     @property
     def entropy(self) -> Float[np.ndarray, "N"]:
@@ -179,11 +198,11 @@ class DiscreteActions:
     @property
     def information(self) -> Float[np.ndarray, "N N"] | None:
         """Mutual information of each two agents' actions, in bits; 0 on the diagonal."""
-        if self.together is None:
+        if (together := self.together) is None:
             return None
         matrix = np.zeros((len(self.taken), len(self.taken)))
         for first, second in zip(*np.nonzero(~np.eye(len(matrix), dtype=bool)), strict=True):
-            pairs = self.together[first, :, second]
+            pairs = together[first, :, second]
             alone = entropy(pairs.sum(1)) + entropy(pairs.sum(0))
             matrix[first, second] = max(0.0, alone - entropy(pairs))
         return matrix
@@ -213,11 +232,16 @@ class ContinuousActions:
         usable = alive[..., None] & steps.view.legal_actions
         self.steps += alive.sum(0)
         self.legal += usable.sum(0)
-        mask = alive[..., None] & np.isfinite(action)
+        for begin in range(0, len(action), _ROWS):
+            piece = slice(begin, begin + _ROWS)
+            self._count(action[piece], alive[piece, :, None] & np.isfinite(action[piece]))
+
+    def _count(self, action: Any, mask: Any) -> None:
         bins = np.floor((np.where(mask, action, 0) + 1) * (BINS / 2))
         bins = np.clip(bins, 0, BINS - 1).astype(np.int64)
         columns = np.arange(self.at_bounds.size).reshape(self._shape)
-        counts = np.bincount((columns * BINS + bins)[mask], minlength=self.histogram.size)
+        place = (columns * BINS + bins)[mask]
+        counts = np.bincount(place, minlength=self.histogram.size)
         self.histogram += counts.reshape(self.histogram.shape)
         self.at_bounds += (mask & (np.abs(action) >= 1)).sum(0)
 

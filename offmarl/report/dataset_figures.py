@@ -121,6 +121,8 @@ def figure_repeats(surveys: Surveys) -> Figure:
 
     def draw(axes: Axes) -> None:
         axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            _label_counts(axis)
         for number, (label, survey) in enumerate(surveys.items()):
             occurrences, counts = survey.coverage.repeats.T
             style: dict[str, Any] = {"s": 14, "alpha": 0.7, "linewidth": 0, "label": escape(label)}
@@ -179,6 +181,15 @@ def _line_chart(lines: Mapping[str, Iterable[Any]], title: str, x: str, y: str) 
     return chart(draw, title, x, y, legend=len(lines) > 1)
 
 
+def _label_counts(axis: Any) -> None:
+    """Label a logarithmic axis with few numbers, also if its range is small."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def _histograms(
     values: Mapping[str, Num[np.ndarray, "_"]],
     title: str,
@@ -203,12 +214,16 @@ def bin_edges(
     """Return the edges of common bins for several sets of numbers; whole numbers are centred."""
     numbers = np.concatenate([np.asarray(array, float) for array in values] or [np.zeros(0)])
     numbers = numbers[np.isfinite(numbers)]
-    if whole_numbers and len(numbers):
-        low, high = float(numbers.min()), float(numbers.max())
+    if not len(numbers):
+        return np.array([0.0, 1.0])
+    low, high = float(numbers.min()), float(numbers.max())
+    if whole_numbers:
         low, high = min(low, (low + high) // 2 - 2), max(high, (low + high) // 2 + 2)
         step = max(1, -(-int(high - low + 1) // _MOST_BINS))
         return np.arange(low, high + step + 1, step) - 0.5
-    return np.histogram_bin_edges(numbers, _MOST_BINS)
+    if low == high:
+        return low + np.array([-0.5, 0.5]) * max(abs(low) / 10, 1e-3)
+    return 2 * np.linspace(low / 2, high / 2, _MOST_BINS + 1)  # high - low may be infinite
 
 
 def _draw_choices(figure: Figure, actions: DiscreteActions) -> None:
@@ -265,6 +280,8 @@ def _brief(value: float) -> str:
 
 def _draw_ranges(axes: Axes, ranges: Ranges) -> None:
     """Draw columns ``(..., O)``, merged over agents if there are several."""
+    from matplotlib.ticker import SymmetricalLogLocator
+
     low, high, mean, std = (
         field.reshape(-1, field.shape[-1])
         for field in (ranges.low, ranges.high, ranges.mean, ranges.std)
@@ -283,6 +300,9 @@ def _draw_ranges(axes: Axes, ranges: Ranges) -> None:
     wide = (high - low)[high > low]
     if len(wide) and np.nanmax(np.abs([low, high])) > 100 * np.median(wide):
         axes.set_yscale("symlog", linthresh=float(np.median(wide)))
+        locator = SymmetricalLogLocator(axes.yaxis.get_transform())
+        locator.set_params(numticks=7)
+        axes.yaxis.set_major_locator(locator)
     axes.margins(y=0.05)
     axes.locator_params(axis="x", integer=True)
     axes.legend(fontsize=8, loc="best", frameon=True, framealpha=0.8, edgecolor="none")

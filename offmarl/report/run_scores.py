@@ -14,6 +14,7 @@ from jaxtyping import Float
 from offmarl.errors import NotFiniteError, RunError
 from offmarl.paths import local
 from offmarl.records import as_type, parse
+from offmarl.terminal import one_line
 from offmarl.tracking import (
     AGREEMENT,
     GREEDY_WON,
@@ -339,22 +340,29 @@ class _Steps(msgspec.Struct):
     absolute_metrics: dict[str, Any] = {}
 
 
-_Document = dict[str, dict[str, dict[str, dict[str, _Steps]]]]
-
-
 def _final_metrics(
     document: Mapping[str, Any], file: Path
-) -> Iterator[tuple[tuple[str, str, str, str], dict[str, Any]]]:
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Yield the metrics of the final evaluations in a document of marl-eval's layout.
 
     They come with their environment, task, algorithm and run; `RunError` for another layout.
     """
-    where = f"{file}, in marl-eval's layout of environments, tasks, algorithms, runs and steps,"
-    for environment, tasks in as_type(document, _Document, where, RunError).items():
-        for task, algorithms in tasks.items():
-            for algorithm, runs in algorithms.items():
-                for run, steps in runs.items():
-                    yield (environment, task, algorithm, run), steps.absolute_metrics
+    for levels, steps in _nested(document, 4, str(file)):
+        where = ": ".join((str(file), *levels))
+        yield levels, as_type(steps, _Steps, where, RunError).absolute_metrics
+
+
+def _nested(value: Any, depth: int, where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the entries of nested objects with their keys; `RunError` for anything else."""
+    if not isinstance(value, dict):
+        raise RunError(
+            f"{where} is not of marl-eval's layout, of environments, tasks, algorithms, runs and "
+            "steps: it must be a JSON object."
+        )
+    for key, entry in value.items():
+        name = one_line(key)
+        inside = _nested(entry, depth - 1, f"{where}: {name}") if depth > 1 else [((), entry)]
+        yield from (((name, *keys), leaf) for keys, leaf in inside)
 
 
 def _data(run: Mapping[str, Any], metric: str) -> ComparedData:

@@ -348,7 +348,10 @@ def test_two_files_of_one_name_stay_apart(offmarl, tmp_path):
         ("[" * 100_000, "is damaged"),
         ("[]", "holds no JSON object"),
         ("{}", "not of marl-eval's layout"),
-        ('{"a": {"b": 3}}', "in marl-eval's layout of environments, tasks"),
+        ('{"a": {"b": 3}}', "a: b is not of marl-eval's layout"),
+        ('{"a": {"b\\nforged": 3}}', r"a: b\nforged is not"),
+        ('{"a": {"b": {"c": {"s": {"absolute_metrics": 3}}}}}', "a: b: c: s is not valid"),
+        ('{"a": {"b\\nforged": {"c": {"s": {}}}}}', r"a: b\nforged: c: s has no finite"),
         ('{"a": {"b": {"c": {"s": {"step_0": {}}}}}}', "a: b: c: s has no finite returns"),
         ('{"a": {"b": {"c": {"s": {"absolute_metrics": {"loss": [1]}}}}}}', "among loss"),
         *(
@@ -408,7 +411,7 @@ def test_a_value_of_the_wrong_type_is_named_without_the_rules_of_its_option(offm
 
 def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
     none = offmarl("evaluate", "run", "--eval-episodes", 0)
-    assert (none.code, none.err) == (2, "error: eval_episodes must be at least 1, not 0.\n")
+    assert (none.code, none.err) == (2, "error: --eval-episodes must be at least 1, not 0.\n")
 
 
 @pytest.mark.parametrize(

@@ -357,7 +357,7 @@ def test_a_table_is_divided_into_tasks(here, offmarl):
     for wrong, message in (
         (["nosuch/run"], "there is no run at nosuch/run"),
         ([], "runs must be at least one"),
-        (["two", "--partners"], "partners must be at least one"),
+        (["two", "--partners"], "--partners must be at least one"),
         (["two", "--block-steps", 4], "block-steps divides data"),
     ):
         refused = offmarl("cross-play", *wrong)

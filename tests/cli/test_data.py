@@ -18,7 +18,7 @@ def test_the_licence_of_a_source_is_kept(offmarl, xor_file):
     source = result["provenance"]["source"]
     assert (source["licence"], source["citation"]) == ("CC-BY-4.0", "@misc{them}")
     assert (source["format"], source["file"]) == ("pymarl", "xor.npz")
-    for wrong in (["mine"], ["other"]):
+    for wrong in (["mine"], ["other"], [""]):
         outcome = offmarl("convert", xor_file, "b.vlt", "--licence", *wrong)
         assert outcome.code == 2 and "Traceback" not in outcome.err
     assert not Path("b.vlt").exists()

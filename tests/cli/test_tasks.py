@@ -48,6 +48,14 @@ def test_options_of_tasks_are_taken_out():
     options, rest = tasks.split(words)
     assert rest == ["bc", "--vault=V", "--join-x"]
     assert options.tasks == 100 and options.of_launcher == {"time": 60, "qos": "low"}
+    texts = ("null", "NaN", "[1]", '"x"', "007x", "1e999")
+    for text, value in {
+        "true": True,
+        "007": 7,
+        ".5": 0.5,
+        **dict(zip(texts, texts, strict=True)),
+    }.items():
+        assert tasks.split([f"--launcher-option=a={text}"])[0].of_launcher == {"a": value}
     assert tasks.split(["bc", "--vault=V"]) == (None, ["bc", "--vault=V"])
     assert tasks.split([*words, "--help"])[0] is None
 

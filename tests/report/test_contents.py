@@ -46,6 +46,7 @@ def discrete(tmp_path_factory):
 def contents(discrete, module_monkeypatch):
     """Its survey in blocks of 16 steps; episodes cross the borders of blocks."""
     module_monkeypatch.setattr("offmarl.vault.read.reader._BLOCK_BYTES", 1)
+    module_monkeypatch.setattr("offmarl.report.accumulators._ROWS", 7)
     assert len(list(discrete.blocks())) == -(-STEPS // 16)
     return report.survey(discrete)
 

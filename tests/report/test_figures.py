@@ -8,6 +8,7 @@ import pytest
 from offmarl import report
 from offmarl.errors import OptionError
 from offmarl.report import Entry, pages
+from offmarl.report.dataset_figures import bin_edges
 from offmarl.report.tables import Section
 from offmarl.statistics import Reference
 from tests.runs import compared
@@ -154,3 +155,10 @@ def test_a_page_is_self_contained_and_reproducible_and_escapes_what_it_shows():
     assert text == write()
     assert text.count("&lt;script&gt;&#39;&#34;&amp;") == 15 and "<script" not in text
     assert set(re.findall(r'(?:src|href)="([a-z]+:)', text)) == {"data:"}
+
+
+@pytest.mark.parametrize("values", [[], [3.0], [1, 1 + 2**-52], [1e17, 1e17 + 16], [-1e308, 1e308]])
+def test_bins_hold_all_returns(values):
+    edges = bin_edges([np.array(values)])
+    assert np.isfinite(edges).all() and (np.diff(edges) >= 0).all()
+    assert np.histogram(values, edges)[0].sum() == len(values)
