@@ -260,6 +260,13 @@ def index(hub, pushed):
     return json.loads(gzip.decompress(hub.files("org/made-up", "main")[1][INDEX]))
 
 
+def follow(index, distance):
+    """Let a value begin so many bytes behind the beginning of the one before it in its file."""
+    file, offset = index["file"], index["offset"]
+    second = next(i for i in range(1, len(file)) if file[i] == file[i - 1])
+    offset[second] = offset[second - 1] + distance
+
+
 INDEX = "index/good.json.gz"
 FORGED = {
     "another file": (lambda x: x["files"].__setitem__(0, "d/../../x"), "card does not list"),
@@ -269,6 +276,9 @@ FORGED = {
     "very long": (lambda x: x["length"].__setitem__(0, 2**53), "outside of its file"),
     "no number": (lambda x: x["length"].__setitem__(0, 2**70), "index of a vault"),
     "a text": (lambda x: x["length"].__setitem__(0, "1"), "index of a vault"),
+    "inside another": (lambda x: follow(x, 1), "inside another"),
+    "the same place": (lambda x: follow(x, 0), "inside another"),
+    "a file twice": (lambda x: x["files"].append(x["files"][0]), "a file is there twice"),
     "a key twice": (lambda x: x["keys"].__setitem__(0, x["keys"][1]), "a key is there twice"),
     "a short column": (lambda x: x["crc32c"].pop(), "different lengths"),
     "an unknown column": (lambda x: x.__setitem__("code", "x"), "index of a vault"),
