@@ -17,6 +17,7 @@ import pytest
 import offmarl
 from offmarl import hub as library
 from offmarl import programs, tracking, vault
+from offmarl._ahead import in_thread
 from offmarl.cli import hub as commands
 from offmarl.errors import (
     HubChecksumError,
@@ -353,6 +354,26 @@ def test_large_reads_are_in_parts_each_fetched_once(hub, pushed, monkeypatch):
     assert size / 2 < hub.sent < 1.5 * size
     chex.assert_trees_all_equal(remote[3:100], vault.open_vault(pushed[0])[3:100])
     assert remote.read(5, 5)["rewards"].shape[1] == length
+
+
+def test_pages_in_flight_are_not_fetched_again(hub, monkeypatch):
+    answer, asked = threading.Event(), []
+
+    def stream(remote, start, stop):
+        asked.append((start, stop))
+        assert answer.wait(60)
+        yield bytes(stop - start)
+
+    monkeypatch.setattr(client, "stream", stream)
+    size = 3 * pages.PAGE
+    file = pages.Pages(client.Remote("https://hub/file", "a" * 40, size, "b" * 64), "org")
+    futures = file.start([(0, pages.PAGE + 1)])
+    assert file.start([(1, 2)]) == futures
+    reads = [in_thread(lambda: file.read(0, 9), "read") for _ in range(2)]
+    answer.set()
+    assert [read.result() for read in reads] == [bytes(9)] * 2
+    assert [*map(len, futures.pop().result().values())] == [pages.PAGE] * 2
+    assert asked == [(0, 2 * pages.PAGE)]
 
 
 def test_a_signal_ends_a_stream_that_waits_for_the_network(hub, pushed, monkeypatch):
