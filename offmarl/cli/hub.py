@@ -203,12 +203,13 @@ def cache(
             )
         bytes_freed = page_cache().clear()
         return Report({"freed": bytes_freed}, f"{decimal(bytes_freed)} of streamed pages removed.")
-    cached = {x.name: x for x in (*pulled_datasets.entries(), *cached_policies())}
+    cached = {entry.name: entry for entry in (*pulled_datasets.entries(), *cached_policies())}
     entries = cached if action == "ls" and not names else _choose(cached, names, everything)
     match action:
         case "ls":
             return _listed(entries, page_cache())
         case "rm":
+            _refuse_both_kinds(entries, names)
             _confirm(entries, yes)
             freed = {name: pulled_datasets.remove(entry) for name, entry in entries.items()}
             return Report(
@@ -218,16 +219,34 @@ def cache(
             return _verified(entries)
 
 
+def _refuse_both_kinds(
+    entries: Mapping[str, pulled_datasets.CachedDataset], names: Iterable[str]
+) -> None:
+    """Raise `OptionError` if a name without a commit is that of a dataset and of a policy."""
+    for name in names:
+        fitting = {full: x for full, x in entries.items() if full.partition("@")[0] == name}
+        if len({_is_policy(entry) for entry in fitting.values()}) > 1:
+            raise OptionError(
+                f"{name} is a dataset and a policy: give the commit, too, of "
+                f"{', '.join(map(_label, fitting, fitting.values()))}."
+            )
+
+
+def _label(name: str, entry: pulled_datasets.CachedDataset) -> str:
+    return f"{name} (policy)" if _is_policy(entry) else name
+
+
 def _confirm(entries: Mapping[str, pulled_datasets.CachedDataset], yes: bool) -> None:
     """Ask before datasets are removed; `OptionError` if standard input is not a terminal."""
     if yes or not entries:
         return
+    labels = {_label(name, entry): entry for name, entry in entries.items()}
     if not sys.stdin.isatty():
         raise OptionError(
-            f"removing {', '.join(entries)} needs confirmation, but standard input is not a "
+            f"removing {', '.join(labels)} needs confirmation, but standard input is not a "
             "terminal: give --yes."
         )
-    lines = "\n".join(f"{name}  {decimal(entry.size)}" for name, entry in entries.items())
+    lines = "\n".join(f"{label}  {decimal(entry.size)}" for label, entry in labels.items())
     if not ask(f"{lines}\nRemove?"):
         raise OptionError("nothing was removed.")
 

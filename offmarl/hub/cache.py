@@ -54,8 +54,12 @@ class CachedDataset(NamedTuple):
     def name(self) -> str:
         """Its name and the beginning of its commit, such as "org/name@0123456789ab"."""
         commit, place = self.path.parents[:2]
-        top = next(directory for directory in place.parents if directory.name == PULLED)
-        return f"{place.relative_to(top).as_posix()}@{commit.name[:12]}"
+        return f"{place.relative_to(self.root).as_posix()}@{commit.name[:12]}"
+
+    @property
+    def root(self) -> Path:
+        """Directory of all pulled datasets."""
+        return root()
 
     @property
     def uids(self) -> dict[str, Path]:
@@ -156,7 +160,7 @@ def remove(dataset: CachedDataset) -> int:
         if ref.read_text().strip() == commit.name:
             ref.unlink()
     for directory in (refs, name, *name.parents):
-        if directory.name == PULLED:
+        if directory == dataset.root:
             break
         with suppress(OSError):  # it is not empty
             directory.rmdir()
@@ -172,7 +176,10 @@ def verify(dataset: CachedDataset, uid: str | None = None) -> int:
         for file, (_, checksum) in facts["files"].items()
     ]
     if not files:
-        raise HubError(f"{dataset.path} was not pulled completely: pull it again.")
+        raise HubError(
+            f"{dataset.path} was not pulled completely: pull it again, after "
+            "`offmarl cache rm` if that fails."
+        )
     damaged = [path for path, checksum in files if not _is_intact(path, checksum)]
     if damaged:
         names = ", ".join(str(path.relative_to(dataset.path)) for path in damaged[:3])
@@ -329,5 +336,8 @@ def _entry_of(
     directory = root() / target.name / commit if out is None else local(out)
     places = map(CachedDataset, sorted(directory.glob(f"*{SUFFIX}")))
     identity = target.name, commit
-    at_commit = (x for x in places if (x.record.get("name"), x.record.get("commit")) == identity)
-    return next(at_commit, None)
+    for place in places:
+        record = place.record
+        if (record.get("name"), record.get("commit")) == identity:
+            return place
+    return None

@@ -132,9 +132,15 @@ def _check(document: Document, rows: Mapping[str, int], sizes: Mapping[str, int]
         raise ValueError("a key is there twice")
     if unknown := {*document.files} - sizes.keys():
         raise ValueError(f"the card does not list {min(unknown)!r:.80}")
+    if len({*document.files}) < len(document.files):
+        raise ValueError("a file is there twice")
     ends = np.array([sizes[file] for file in document.files], np.int64)
     file, offset, length = (np.array(column, np.int64) for column in columns[:3])
     if (offset + length > ends[file]).any():
         raise ValueError("a value is outside of its file")
     if length.max(initial=0) > MAX_CHUNK_BYTES:
         raise ValueError(f"a value has {length.max():,} bytes")
+    order = np.lexsort((offset, file))
+    file, begin, end = file[order], offset[order], (offset + length)[order]
+    if ((begin[1:] < end[:-1]) & (file[1:] == file[:-1])).any():
+        raise ValueError("a value lies inside another")

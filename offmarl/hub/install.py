@@ -227,9 +227,16 @@ def open_archive(place: Path, remote: Remote, name: str) -> Iterator[RemoteArchi
             with path.open("rb") as file:
                 file.seek(size - have)
                 needed = directory_bytes(path, file.read())
+        try:
+            with zipfile.ZipFile(path) as archive:
+                end = archive.start_dir
+        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+            raise HubError(
+                f"{name} is not a zip archive ({error}): nothing was unpacked."
+            ) from error
         members = members_of(path)
         starts = sorted(member.header_offset for member in members)
-        stops = dict(pairwise([*starts, size]))
+        stops = dict(pairwise([*starts, end]))
         yield RemoteArchive(path, remote, _vaults_of(members, name), stops, have)
     finally:
         path.unlink(missing_ok=True)

@@ -103,7 +103,8 @@ def hub_metadata(licence: str, link: str | None) -> dict[str, str]:
 def check_link(licence: str, link: str | None) -> None:
     """Raise `OptionError` unless "other", and only "other", comes with a web address."""
     is_address = (link or "").startswith(("https://", "http://"))
-    if not (licence == OTHER) == bool(link) == is_address:
+    is_right = is_address if licence == OTHER else not link
+    if not is_right:
         raise OptionError(
             "--licence-link is the address of the text of --licence other: give both, or neither."
         )

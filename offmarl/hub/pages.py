@@ -179,6 +179,8 @@ class Pages:
         self.remote, self._cache = remote, page_cache()
         # Another repository does not share its pages: it could claim the SHA-256 of its files.
         self._identity = hashlib.sha256(f"{owner} {remote.sha256}".encode()).hexdigest()
+        self._lock = threading.Lock()
+        self._coming: dict[int, Future[dict[int, bytes]]] = {}
         return_blocks_from(PAGE)  # otherwise training took 140 MB more
 
     def read(self, start: int, stop: int) -> bytes:
@@ -192,31 +194,49 @@ class Pages:
         for page in _pages(start, stop):
             self._cache.drop(self._name(page))
 
-    def start(self, spans: Iterable[tuple[int, int]]) -> list[Future[dict[int, bytes]]]:
+    def start(self, spans: Iterable[tuple[int, int]]) -> set[Future[dict[int, bytes]]]:
         """Start to fetch the pages of intervals that are not in the cache, several at a time.
 
         Returns the pending requests; their results raise the errors of `read`.
         """
         pages = sorted({page for span in spans for page in _pages(*span)})
-        missing = [page for page in pages if not self._cache.has(self._name(page))]
-        return [in_thread(partial(self._fetch, run), "offmarl-fetch") for run in _runs(missing)]
+        with self._lock:
+            missing = [
+                page
+                for page in pages
+                if page not in self._coming and not self._cache.has(self._name(page))
+            ]
+            for run in _runs(missing):
+                future = in_thread(partial(self._fetch_in_turn, run), "offmarl-fetch")
+                self._coming |= dict.fromkeys(run, future)
+            return {self._coming[page] for page in pages if page in self._coming}
 
     def _name(self, page: int) -> str:
         return f"{self._identity}.{page}"
 
     def _page(self, page: int) -> bytes:
+        if (future := self._coming.get(page)) is not None:
+            return future.result()[page]
         content = self._cache.get(self._name(page))
         return self._fetch(range(page, page + 1))[page] if content is None else content
+
+    def _fetch_in_turn(self, run: range) -> dict[int, bytes]:
+        try:
+            with _requests:
+                return self._fetch(run)
+        finally:
+            with self._lock:
+                for page in run:
+                    self._coming.pop(page, None)
 
     def _fetch(self, run: range) -> dict[int, bytes]:
         """Fetch pages by one request, and keep them."""
         end = min(run.stop * PAGE, self.remote.size)
+        blocks = client.stream(self.remote, run.start * PAGE, end)
         contents: dict[int, bytes] = {}
-        with _requests:
-            blocks = client.stream(self.remote, run.start * PAGE, end)
-            for page, content in zip(run, _paged(blocks), strict=True):
-                self._cache.put(self._name(page), content)
-                contents[page] = content
+        for page, content in zip(run, _paged(blocks), strict=True):
+            self._cache.put(self._name(page), content)
+            contents[page] = content
         return contents
 
 

@@ -245,8 +245,9 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     run, policy = local(out) if out else place / remote.commit / "run", None
     if not run.exists():
         with disk_errors(run):
-            place.mkdir(parents=True, exist_ok=True)
-            with FileLock(place / ".lock"):
+            lock = place / remote.commit / ".lock"
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(lock):
                 if not run.exists():  # no other process was faster
                     policy = _install(run, repository, remote)
     policy = policy or _installed(run, repository, remote.commit)
@@ -258,9 +259,17 @@ class CachedPolicy(cache.CachedDataset):
     """A policy that `pull_policy` put into the cache: the directory of its run."""
 
     @property
+    def root(self) -> Path:
+        """Directory of all pulled policies."""
+        return _root()
+
+    @property
     def record(self) -> dict[str, Any]:
         """The files and their checksums, as `offmarl.hub.cache.verify` reads them."""
-        _, files = _parse((self.path / CARD).read_text(), str(self.path))
+        try:
+            _, files = _parse((self.path / CARD).read_text(), str(self.path))
+        except (OSError, UnicodeError, CardError):
+            return {}
         checksums = {name: (file.size, file.sha256) for name, file in files.items()}
         return {"uids": {"": {"files": checksums}}}
 
@@ -272,7 +281,7 @@ def _root() -> Path:
 
 def cached_policies() -> list[CachedPolicy]:
     """Return the policies in the cache."""
-    return [CachedPolicy(path) for path in sorted(_root().glob("*/*/*/run"))]
+    return [CachedPolicy(path) for path in sorted(_root().glob("*/*/*/run/"))]
 
 
 def run_named(name: str | os.PathLike[str]) -> Path:

@@ -29,6 +29,7 @@ from offmarl.hub.card import (
     Uid,
     check,
     index_of,
+    parse,
     to_toml,
 )
 from offmarl.hub.client import LARGEST
@@ -180,6 +181,7 @@ def push(
                 f"the card of {repository} would exceed {LARGEST:,} bytes, the most that a pull "
                 "reads: push fewer vaults together."
             )
+        parse(texts[CARD], f"the card of {repository}")  # so that what is published can be pulled
         contents = tables | {path: text.encode() for path, text in texts.items()}
         operations = [operation for files in added.values() for operation in files]
         operations += [CommitOperationAdd(path, content) for path, content in contents.items()]

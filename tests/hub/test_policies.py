@@ -202,7 +202,27 @@ def test_the_cache_lists_verifies_and_removes_policies(hub, run, offmarl):
     (path / "metrics.jsonl").write_text("")
     assert "differ from what was published (metrics.jsonl)" in offmarl("cache", "verify", name).err
     assert list(offmarl("cache", "rm", name, "--yes", "--json").json["removed"]) == [name]
-    assert not path.exists() and offmarl("cache", "ls", "--json").json["policies"] == {}
+    assert offmarl("cache", "ls", "--json").json["policies"] == {}
+    assert not (policies._root() / "org").exists()
+
+
+def test_a_name_of_a_dataset_and_a_policy_is_not_removed_without_a_commit(hub, pushed, offmarl):
+    library.pull("org/made-up")
+    root = policies._root()
+    for name in ("org/made-up", "pulled/agent"):
+        (root / name / ("c" * 40) / "run").mkdir(parents=True)
+    (root / name / ("c" * 40) / "run" / policies.CARD).write_bytes(b"\xff")
+    outcome = offmarl("cache", "rm", "org/made-up", "--yes")
+    assert outcome.code == 2 and "org/made-up is a dataset and a policy" in outcome.err
+    names = [f"{name}@{'c' * 12}" for name in ("org/made-up", "pulled/agent")]
+    assert f"{names[0]} (policy)" in outcome.err
+    assert f"removing {names[0]} (policy) needs" in offmarl("cache", "rm", names[0]).err
+    for name in names:
+        assert "not pulled completely: pull it again" in offmarl("cache", "verify", name).err
+        assert offmarl("cache", "rm", name, "--yes").code == 0
+    assert [*root.iterdir()] == []
+    assert list(offmarl("cache", "ls", "--json").json["datasets"])
+    assert offmarl("cache", "rm", "org/made-up", "--yes").code == 0
 
 
 @pytest.mark.slow

@@ -194,6 +194,13 @@ def test_pinned_revisions(hub):
     assert len(cache.entries()) == 2
 
 
+def test_the_directory_of_an_archive_is_fetched_once(hub):
+    with zipfile.ZipFile(io.BytesIO(hub.archive)) as archive:
+        files = [x for x in archive.infolist() if f"/{UIDS[-1]}/" in x.filename]
+        size = archive.start_dir - min(file.header_offset for file in files)
+    assert library.pull(f"{NAME}/{UIDS[-1]}").fetched == 2**16 + size == hub.sent
+
+
 def test_two_at_once_share_the_work(hub):
     hub.faults.delay = 0.005
     results = []
@@ -267,11 +274,11 @@ def hostile(name: str) -> bytes:
 @pytest.mark.parametrize(
     ("archive", "message"),
     [
-        (b"<html>" * 10_000, "not a zip archive"),
-        (make_archive()[:-100], "not a zip archive"),
+        (b"<html>" * 10_000, f"{NAME} is not a zip archive .*nothing was unpacked"),
+        (make_archive()[:-100], f"{NAME} is not a zip archive"),
         (hostile("../outside"), "leads out of it"),
         (hostile("/etc/passwd"), "leads out of it"),
-        (make_archive(uids=()) + b"", "not a zip archive|no vault"),
+        (make_archive(uids=()) + b"", "is not a zip archive|no vault"),
     ],
 )
 def test_what_is_no_archive_of_vaults(hub, archive, message):
@@ -395,5 +402,5 @@ def test_a_card_is_kept_once_beside_its_dataset(hub, pushed, tmp_path, monkeypat
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert library.pull("org/made-up", out) == pulled._replace(fetched=0, asked=False)
     record.write_text(json.dumps(json.loads(record.read_text()) | {"card": "forged"}))
-    with pytest.raises(HubUnreachableError):
+    with pytest.raises(HubUnreachableError, match="`offmarl cache ls` lists the datasets"):
         library.pull("org/made-up", out)

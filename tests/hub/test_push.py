@@ -364,6 +364,12 @@ def test_a_link_below_a_dataset_is_not_pushed(hub, vaults, tmp_path, spelled):
         library.push([tmp_path / spelled], "org/made-up", "CC-BY-4.0")
 
 
+def test_a_card_that_no_pull_would_read_is_not_published(hub, vaults):
+    with pytest.raises(CardError, match=r"the card of org/long is not valid: .*path"):
+        library.push(vaults, "org/long", "CC-BY-4.0", name=f"org/swarm/{'s' * 1020}")
+    assert catalogue.CARD not in hub.files("org/long", "main")[1]
+
+
 def test_a_push_says_how_far_it_is_in_lines_and_wants_a_whole_name(hub, vaults, capfd, monkeypatch):
     monkeypatch.delenv("OFFMARL_QUIET", raising=False)
     for name in ("made-up", "a/b/c", "org/made up"):

@@ -17,6 +17,7 @@ import pytest
 import offmarl
 from offmarl import hub as library
 from offmarl import programs, tracking, vault
+from offmarl._ahead import in_thread
 from offmarl.cli import hub as commands
 from offmarl.errors import (
     HubChecksumError,
@@ -260,6 +261,13 @@ def index(hub, pushed):
     return json.loads(gzip.decompress(hub.files("org/made-up", "main")[1][INDEX]))
 
 
+def follow(index, distance):
+    """Let a value begin so many bytes behind the beginning of the one before it in its file."""
+    file, offset = index["file"], index["offset"]
+    second = next(i for i in range(1, len(file)) if file[i] == file[i - 1])
+    offset[second] = offset[second - 1] + distance
+
+
 INDEX = "index/good.json.gz"
 FORGED = {
     "another file": (lambda x: x["files"].__setitem__(0, "d/../../x"), "card does not list"),
@@ -269,6 +277,9 @@ FORGED = {
     "very long": (lambda x: x["length"].__setitem__(0, 2**53), "outside of its file"),
     "no number": (lambda x: x["length"].__setitem__(0, 2**70), "index of a vault"),
     "a text": (lambda x: x["length"].__setitem__(0, "1"), "index of a vault"),
+    "inside another": (lambda x: follow(x, 1), "inside another"),
+    "the same place": (lambda x: follow(x, 0), "inside another"),
+    "a file twice": (lambda x: x["files"].append(x["files"][0]), "a file is there twice"),
     "a key twice": (lambda x: x["keys"].__setitem__(0, x["keys"][1]), "a key is there twice"),
     "a short column": (lambda x: x["crc32c"].pop(), "different lengths"),
     "an unknown column": (lambda x: x.__setitem__("code", "x"), "index of a vault"),
@@ -343,6 +354,26 @@ def test_large_reads_are_in_parts_each_fetched_once(hub, pushed, monkeypatch):
     assert size / 2 < hub.sent < 1.5 * size
     chex.assert_trees_all_equal(remote[3:100], vault.open_vault(pushed[0])[3:100])
     assert remote.read(5, 5)["rewards"].shape[1] == length
+
+
+def test_pages_in_flight_are_not_fetched_again(hub, monkeypatch):
+    answer, asked = threading.Event(), []
+
+    def stream(remote, start, stop):
+        asked.append((start, stop))
+        assert answer.wait(60)
+        yield bytes(stop - start)
+
+    monkeypatch.setattr(client, "stream", stream)
+    size = 3 * pages.PAGE
+    file = pages.Pages(client.Remote("https://hub/file", "a" * 40, size, "b" * 64), "org")
+    futures = file.start([(0, pages.PAGE + 1)])
+    assert file.start([(1, 2)]) == futures
+    reads = [in_thread(lambda: file.read(0, 9), "read") for _ in range(2)]
+    answer.set()
+    assert [read.result() for read in reads] == [bytes(9)] * 2
+    assert [*map(len, futures.pop().result().values())] == [pages.PAGE] * 2
+    assert asked == [(0, 2 * pages.PAGE)]
 
 
 def test_a_signal_ends_a_stream_that_waits_for_the_network(hub, pushed, monkeypatch):
