@@ -108,15 +108,15 @@ def launch(
     """
     if work.is_complete():
         return Launched(join_work(work))
-    engine = _launcher(launcher)(work.directory, work.name, workers, options)
-    lock = work.directory / "launch.lock"
-    with closing(engine), hold_lock(lock, work.path, take_over):
+    kind = _launcher(launcher)
+    with hold_lock(work.directory / "launch.lock", work.path, take_over):
         work.check()
         for note in work.notes(tasks or 1):
             tracking.notice(note)
         if work.is_complete():  # another launch has just ended
             return Launched(join_work(work))
-        failed = _Launch(work, tasks, entry, tuple(arguments)).run(engine)
+        with closing(kind(work.directory, work.name, workers, options)) as engine:
+            failed = _Launch(work, tasks, entry, tuple(arguments)).run(engine)
         if not failed:
             join_work(work)
         return Launched(True, failed)
@@ -189,7 +189,6 @@ class _Launch:
             task.call.status.unlink(missing_ok=True)
         cancelled = False
         with ExitStack() as stack:
-            stack.callback(launcher.close)
             stopped = stack.enter_context(catch_signals())
             show = stack.enter_context(task_table(self._work.name, self._tasks))
             while self._waiting or self._running:

@@ -84,13 +84,23 @@ def test_two_launches_at_once_are_refused(launch, directory):
         launch()
 
 
-def test_a_refused_launch_leaves_no_cluster_behind(launch, directory, monkeypatch):
-    closed = []
-    monkeypatch.setattr(LocalLauncher, "close", lambda _: closed.append(True))
+def test_a_launcher_is_opened_for_a_launch_that_is_not_refused_and_closed_once(
+    launch, directory, monkeypatch
+):
+    calls = []
+    for name in ("__init__", "close"):
+
+        def counted(*arguments, name=name, call=getattr(LocalLauncher, name)):
+            calls.append(name)
+            call(*arguments)
+
+        monkeypatch.setattr(LocalLauncher, name, counted)
     directory.mkdir()
     with FileLock(directory / "launch.lock", is_singleton=False), pytest.raises(RunError):
         launch()
-    assert closed == [True]
+    assert not calls
+    assert launch()
+    assert calls == ["__init__", "close"]
 
 
 def test_a_launch_that_gets_the_lock_as_another_ends_runs_nothing(launch, tmp_path, monkeypatch):
