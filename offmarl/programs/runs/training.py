@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -57,6 +58,8 @@ T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+_more = ContextVar("more to come", default=False)
+
 
 class CheckpointTimer:
     """Tells when a checkpoint is due, and stops the program after one that a signal requested.
@@ -70,14 +73,14 @@ class CheckpointTimer:
         self._seconds, self._unit = seconds, unit
         self._of = f" of {work}" if work else ""
         self._saved: int | None = None
-        self._unsaved = False
+        self._begun = self._unsaved = False
         self._signal: int | None = None
         self._since = self._asked = time.monotonic()
         self._calls = self._interval = 1
 
     def begin(self, position: int) -> None:
         """Start at a position: that of a checkpoint, or 0."""
-        self._saved, self._since = position or None, time.monotonic()
+        self._saved, self._begun, self._since = position or None, True, time.monotonic()
 
     def work_done(self) -> None:
         """Record that there is unsaved work."""
@@ -111,8 +114,11 @@ class CheckpointTimer:
             raise self._stopped(signum)
 
     def end(self) -> None:
-        """End the work; `Stopped` if a signal came after the last checkpoint."""
-        if self._signal is not None:
+        """Record that the work is complete.
+
+        `Stopped` if a signal came after the last checkpoint, and other work follows.
+        """
+        if self._signal is not None and _more.get():
             raise Stopped("stopped: the same command continues.", self._signal)
 
     def on_signal(self, signum: int, _frame: FrameType | None) -> None:
@@ -125,10 +131,26 @@ class CheckpointTimer:
             os.write(2, b"\nstopping: saving a checkpoint first. A second signal stops at once.\n")
 
     def _stopped(self, signum: int) -> Stopped:
-        place = f"before the first checkpoint{self._of}: the same command starts again."
         if self._saved is not None:
             place = f"at {self._unit} {self._saved:,}{self._of}: the same command resumes there."
+        elif self._begun:
+            place = f"before the first checkpoint{self._of}: the same command starts again."
+        else:  # it may have a checkpoint
+            place = f"before the first {self._unit} of this command: the same command continues."
         return Stopped(f"stopped {place}", signum)
+
+
+@contextmanager
+def more_to_come(more: bool = True) -> Iterator[None]:
+    """Declare that the command has other work to do after the block.
+
+    A signal that came too late to stop the block then stops the command after it.
+    """
+    token = _more.set(more or _more.get())
+    try:
+        yield
+    finally:
+        _more.reset(token)
 
 
 @contextmanager
