@@ -9,8 +9,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -324,14 +323,20 @@ class _Journal:
         trees = (jax.device_get(gather_all(tree)) for _, tree, _ in training.learned(states))
         self._by_design = finite.infinities([*trees])
         tracking.cut(self._run.metrics, -1 if checkpoint is None else done * training.unit)
-        rows = tracking.read(self._run.metrics) if training.evaluations else []
-        lines = Counter(row["step"] for row in rows if tracking.WALL_TIME not in row)
-        for step, evaluation in training.evaluations:
-            if lines[step * training.unit] < len(training.seeds):  # some were lost to damage
-                self._write(step * training.unit, evaluation)
+        if training.evaluations:
+            self._write_lost()
         track = training.args.track if is_first() else ()
         self.trackers = Trackers(track, self._run.directory, self._run.record)
         return done, states
+
+    def _write_lost(self) -> None:
+        """Write again the evaluations whose lines were lost to damage."""
+        rows = tracking.read(self._run.metrics)
+        written = {(row["seed"], row["step"]) for row in rows if tracking.WALL_TIME not in row}
+        for done, evaluation in self._training.evaluations:
+            rows = [*self._rows(done * self._training.unit, evaluation)]
+            lost = (row for row in rows if (row["seed"], row["step"]) not in written)
+            tracking.append(self._run.metrics, *lost)
 
     def follow(
         self, work: Work, done: int, timer: CheckpointTimer, advance: tracking.Advance
@@ -425,14 +430,15 @@ class _Journal:
         self.trackers.sync()
 
     def _write(self, step: int, *metrics: Mapping[str, Any]) -> None:
-        """Write a line for each seed: its entries of metrics ``(seeds, ...)``, and plain ones."""
-        entries = [item for group in metrics for item in group.items()]
-        rows = (
-            {"seed": seed, "step": step}
-            | {name: x[place] if isinstance(x, np.ndarray) else x for name, x in entries}
-            for place, seed in enumerate(self._training.seeds)
-        )
-        tracking.append(self._run.metrics, *rows)
+        tracking.append(self._run.metrics, *self._rows(step, *metrics))
+
+    def _rows(self, step: int, *metrics: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+        """Return a line for each seed: its entries of metrics ``(seeds, ...)``, and plain ones."""
+        for place, seed in enumerate(self._training.seeds):
+            row: dict[str, Any] = {"seed": seed, "step": step}
+            for name, x in (item for group in metrics for item in group.items()):
+                row[name] = x[place] if isinstance(x, np.ndarray) else x
+            yield row
 
 
 class _Clock:
