@@ -106,6 +106,8 @@ def launch(
     of the work is running, the path has other work's result, or tasks failed and the work does not
     go on without them; `Stopped` after a signal, once the tasks have stopped.
     """
+    if any(count is not None and count < 1 for count in (tasks, workers)):
+        raise OptionError("--tasks and --jobs must be at least 1.")
     if work.is_complete():
         return Launched(join_work(work))
     kind = _launcher(launcher)
