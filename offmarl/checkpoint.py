@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Container, Iterator, Mapping
 from functools import cached_property
@@ -74,7 +75,7 @@ class Checkpoints:
 
         The step is larger than all earlier ones. Of several processes only the first one writes.
         After an `OSError`, such as that of a full disk, the earlier checkpoints are intact.
-        The next save removes what the failed one wrote. `RunError` if another file has the name.
+        `RunError` if another file has the name.
         """
         from orbax.checkpoint import args
 
@@ -102,6 +103,7 @@ class Checkpoints:
             saved = args.Composite(**parts, **{_ABOUT: args.JsonSave(about)})
             self._checkpointer.save(path, saved)
         except ValueError as error:  # TensorStore's, of a full disk
+            self._remove_what_failed(path)
             raise _of_system(error, path) or error from error
         self.remove_old()
 
@@ -173,6 +175,15 @@ class Checkpoints:
         for path in self._directory.iterdir():
             if _OWN_LEFTOVER.fullmatch(path.name) and _is_directory(path):
                 shutil.rmtree(path)
+
+    def _remove_what_failed(self, path: Path) -> None:
+        """Delete what a failed save wrote; its threads may still write for a short while."""
+        partial = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
+        for _ in range(100):
+            shutil.rmtree(partial, ignore_errors=True)
+            time.sleep(0.02)
+            if not partial.exists():
+                return
 
     def _set_aside(self, step: int, reason: str) -> None:
         """Rename a checkpoint to the first free name of ``<step>.damaged``, ``.damaged.2`` ..."""

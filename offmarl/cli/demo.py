@@ -50,13 +50,15 @@ def demo(out: Path = Path("demo"), seeds: SeedCount = 3, seed: int = 0) -> Repor
         Seed of all random numbers.
     """
     from offmarl.programs.runs.compiling import use_cores  # imports JAX, which --help does without
+    from offmarl.programs.runs.training import more_to_come
     from offmarl.report.run_scores import entry_of, gather, scores_in
 
     use_cores(seeds, "auto")
-    mappo = registry.load("recorder", "mappo")
-    options = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
-    mappo.main(mappo.Args(**options, **_RECORDER, seed=seed))
-    runs = _train_all(out, seeds, seed)
+    with more_to_come():
+        mappo = registry.load("recorder", "mappo")
+        options = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
+        mappo.main(mappo.Args(**options, **_RECORDER, seed=seed))
+        runs = _train_all(out, seeds, seed)
     datasets = {tier: vault.open_vault(_vault(out, tier, seed)) for tier in _TIERS}
     tiers = {tier: data.episodes.complete_returns.tolist() for tier, data in datasets.items()}
     entries = {tier: {entry_of(run): run for run in group.values()} for tier, group in runs.items()}

@@ -106,17 +106,19 @@ def launch(
     of the work is running, the path has other work's result, or tasks failed and the work does not
     go on without them; `Stopped` after a signal, once the tasks have stopped.
     """
+    if any(count is not None and count < 1 for count in (tasks, workers)):
+        raise OptionError("--tasks and --jobs must be at least 1.")
     if work.is_complete():
         return Launched(join_work(work))
-    engine = _launcher(launcher)(work.directory, work.name, workers, options)
-    lock = work.directory / "launch.lock"
-    with closing(engine), hold_lock(lock, work.path, take_over):
+    kind = _launcher(launcher)
+    with hold_lock(work.directory / "launch.lock", work.path, take_over):
         work.check()
         for note in work.notes(tasks or 1):
             tracking.notice(note)
         if work.is_complete():  # another launch has just ended
             return Launched(join_work(work))
-        failed = _Launch(work, tasks, entry, tuple(arguments)).run(engine)
+        with closing(kind(work.directory, work.name, workers, options)) as engine:
+            failed = _Launch(work, tasks, entry, tuple(arguments)).run(engine)
         if not failed:
             join_work(work)
         return Launched(True, failed)
@@ -189,7 +191,6 @@ class _Launch:
             task.call.status.unlink(missing_ok=True)
         cancelled = False
         with ExitStack() as stack:
-            stack.callback(launcher.close)
             stopped = stack.enter_context(catch_signals())
             show = stack.enter_context(task_table(self._work.name, self._tasks))
             while self._waiting or self._running:

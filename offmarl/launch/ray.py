@@ -33,7 +33,7 @@ class RayLauncher:
         address = options.get("address") or os.environ.get("RAY_ADDRESS")
         resources = {name: x for name, x in options.items() if name != "address"}
         # The launch itself restarts tasks whose processes die.
-        of_task = {"num_cpus": 1, **resources, "max_retries": 0}
+        of_task = {"num_cpus": 1, "max_retries": 0, **resources}
         try:
             self._task = self._ray.remote(**of_task)(run_task)
         except (TypeError, ValueError, OverflowError) as error:

@@ -19,6 +19,7 @@ from scipy.special import stdtrit
 
 from offmarl import records, tracking
 from offmarl._compiling import pinned
+from offmarl._version import __version__
 from offmarl.config import PositiveInt, check_rules, check_seed
 from offmarl.envs import Environment
 from offmarl.envs.sides import Seat, compose, one_of, rest_of
@@ -83,7 +84,7 @@ class CrossPlayWork(Work):
         about: dict[str, Any] = {"environment": name, **environment_source(name)}
         about |= {"policies": [[member.name, x] for x, member in self._pool.items()]}
         about |= {"scored": self.scored, "partners": self.partners, "side": self.side.name}
-        about |= {"episodes": episodes, "seed": seed}
+        about |= {"episodes": episodes, "seed": seed, "offmarl": __version__}
         sha256 = hashlib.sha256(json.dumps(tracking.plain(about)).encode()).hexdigest()
         path = Path("runs") / safe_path(name, option="--env") / f"cross-play-{sha256[:8]}"
         super().__init__("cross-play", local(path), about, len(self.members))

@@ -6,6 +6,12 @@ from offmarl import envs
 from offmarl.envs import registry
 from offmarl.errors import OptionError, UnknownNameError
 from offmarl.records import RecordedName
+from tests.children import python
+
+
+def test_listing_needs_no_jax():
+    code = "import sys, offmarl.envs as e; e.names(); e.describe(); sys.exit('jax' in sys.modules)"
+    python("-c", code)
 
 
 def test_every_name_has_a_line():

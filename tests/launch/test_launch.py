@@ -84,13 +84,19 @@ def test_two_launches_at_once_are_refused(launch, directory):
         launch()
 
 
-def test_a_refused_launch_leaves_no_cluster_behind(launch, directory, monkeypatch):
-    closed = []
-    monkeypatch.setattr(LocalLauncher, "close", lambda _: closed.append(True))
+def test_a_launcher_is_opened_for_a_launch_that_is_not_refused_and_closed_once(
+    launch, directory, monkeypatch
+):
+    calls = []
+    begin, close = LocalLauncher.__init__, LocalLauncher.close
+    monkeypatch.setattr(LocalLauncher, "__init__", lambda *x: calls.append("open") or begin(*x))
+    monkeypatch.setattr(LocalLauncher, "close", lambda self: calls.append("close") or close(self))
     directory.mkdir()
     with FileLock(directory / "launch.lock", is_singleton=False), pytest.raises(RunError):
         launch()
-    assert closed == [True]
+    assert not calls
+    assert launch()
+    assert calls == ["open", "close"]
 
 
 def test_a_launch_that_gets_the_lock_as_another_ends_runs_nothing(launch, tmp_path, monkeypatch):
@@ -181,6 +187,8 @@ def test_engines_that_are_not_there(launch, monkeypatch, tmp_path):
             launch(launcher=extra)
     with pytest.raises(OptionError, match="local has no --launcher-option"):
         launch(options={"partition": "gpu"})
+    with pytest.raises(OptionError, match="at least 1"):
+        launch(tasks=0)
 
 
 @pytest.mark.skipif(len(own_cores()) < 2, reason="needs two cores")

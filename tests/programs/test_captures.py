@@ -208,6 +208,18 @@ def test_a_checkpoint_whose_steps_are_damaged_is_set_aside(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_a_file_with_fewer_steps_than_its_name_says_is_damaged(tmp_path: Path) -> None:
+    state, checkpoints = begin(VECTORS), CaptureCheckpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        state = grow(state, VECTORS, 5, step)
+        checkpoints.save(step, {"state": state}, {})
+    newest = tmp_path / "buffer" / "0" / "2-5.npz"
+    newest.rename(newest.with_name("2-10.npz"))
+    with pytest.warns(UserWarning, match=r"2 is damaged \(.*5 steps are missing"):
+        assert resumed(tmp_path, state)[0] == 1
+
+
+@pytest.mark.slow
 def test_checkpoints_hold_no_steps_and_buffers_that_are_refilled_are_not_stored(
     tmp_path: Path,
 ) -> None:

@@ -140,7 +140,10 @@ def loaded(spec):
     ("change", "message"),
     [
         ({"camera": np.zeros((2, 3, 2), np.uint8)}, r"camera .* must have \(2, 3, 3, 1\)"),
-        ({"camera": np.full((2, 3, 3, 1), 0.5)}, "camera .* 0.5 .* does not fit into uint8"),
+        ({"camera": np.zeros((2, 3, 3), np.uint8)}, r"camera .* must have \(2, 3, 3, 1\)"),
+        ({"camera": np.zeros((2, 3, 3, 1), np.float32)}, "'camera' of type uint8, not float32"),
+        ({"camera": np.zeros((2, 3, 3, 1), bool)}, "of type uint8, not bool.* scales them itself"),
+        ({"camera": np.full((2, 3, 3, 1), 256)}, "camera .* 256 .* does not fit into uint8"),
         ({"sonar": np.zeros(2)}, "a dictionary of camera, speed, not on .* of camera, sonar"),
         (None, "a dictionary of camera, speed, not on one array"),
     ],

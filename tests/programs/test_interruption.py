@@ -7,7 +7,7 @@ import pytest
 
 from offmarl.errors import OffmarlError, Stopped
 from offmarl.programs.runs import training
-from offmarl.programs.runs.training import checkpoint_timer
+from offmarl.programs.runs.training import checkpoint_timer, more_to_come
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -79,6 +79,7 @@ def test_a_signal_saves_the_work_and_stops(signum):
 @pytest.mark.parametrize(
     ("part", "begun", "says"),
     [
+        ("", None, "before the first step of this command: the same command continues."),
         ("", 0, "before the first checkpoint: the same command starts again."),
         ("", 70, "at step 70: the same command resumes there."),
         ("a", 0, "before the first checkpoint of a: the same command starts again."),
@@ -87,7 +88,8 @@ def test_a_signal_saves_the_work_and_stops(signum):
 )
 def test_without_work_to_save_a_signal_stops_at_once(part, begun, says):
     with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "step", part) as timer:
-        timer.begin(begun)
+        if begun is not None:
+            timer.begin(begun)
         signal.raise_signal(signal.SIGTERM)
         pytest.fail("goes on")
     assert str(stopped.value) == f"stopped {says}"
@@ -107,15 +109,25 @@ def test_a_second_signal_stops_at_once(second):
     assert stopped.value.signum == second
 
 
+def test_a_signal_that_comes_as_the_work_ends_changes_nothing():
+    with checkpoint_timer(30.0, "step") as timer:
+        timer.begin(0)
+        timer.work_done()
+        signal.raise_signal(signal.SIGINT)
+
+
 def test_a_signal_that_comes_as_the_work_ends_stops_the_work_after_it():
     with (
         pytest.raises(Stopped, match=r"^stopped: the same command continues\.$") as stopped,
+        more_to_come(),
+        more_to_come(False),  # of the part under way, which is itself followed by others
         checkpoint_timer(30.0, "step") as timer,
     ):
         timer.begin(0)
         timer.work_done()
         signal.raise_signal(signal.SIGTERM)
     assert stopped.value.signum == signal.SIGTERM
+    test_a_signal_that_comes_as_the_work_ends_changes_nothing()
 
 
 def test_handlers_of_the_application_stay():

@@ -264,7 +264,7 @@ def test_the_policies_of_all_evaluations_can_be_loaded_by_their_steps(recorded, 
     with pytest.raises(RunError, match=r"no checkpoint of step 500, but of \[0, 512, "):
         load_policy(run, step=500)
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns(tracking.POLICIES))
-    with pytest.raises(RunError, match="has no checkpoint of step"):
+    with pytest.raises(RunError, match="keeps no policy but its last"):
         load_policy(tmp_path / "run", step="best")
 
 
@@ -373,6 +373,10 @@ def test_a_finished_run_records_further_tiers_without_training(recorded, tmp_pat
     assert (mixed.provenance["training_seed"], mixed.provenance["run"]) == (0, "mappo-0")
     with pytest.raises(RunError, match="started with chunks"):
         record_from_run(run, "mixed=random:1+expert:3", steps=400)
+    shutil.rmtree(out / "probe/observation.vlt/mappo-0-replay")
+    assert record_from_run(run, "medium-replay").data["vaults"][0]["tier"] == "medium-replay"
+    with pytest.raises(RunError, match="kept no training data"):
+        record_from_run(run, "replay")
     run = run.rename(tmp_path / "moved")
     with pytest.raises(OptionError, match=r"moved was moved: give --out"):
         record_from_run(run, "good")

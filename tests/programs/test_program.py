@@ -631,6 +631,8 @@ def test_an_evaluation_that_was_lost_is_repeated(trained, random_data, tmp_path)
     with pytest.warns(UserWarning, match="is damaged"):
         two_stage.main(arguments(random_data(ENV), run))
     assert scores_of(run) == scores_of(trained)
+    rows = [(row["seed"], row["step"]) for row in tracking.read(path) if tracking.RETURN in row]
+    assert len(rows) == len(set(rows))
 
 
 @pytest.mark.parametrize("setting", ["rbg", "whole", "wide"])

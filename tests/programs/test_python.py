@@ -455,9 +455,11 @@ def play_lingering(path, infos, kind=Lingering):
     return vault.open_vault(path)
 
 
-@pytest.mark.parametrize("name", ["final_obs", "final_observation"])
-def test_an_environment_that_has_begun_the_next_episode_tells_how_the_last_one_ended(path, name):
-    infos = {agent: {name: observation} for agent, observation in LAST.items()}
+@pytest.mark.parametrize(("name", "by_agent"), [("final_obs", True), ("final_observation", False)])
+def test_an_environment_that_has_begun_the_next_episode_tells_how_the_last_one_ended(
+    path, name, by_agent
+):
+    infos = {a: {name: x} for a, x in LAST.items()} if by_agent else {name: LAST}
     final = play_lingering(path, infos).finals
     assert (final.observation[0, 0] == 77).all()
     assert final.legal_actions[0, 1, :2].tolist() == [False, True]

@@ -10,6 +10,7 @@ from offmarl.errors import OffmarlError, RunError, Stopped
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.programs import record_policy
 from offmarl.programs.recording import record as recording
+from offmarl.programs.runs.training import more_to_come
 from offmarl.rollout import init_rollout, rollout
 from tests.vault.damage import small_files
 
@@ -148,9 +149,12 @@ def test_a_signal_at_the_end_leaves_a_complete_recording(arguments, monkeypatch)
 
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
     monkeypatch.setattr(recording.ChunkWriter, "complete", signalling)
-    with pytest.raises(Stopped):
-        record_policy(**arguments)
+    assert record_policy(**arguments)
     assert not record_policy(**arguments), "it is complete"
+    arguments["path"] = arguments["path"].with_name("another")
+    with pytest.raises(Stopped), more_to_come():
+        record_policy(**arguments)
+    assert not record_policy(**arguments)
 
 
 class Killed(BaseException):

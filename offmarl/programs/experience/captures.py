@@ -282,6 +282,8 @@ def _read(paths: Sequence[Path], like: Capture, place: NDArray[np.int64]) -> tup
             steps = file[jax.tree_util.keystr(path)].view(spec.dtype)[:, -end:]
             array[:, place[end - steps.shape[1] : end]] = steps
             end -= steps.shape[1]
+        if end:
+            raise ValueError(f"{end} steps are missing")
         return jnp.asarray(array)
 
     def finals(path: Any, spec: Any) -> Array:

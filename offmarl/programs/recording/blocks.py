@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offmarl import tracking, vault
+from offmarl.config import PositiveInt, check_rules
 from offmarl.errors import OptionError
 from offmarl.launch import Work
 from offmarl.paths import local
@@ -43,13 +44,14 @@ class RecordWork(Work):
     """A recording in blocks of ``block_steps`` environment steps.
 
     By default there are at most 1,024, each with room for four episodes in each environment.
-    `OptionError` if the recording is divided over devices.
+    `OptionError` if a number is not positive, or the recording is divided over devices.
     """
 
     hints = HINTS
 
     def __init__(self, recording: Recording, block_steps: int | None = None):
         env, num_envs = recording.env, recording.num_envs
+        check_rules("block_steps", PositiveInt | None, block_steps)
         if recording.devices is not None:
             raise OptionError(
                 "--devices divides the environments of one program, and a task records its blocks "

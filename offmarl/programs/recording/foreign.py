@@ -72,8 +72,10 @@ def function_policy(
         try:
             return checked(observation, legal_actions)
         except Exception as error:
-            name = f"error {next(_numbers)} of a function"
+            number = next(_numbers)
+            name = _name(number)
             _errors[name] = error
+            _errors.pop(_name(number - _KEPT), None)
             raise RuntimeError(f"{name}: {error!r}") from error
 
     def act(
@@ -91,9 +93,14 @@ def function_policy(
     return Policy(tuple, act, draws=lambda _params: False, code=code_checksum(function))
 
 
+_KEPT = 16
 _numbers = count()
 _errors: dict[str, Exception] = {}
-"""Errors of the functions of policies, which JAX calls in its threads, by the name in its error."""
+"""The last errors of policies' functions, which JAX calls in its threads, by names in its error."""
+
+
+def _name(number: int) -> str:
+    return f"error {number} of a function"
 
 
 @contextmanager
@@ -104,7 +111,7 @@ def errors_of_functions() -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if (name := re.search(r"error \d+ of a function", str(error))) is None:
             raise
-        raise _errors.pop(name[0]) from None
+        raise _errors.pop(name[0], error) from None
 
 
 def code_checksum(function: Callable[..., Any]) -> str:

@@ -87,6 +87,7 @@ from offmarl.programs.runs.training import (
     Training,
     Work,
     carry_out,
+    more_to_come,
     named_seeds,
 )
 from offmarl.replay.device import bytes_of, free_bytes, require_room, room_on
@@ -143,7 +144,9 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     directory = run_directory(args, origin.name)
     with ends_with_others(directory), locked(directory, args.take_over) as lock:
         training = _prepared(make, settle(args, directory), origin, directory)
-        if not carry_out(training, directory, lock, training.is_complete):
+        with more_to_come():
+            trained = carry_out(training, directory, lock, training.is_complete)
+        if not trained:
             return _summary(training.runs, training.tiers, "complete already, nothing was changed")
         return _record_all(training.runs, training.versions(), training.tiers)
 
@@ -330,7 +333,8 @@ def _record_all(
     """Record the tiers of all training seeds that learned; then raise the errors of others."""
     refused = list[str]()
     for run, evaluated in zip(runs, versions, strict=True):
-        refused += record_ladders(run, evaluated, tiers)
+        with more_to_come(run is not runs[-1]):
+            refused += record_ladders(run, evaluated, tiers)
     if refused:
         raise NotLearnedError("\n\n".join(refused))
     return _summary(runs, tiers, "recorded" if tiers else "trained, without tiers to record")

@@ -28,6 +28,7 @@ from offmarl.programs.recording.recorder import (
     tier_key,
 )
 from offmarl.programs.recording.sides import describe_policies, players_of
+from offmarl.programs.runs.training import more_to_come
 from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
 from offmarl.terminal import bars, interval
@@ -289,7 +290,8 @@ def record_ladders(
 
     Returns why `Ladder.check` refused some.
     """
-    if {tier.name for tier in tiers} & {*REPLAY_TIERS} and not on_first(run.vault("replay").exists):
+    needs = [tier for tier in tiers if tier.name in REPLAY_TIERS]
+    if not are_complete(run, needs) and not on_first(run.vault("replay").exists):
         raise RunError(
             f"{run.directory} kept no training data: they are kept while a run trains with replay "
             "or medium-replay among its --tiers. Train again in another directory (--out)."
@@ -307,11 +309,12 @@ def record_ladders(
         except NotLearnedError as error:
             refused[str(error)] = None
             continue
-        if tier.name not in REPLAY_TIERS:
-            _record_played(run, ladders, tier)
-        elif tier.name != "replay":
-            medium = max(ladder.version("medium").iteration for ladder in ladders)
-            _cut_replay(run, tier, medium)
+        with more_to_come(tier != tiers[-1]):
+            if tier.name not in REPLAY_TIERS:
+                _record_played(run, ladders, tier)
+            elif tier.name != "replay":
+                medium = max(ladder.version("medium").iteration for ladder in ladders)
+                _cut_replay(run, tier, medium)
     return [*refused]
 
 

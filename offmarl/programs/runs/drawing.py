@@ -32,7 +32,10 @@ def open_data(args: Args) -> Dataset | Mixture:
     """Open the vault of a program's arguments, or the mixture of several."""
     shares = _shares(args.vault)
     if len(shares) == 1:
-        return open_vault(*shares, time_limit=args.time_limit)
+        ((path, share),) = shares.items()
+        if share == 0:
+            raise OptionError(f"{path} has the share 0, and there is no other vault: leave it out.")
+        return open_vault(path, time_limit=args.time_limit)
     explicit = {path: share for path, share in shares.items() if share is not None}
     if explicit and len(explicit) < len(shares):
         missing = next(path for path in shares if path not in explicit)

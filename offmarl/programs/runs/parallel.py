@@ -49,8 +49,6 @@ _END_SECONDS = 5.0
 _MOST_PROCESSES = 8
 """Largest number of processes by default: each has a copy of the environment in memory."""
 
-_FINAL_NAMES = ("final_observation", "final_obs")
-
 _DISK_NAMES = {
     "action": "actions",
     "reward": "rewards",
@@ -239,10 +237,18 @@ def _locating(place: str, then: str = "") -> Iterator[None]:
 
 
 def _final_observations(infos: Any, agents: list[Any]) -> dict[Any, Any]:
-    """Return the last observations, as Gymnasium's vector API names them in the next infos."""
-    by_agent = {agent: (infos or {}).get(agent) or {} for agent in agents}
-    pairs = ((agent, info.get(name)) for agent, info in by_agent.items() for name in _FINAL_NAMES)
-    return {agent: observation for agent, observation in pairs if observation is not None}
+    """Return the last observations, which Gymnasium's vector API has in the next infos."""
+    infos = infos if isinstance(infos, Mapping) else {}
+    for name in ("final_obs", "final_observation"):
+        shared = infos.get(name)
+        observations = {**shared} if isinstance(shared, Mapping) else {}
+        for agent in agents:
+            info = infos.get(agent)
+            if isinstance(info, Mapping) and info.get(name) is not None:
+                observations[agent] = info[name]
+        if observations:
+            return observations
+    return {}
 
 
 # ---------------------------------------------------------------------------------- processes

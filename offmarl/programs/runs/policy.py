@@ -195,21 +195,28 @@ class LoadedPolicy:
             raise ShapeError(
                 f"the policy of {self.name} acts on {_names(leaves)}, not on {_names(arrays)}."
             )
-        return unflatten_tree(
-            {
-                path: self._fit(
-                    arrays[path], leaf.with_agents(self.spec.num_agents), f"observation {path}"
+        checked = {}
+        for path, leaf in leaves.items():
+            expected, array = leaf.with_agents(self.spec.num_agents), np.asarray(arrays[path])
+            if "float" not in leaf.dtype and array.dtype.kind not in _kinds(leaf):
+                raise ShapeError(
+                    f"the policy of {self.name} acts on observations{path and f' {path!r}'} of "
+                    f"type {leaf.dtype}, not {array.dtype}: give the values as the environment "
+                    "returns them, since the policy's network scales them itself."
                 )
-                for path, leaf in leaves.items()
-            }
-        )
+            checked[path] = self._fit(array, expected, f"observation {path}")
+        return unflatten_tree(checked)
 
     def _fit(self, value: Any, leaf: ArraySpec, what: str) -> NDArray[Any]:
-        """Return a value as an array of a shape and type, or raise `ShapeError`."""
+        """Return a value as an array of exactly a shape and type, or raise `ShapeError`."""
+        what = f"the {what.strip()} for the policy of {self.name}"
         try:
-            return fit(value, leaf, f"the {what.strip()} for the policy of {self.name}")
+            array = fit(value, leaf, what)
         except InvalidValueError as error:
             raise ShapeError(str(error)) from None
+        if (shape := np.shape(value)) != leaf.shape:
+            raise ShapeError(f"{what} has shape {shape}, and must have {leaf.shape}.")
+        return array
 
     @cached_property
     def _after_step(self) -> Callable[..., ArrayTree]:
@@ -224,6 +231,11 @@ class LoadedPolicy:
 def _names(leaves: Mapping[str, Any]) -> str:
     paths = ", ".join(path for path in leaves if path)
     return f"a dictionary of {paths}" if paths else "one array of observations"
+
+
+def _kinds(leaf: ArraySpec) -> str:
+    """Return the kinds of NumPy's types whose values are those of a leaf of whole numbers."""
+    return "b" if leaf.dtype == "bool" else "iu"
 
 
 @cache

@@ -121,10 +121,12 @@ def count_devices(devices: int | None) -> int:
     if devices is None:
         return total
     if devices > total:
-        kind = jax.default_backend().upper()
+        kind, more = jax.default_backend().upper(), ""
+        if kind == "CPU":
+            more = f" JAX_NUM_CPU_DEVICES={-(-devices // processes)} splits a CPU into that many."
         raise OptionError(
             f"--devices {devices}: JAX has {total} (kind: {kind}) in all processes: give at most "
-            f"{total}. JAX_NUM_CPU_DEVICES={-(-devices // processes)} splits a CPU into that many."
+            f"{total}.{more}"
         )
     if devices % processes:
         raise OptionError(

@@ -119,6 +119,11 @@ class TrainedRun(NamedTuple):
             )
         target = self.best_step(seed) if step == "best" else int(step)
         steps = [unit * number for number in numbers]
+        if not steps:
+            raise RunError(
+                f"{self.directory} keeps no policy but its last, as published runs do: leave the "
+                'step out, or give "last".'
+            )
         if target not in steps:
             keeps = self.record["kind"] == "baseline"
             raise RunError(

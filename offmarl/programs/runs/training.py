@@ -9,10 +9,10 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -57,6 +57,8 @@ T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+_more = ContextVar("more to come", default=False)
+
 
 class CheckpointTimer:
     """Tells when a checkpoint is due, and stops the program after one that a signal requested.
@@ -70,14 +72,14 @@ class CheckpointTimer:
         self._seconds, self._unit = seconds, unit
         self._of = f" of {work}" if work else ""
         self._saved: int | None = None
-        self._unsaved = False
+        self._begun = self._unsaved = False
         self._signal: int | None = None
         self._since = self._asked = time.monotonic()
         self._calls = self._interval = 1
 
     def begin(self, position: int) -> None:
         """Start at a position: that of a checkpoint, or 0."""
-        self._saved, self._since = position or None, time.monotonic()
+        self._saved, self._begun, self._since = position or None, True, time.monotonic()
 
     def work_done(self) -> None:
         """Record that there is unsaved work."""
@@ -111,8 +113,11 @@ class CheckpointTimer:
             raise self._stopped(signum)
 
     def end(self) -> None:
-        """End the work; `Stopped` if a signal came after the last checkpoint."""
-        if self._signal is not None:
+        """Record that the work is complete.
+
+        `Stopped` if a signal came after the last checkpoint, and other work follows.
+        """
+        if self._signal is not None and _more.get():
             raise Stopped("stopped: the same command continues.", self._signal)
 
     def on_signal(self, signum: int, _frame: FrameType | None) -> None:
@@ -125,10 +130,26 @@ class CheckpointTimer:
             os.write(2, b"\nstopping: saving a checkpoint first. A second signal stops at once.\n")
 
     def _stopped(self, signum: int) -> Stopped:
-        place = f"before the first checkpoint{self._of}: the same command starts again."
         if self._saved is not None:
             place = f"at {self._unit} {self._saved:,}{self._of}: the same command resumes there."
+        elif self._begun:
+            place = f"before the first checkpoint{self._of}: the same command starts again."
+        else:  # it may have a checkpoint
+            place = f"before the first {self._unit} of this command: the same command continues."
         return Stopped(f"stopped {place}", signum)
+
+
+@contextmanager
+def more_to_come(more: bool = True) -> Iterator[None]:
+    """Declare that the command has other work to do after the block.
+
+    A signal that came too late to stop the block then stops the command after it.
+    """
+    token = _more.set(more or _more.get())
+    try:
+        yield
+    finally:
+        _more.reset(token)
 
 
 @contextmanager
@@ -302,14 +323,20 @@ class _Journal:
         trees = (jax.device_get(gather_all(tree)) for _, tree, _ in training.learned(states))
         self._by_design = finite.infinities([*trees])
         tracking.cut(self._run.metrics, -1 if checkpoint is None else done * training.unit)
-        rows = tracking.read(self._run.metrics) if training.evaluations else []
-        lines = Counter(row["step"] for row in rows if tracking.WALL_TIME not in row)
-        for step, evaluation in training.evaluations:
-            if lines[step * training.unit] < len(training.seeds):  # some were lost to damage
-                self._write(step * training.unit, evaluation)
+        if training.evaluations:
+            self._write_lost()
         track = training.args.track if is_first() else ()
         self.trackers = Trackers(track, self._run.directory, self._run.record)
         return done, states
+
+    def _write_lost(self) -> None:
+        """Write again the evaluations whose lines were lost to damage."""
+        rows = tracking.read(self._run.metrics)
+        written = {(row["seed"], row["step"]) for row in rows if tracking.WALL_TIME not in row}
+        for done, evaluation in self._training.evaluations:
+            rows = [*self._rows(done * self._training.unit, evaluation)]
+            lost = (row for row in rows if (row["seed"], row["step"]) not in written)
+            tracking.append(self._run.metrics, *lost)
 
     def follow(
         self, work: Work, done: int, timer: CheckpointTimer, advance: tracking.Advance
@@ -403,14 +430,15 @@ class _Journal:
         self.trackers.sync()
 
     def _write(self, step: int, *metrics: Mapping[str, Any]) -> None:
-        """Write a line for each seed: its entries of metrics ``(seeds, ...)``, and plain ones."""
-        entries = [item for group in metrics for item in group.items()]
-        rows = (
-            {"seed": seed, "step": step}
-            | {name: x[place] if isinstance(x, np.ndarray) else x for name, x in entries}
-            for place, seed in enumerate(self._training.seeds)
-        )
-        tracking.append(self._run.metrics, *rows)
+        tracking.append(self._run.metrics, *self._rows(step, *metrics))
+
+    def _rows(self, step: int, *metrics: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+        """Return a line for each seed: its entries of metrics ``(seeds, ...)``, and plain ones."""
+        for place, seed in enumerate(self._training.seeds):
+            row: dict[str, Any] = {"seed": seed, "step": step}
+            for name, x in (item for group in metrics for item in group.items()):
+                row[name] = x[place] if isinstance(x, np.ndarray) else x
+            yield row
 
 
 class _Clock:
