@@ -109,7 +109,8 @@ class BlockOrder(Order):
 
     ``sizes`` ``(K,)`` are the slots of each block, of which a full buffer has ``per_buffer``. The
     order of windows in a buffer follows from ``seed``, and that of blocks from ``block_seed``, by
-    default the same. Without ``epochs``, passes have no end, and all batches are full.
+    default the same. Without ``epochs``, passes have no end, and all batches are full; the last one
+    of a pass may have fewer windows, unless ``drop_last`` leaves it out.
     """
 
     def __init__(
