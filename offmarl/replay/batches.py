@@ -57,12 +57,13 @@ class WindowSource(WindowReader):
 
     def at(self, starts: Int[np.ndarray, "*b"]) -> Batches:
         """Return the windows that start at given slots, on the device."""
-        return Batches(*_on_device(self._gather(starts.ravel()), self._layout, (starts.shape,)))
+        (data,) = _on_device(self._gather(starts.ravel()), self._layout, (starts.shape,))
+        return Batches(data)
 
     def each_at(self, starts: list[Int[np.ndarray, "_"]]) -> list[Sequence]:
         """Return batches of windows on the device, each from its slots; see `each_array`."""
         batch = self._gather(np.concatenate(starts))
-        return _on_device(batch, self._layout, tuple(x.shape for x in starts))
+        return _on_device(batch, self._layout, tuple(slots.shape for slots in starts))
 
     def beginnings(self) -> Sequence:
         """Return the windows that the episodes begin with, ``(K, T, ...)``, on the device.
@@ -94,7 +95,7 @@ def _on_device(batch: Batch, layout: BatchLayout, shapes: _Shapes) -> list[Seque
     """
     stops = np.cumsum([0, *map(math.prod, shapes)]).tolist()
     large = [
-        {name: x[i:j].reshape(*shape, *x.shape[1:]) for name, x in batch.large.items()}
+        {name: leaf[i:j].reshape(*shape, *leaf.shape[1:]) for name, leaf in batch.large.items()}
         for shape, (i, j) in zip(shapes, pairwise(stops), strict=True)
     ]
     small = _split(batch.shared, layout, shapes)

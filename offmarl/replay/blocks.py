@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from offmarl._ahead import in_thread
 from offmarl._memory import return_free
 from offmarl.errors import OptionError
-from offmarl.replay.fields import COMPUTED, fields_of
+from offmarl.replay.fields import COMPUTED, check_extras, fields_of
 from offmarl.replay.gathering import Batch, BatchLayout, read_slots
 from offmarl.replay.host import WindowReader
 from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder, Order, make_order
@@ -59,6 +59,7 @@ class BlockTable:
         episodes: Chosen = None,
         buffer_bytes: int | None = None,
     ):
+        check_extras(source.spec, windows, source.path)
         buffer_bytes = buffer_bytes or BUFFER_BYTES
         self.recorded = recorded = sound_episodes(source)
         """All episodes of the source."""

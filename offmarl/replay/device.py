@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from offmarl._compiling import without_guards
 from offmarl.errors import OptionError
 from offmarl.replay import packing
-from offmarl.replay.fields import finish_fields, to_sequence, without_last_slot
+from offmarl.replay.fields import check_extras, finish_fields, to_sequence, without_last_slot
 from offmarl.replay.gathering import read_slots
 from offmarl.replay.packing import Rows
 from offmarl.replay.rings import Mixed, SlotRings, Weighting
@@ -149,6 +149,7 @@ def load(
 def load_rings(rings: SlotRings) -> Replay:
     """Put the slots of rings on the device; see `load`."""
     source, windows = rings.source, rings.windows
+    check_extras(source.spec, windows, source.path)
     layout = packing.layout_of(source.spec, windows)
     _check_room(rings, layout)
     rows = _blank(source.spec, windows, rings.num_rows)

@@ -6,6 +6,7 @@ The names are those of `Sequence` and `View`. A leaf of a tree has its path behi
 
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,10 +36,7 @@ COMPUTED = ("time", "episode", "mask", "next_known", "return_to_go", "weight")
 
 @lru_cache(16)
 def fields_of(spec: EnvSpec, windows: Windows) -> Mapping[str, ArraySpec]:
-    """Return the fields of a slot, as batches have them; cached, since many ask for them.
-
-    `OptionError` if windows shall carry extras that the data does not have.
-    """
+    """Return the fields of a slot, as batches have them; cached, since many ask for them."""
     agents, actions = spec.num_agents, spec.action_size
     continuous = isinstance(spec.action, Continuous)
     fields = spec.view_leaves | {
@@ -55,13 +53,17 @@ def fields_of(spec: EnvSpec, windows: Windows) -> Mapping[str, ArraySpec]:
     if windows.return_to_go is not None:
         fields["return_to_go"] = ArraySpec((agents,))
     names = spec.extras if windows.extras is None else windows.extras
-    for name in names:
+    return fields | {f"extras.{name}": spec.extras[name] for name in names}
+
+
+def check_extras(spec: EnvSpec, windows: Windows, path: PurePath) -> None:
+    """Raise `OptionError` if windows shall carry extras that the data does not have."""
+    for name in windows.extras or ():
         if name not in spec.extras:
             raise OptionError(
-                f"there is no extra column {name!r}: choose from "
-                f"{', '.join(spec.extras) or 'none, since the data has no extras'}."
+                f"{path} has no extra column {name!r}: choose from "
+                f"{', '.join(spec.extras) or 'none, since it has no extras'}."
             )
-    return fields | {f"extras.{name}": spec.extras[name] for name in names}
 
 
 class SlotPlace(NamedTuple):

@@ -22,7 +22,7 @@ from offmarl.replay.fields import (
     shapes_in,
 )
 from offmarl.replay.rings import SlotRing
-from offmarl.replay.sampling import Windows, returns_to_go
+from offmarl.replay.sampling import SlotTable, Windows, returns_to_go
 from offmarl.types import ArraySpec
 
 _ALIGNMENT = 64
@@ -230,12 +230,22 @@ def read_slots(
     index, before = table.locate(starts)
     number = table.episodes[index]
     order = np.lexsort((recorded.start[number] + before, recorded.row[number] // chunk_rows))
-    starts = starts[order]
+    pieces = 1 + _breaks_before(table, starts + length) - _breaks_before(table, starts)
+    starts, pieces = starts[order], pieces[order]
     size = max(1, num_bytes // layout.window_bytes)
-    for first in range(0, len(starts), size):
-        part = starts[first : first + size]
+    bounds = np.flatnonzero(np.diff(np.cumsum(pieces) // size)) + 1
+    for part in np.split(starts, bounds):
         batch = Batch(layout, len(part))
         reader.read(part, batch, None)
         slots = (part[:, None] + np.arange(length)).ravel()
         fields = ((name, x[:, :length]) for name, x in batch.fields.items())
         yield slots, {name: x.reshape(len(slots), *x.shape[2:]) for name, x in fields}
+
+
+def _breaks_before(table: SlotTable, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how often the steps before slots are not contiguous on disk."""
+    row, start = (x[table.episodes] for x in (table.recorded.row, table.recorded.start))
+    is_broken = (row != np.roll(row, -1)) | (start + table.lengths != np.roll(start, -1))
+    breaks = np.append(0, np.cumsum(is_broken))
+    before: NDArray[np.int64] = breaks[table.locate(slots)[0]]
+    return before + slots // table.num_slots * breaks[-1]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from offmarl import _ahead
 from offmarl.errors import OptionError
-from offmarl.replay.fields import fields_of, finish_fields, to_sequence
+from offmarl.replay.fields import check_extras, fields_of, finish_fields, to_sequence
 from offmarl.replay.gathering import Batch, BatchLayout, RingReader
 from offmarl.replay.rings import Mixed, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
@@ -67,6 +67,7 @@ class WindowReader:
     ):
         self.rings, self._windows = SlotRings(source, windows, episodes, weights), windows
         """The slots that windows may start at."""
+        check_extras(source.spec, windows, source.path)
         leaves = {**fields_of(source.spec, windows)}
         if self.rings.factors is not None:
             leaves["weight"] = ArraySpec(())

@@ -73,6 +73,26 @@ class Draws(Order):
         return draw_on_host(self._starts, threefry.fold_in(self._key, steps), self._batch_size)
 
 
+class Epochs(Order):
+    """Passes over all windows; each pass has every window once, in another random order.
+
+    The last batch of a pass may have fewer windows, unless ``drop_last`` leaves it out.
+    """
+
+    def __init__(self, num_windows: int, batch_size: int, seed: int, epochs: int, drop_last: bool):
+        self.num_windows, self.batch_size, self.seed = num_windows, batch_size, seed
+        self.batches_per_epoch = _batches_of_pass(num_windows, batch_size, epochs, drop_last)
+        self.num_batches = epochs * self.batches_per_epoch
+
+    def slots(self, step: int) -> Int[np.ndarray, "B"]:
+        """Return the slots at which the windows of a batch start."""
+        epoch, index = divmod(step, self.batches_per_epoch)
+        block, index = divmod(index, _DRAWN)
+        size = _DRAWN * self.batch_size
+        slots = _shuffled_block(block, size, self.num_windows, self.seed, epoch)
+        return slots[index * self.batch_size : (index + 1) * self.batch_size]
+
+
 class _Pass(NamedTuple):
     """The buffers of one pass."""
 
@@ -184,17 +204,6 @@ class BlockOrder(Order):
         return epoch + 1, number
 
 
-class Epochs(BlockOrder):
-    """Passes over all windows; each pass has every window once, in another random order."""
-
-    def __init__(self, num_windows: int, batch_size: int, seed: int, epochs: int, drop_last: bool):
-        super().__init__(np.array([num_windows]), batch_size, seed, epochs, drop_last)
-
-    def slots(self, step: int) -> Int[np.ndarray, "B"]:
-        """Return the slots at which the windows of a batch start."""
-        return super().slots(step) & (2**SLOT_BITS - 1)
-
-
 def _batches_of_pass(num_windows: int, batch_size: int, epochs: int | None, drop_last: bool) -> int:
     """Return the number of batches of a pass; `OptionError` if there is none, or no epoch."""
     full, last = divmod(num_windows, batch_size)
@@ -248,6 +257,15 @@ def shuffle(
     while (outside := np.flatnonzero(numbers >= count)).size:
         numbers[outside] = _permute(numbers[outside], bits, keys)
     return numbers.astype(np.int64)
+
+
+@lru_cache(4)
+def _shuffled_block(
+    block: int, size: int, count: int, seed: int, epoch: int
+) -> Int[np.ndarray, "n"]:
+    """Return a block of a random order of ``range(count)``."""
+    places = np.arange(block * size, min((block + 1) * size, count))
+    return shuffle(places, count, seed, epoch)
 
 
 @lru_cache(4)

@@ -137,6 +137,10 @@ class TorchBatches(data.IterableDataset):
     ``batch_size=None``. Of W workers, worker w gathers batches w, w + W, w + 2W and so on, and the
     loader returns them in order: each batch comes once, and the same ones for any W.
 
+    Windows of data on another machine are shuffled by blocks (`offmarl.replay.blocks`); mixtures
+    and weights are refused there. Each worker fetches every shuffle buffer, so W workers fetch all
+    data W times.
+
     Parameters
     ----------
     source
@@ -188,6 +192,10 @@ class TorchBatches(data.IterableDataset):
     def __len__(self) -> int:
         """Return the number of batches; `TypeError` if there is no end."""
         return self._order.num_left(self.start)
+
+    def close(self) -> None:
+        """Stop reading, in this process; does nothing but for data on another machine."""
+        self._source.close()
 
     def state(self, taken: int) -> dict[str, int]:
         """Return the arguments of `EpisodeSet.torch_batches` that continue from here; JSON.

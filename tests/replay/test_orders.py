@@ -62,6 +62,15 @@ def test_epochs(drop_last: bool) -> None:
         assert len(np.unique(numbers)) == len(numbers) == (48 if drop_last else 50)
 
 
+def test_the_order_of_epochs_stays() -> None:
+    """A stream continues from its seed and the number of a batch, in later releases too."""
+    order = make_order(Uniform(50), 4, seed=1, epochs=3, drop_last=False)
+    expected = [[16, 25, 49, 1], [32, 17], [32, 7, 42, 24], [21, 5, 41, 40]]
+    assert [order.slots(step).tolist() for step in (0, 12, 13, 26)] == expected
+    order = make_order(Uniform(1000), 3, seed=1, epochs=3, drop_last=True)
+    assert [order.slots(step).tolist() for step in (64, 400)] == [[145, 793, 354], [45, 361, 132]]
+
+
 def test_orders_that_cannot_be() -> None:
     share = segments(np.array([0, 5]), np.array([5, 5]), np.array([0.9, 0.1]), 10)
     for starts, epochs, drop_last, message in (

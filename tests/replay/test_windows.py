@@ -14,6 +14,8 @@ from scipy.stats import chisquare
 from offmarl.errors import OptionError, ShapeError
 from offmarl.replay import Windows, WindowSource, load
 from offmarl.replay.device import draw
+from offmarl.replay.gathering import read_slots
+from offmarl.replay.rings import SlotRings
 from offmarl.replay.starts import Uniform
 from offmarl.types import Sequence, View
 
@@ -94,6 +96,25 @@ def test_windows_hold_the_data(source: MemorySource, odd_only: bool) -> None:
     is_last = time == table.length[episode] - 1
     over = source.steps.terminated[at].all(-1)
     np.testing.assert_array_equal(batch.next_known[mask], (~is_last | known | over)[:, :-1][mask])
+
+
+def test_short_episodes_with_gaps_are_read_in_little_memory(monkeypatch) -> None:
+    sizes: list[int] = []
+    window_fields = MemorySource.window_fields
+
+    def noted(self, rows, starts, length, *arguments):
+        sizes.append(len(starts) * length)
+        window_fields(self, rows, starts, length, *arguments)
+
+    monkeypatch.setattr(MemorySource, "window_fields", noted)
+    source, windows = MemorySource([[1] * 2000] * 2), Windows(1, 5)
+    ring = SlotRings(source, windows, np.arange(0, 4000, 2), None).members[0]
+    count, most = ring.table.num_slots, 2**16
+    parts = [*read_slots(ring, windows, count, most)]
+    slots = np.concatenate([slots for slots, _ in parts])
+    np.testing.assert_array_equal(np.unique(slots[slots < count]), np.arange(count))
+    step_bytes = sum(x.nbytes for x in parts[0][1].values()) // len(parts[0][0])
+    assert max(sizes) * step_bytes < 1.5 * most
 
 
 @settings(max_examples=25)

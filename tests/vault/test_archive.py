@@ -23,6 +23,7 @@ from .experience import SPEC, assert_same, make, steps, written
 from .loopback import FileServer
 
 STEPS = 12000
+FILES = ("metadata.json", "manifest.ocdbt")
 
 
 @pytest.fixture(scope="module")
@@ -254,4 +255,13 @@ def test_an_end_record_that_lies(tmp_path, monkeypatch, comment, count, size, me
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, size, 0, comment)
     path.write_bytes(directory + wide_end(len(directory), 1) + end + bytes(comment))
     with pytest.raises(VaultFormatError, match=message):
+        vault.open_vault(path)
+
+
+def test_an_error_names_some_of_many_vaults(tmp_path):
+    path = tmp_path / "many.zip"
+    with zipfile.ZipFile(path, "w") as zip_file:
+        for name in (f"a.vlt/{n:03}/{file}" for n in range(100) for file in FILES):
+            zip_file.writestr(name, b"{}")
+    with pytest.raises(VaultError, match=r"a\.vlt/019, \.\.\. \(100 in all\)"):
         vault.open_vault(path)

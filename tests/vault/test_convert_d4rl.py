@@ -1,13 +1,14 @@
 """Importing columns of a single agent, in D4RL's layout."""
 
 import io
-from zipfile import ZipFile
+import tempfile
+from zipfile import ZIP_BZIP2, ZIP_LZMA, ZipFile
 
 import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import InvalidValueError, VaultError
+from offmarl.errors import InvalidValueError, VaultError, VaultFullError
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault.convert import common
 
@@ -140,4 +141,27 @@ def test_a_forged_shape_is_refused(tmp_path, shape):
     with ZipFile(tmp_path / "a.npz", "a") as archive:
         archive.writestr("rewards.npy", forged)
     with pytest.raises(VaultError, match="is damaged"):
+        vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", "d4rl")
+
+
+@pytest.mark.parametrize("compression", [ZIP_BZIP2, ZIP_LZMA])
+def test_a_file_that_unpacks_to_much_more_is_refused(tmp_path, compression):
+    arrays = columns()
+    content = io.BytesIO()
+    np.save(content, np.zeros(2**23))
+    del arrays["rewards"]
+    np.savez(tmp_path / "a.npz", **arrays)
+    with ZipFile(tmp_path / "a.npz", "a", compression) as archive:
+        archive.writestr("rewards.npy", content.getvalue())
+    with pytest.raises(VaultError, match=r"rewards\.npy has not the size"):
+        vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", "d4rl")
+
+
+def test_a_disk_without_room_to_unpack_is_named(tmp_path, small_disk, monkeypatch):
+    np.savez_compressed(tmp_path / "a.npz", **columns(rewards=np.zeros(2**18)))
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    with pytest.raises(VaultFullError, match=str(small_disk)):
+        vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", "d4rl")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(VaultError, match="the temporary directory cannot be"):
         vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", "d4rl")

@@ -67,6 +67,25 @@ def test_killed_at_any_instant(victims, source, tmp_path, monkeypatch, suffix, c
     assert unfinished
 
 
+@pytest.mark.parametrize("layout", ["numpy", "zarr"])
+def test_all_is_durable_before_it_is_there(source, tmp_path, monkeypatch, layout):
+    """Otherwise a power cut could leave the name without its content."""
+    path = tmp_path / "out"
+    synced: list[Path] = []
+    sync = files.sync
+
+    def noted(durable: Path) -> None:
+        if not path.exists():
+            synced.append(durable)
+        sync(durable)
+
+    monkeypatch.setattr(files, "sync", noted)
+    vault.export_dataset(source, path, layout)
+    beside = tmp_path / ".out.part" / "out"
+    written = {beside / file.relative_to(path) for file in (path, *path.rglob("*"))}
+    assert written <= set(synced)
+
+
 @pytest.mark.parametrize("layout", ["numpy", "pymarl", "zarr"])
 @pytest.mark.parametrize("room", [2**15, 2**19])
 def test_a_full_disk(small_disk, tmp_path, layout, room):

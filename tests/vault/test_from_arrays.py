@@ -183,7 +183,7 @@ def test_actions_of_dead_agents_may_be_missing(tmp_path):
         (ONE, {"observations": np.zeros(T, complex)}, ShapeError, "observations is complex128"),
         (ONE, {"observations": np.ma.ones((T, 4))}, InvalidValueError, r"observations is a masked"),
         (ONE, {"actions": ONE["actions"] * 1.0}, InvalidValueError, "actions .*give num_actions"),
-        (ONE, {"observations": {}}, ShapeError, "{} does not describe"),
+        (ONE, {"observations": {}}, ShapeError, "observations: {} does not describe"),
         (ONE, {"observations": {"a.b": ENDS}}, ShapeError, "'a.b' cannot name a leaf"),
         (ONE, {"actions": np.zeros((T, 2, 2), int)}, ShapeError, r"actions have shape \(50, 2"),
         (ONE, {"actions": ONE["actions"] - 1}, InvalidValueError, "action of agent 0.*step"),

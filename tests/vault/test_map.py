@@ -384,6 +384,7 @@ def in_place(steps):
         ),
         (in_place, OptionError, "read-only.*copy an array first"),
         (lambda s: s["rewards"], UnknownNameError, "no column named 'rewards'"),
+        (lambda s, key: {}, OptionError, "takes key: .* from a parameter named rng"),
         (lambda s: s["reward"], OptionError, "returned ndarray: return a dictionary"),
         (lambda s: 1 / 0, OptionError, r"failed for episode 0: ZeroDivisionError.*test_map.py"),
         (lambda s: {"reward": s["reward"]} if s.episode[0] else {}, OptionError, "same columns"),

@@ -300,6 +300,20 @@ def test_origins_that_cannot_be_are_not_believed(a, tmp_path, forged):
     assert [o["vault"] for o in data.provenance["origins"]] == ["v.vlt/main", "b.vlt/poor"]
 
 
+def test_forged_origins_do_not_change_ids_where_rows_are_kept(a, tmp_path):
+    both = vault.cat([a, record(tmp_path / "b.vlt" / "poor", seed=1)], tmp_path / "v.vlt")
+    first, second = both.provenance["origins"]
+    expected = both.transitions().policy_id
+    late = [{**first, "first": 1, "num_policies": 99}]
+    twice = [first, {**second, "digest": first["digest"]}]
+    for number, forged in enumerate((late, twice)):
+        key, store = layout.PROVENANCE_KEY, store_of(both.path)
+        provenance = {**both.provenance, "origins": forged}
+        store.commit({key: layout.dump_json(provenance)}, {}).result()
+        copy = vault.recode(both.path, tmp_path / f"{number}.vlt")
+        np.testing.assert_array_equal(copy.transitions().policy_id, expected)
+
+
 def test_policies_of_different_sources_stay_apart(a, tmp_path):
     b = record(tmp_path / "b.vlt" / "poor", seed=1, provenance={"policies": [{"policy_id": 4}]})
     stock = write_stock(tmp_path / "s.vlt" / "Good", unknown_policies(make(seed=2)[0]))

@@ -181,7 +181,7 @@ def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
     leaves: dict[str, Any] = {}
     for name, tree in trees.items():
         if tree is not None and not (name == EXTRAS and not tree):
-            spec_tree(map_tree(lambda _: ArraySpec(()), tree))  # checks the names
+            _check_names(name, tree)
             leaves |= flatten_tree(tree, name)
     for name, leaf in leaves.items():
         if isinstance(leaf, np.ma.MaskedArray):
@@ -197,6 +197,13 @@ def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
                 "first axis is that of time."
             )
     return arrays
+
+
+def _check_names(name: str, tree: Any) -> None:
+    try:
+        spec_tree(map_tree(lambda _: ArraySpec(()), tree))
+    except ShapeError as error:
+        raise ShapeError(f"{name}: {error}") from error
 
 
 class _Agents(NamedTuple):

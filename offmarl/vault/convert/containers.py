@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -31,6 +31,10 @@ StrPath = str | os.PathLike[str]
 HDF5 = (".h5", ".hdf5")
 """Suffixes of HDF5 files."""
 
+_MOST_DEFLATED = 1040
+"""More than the bytes that one compressed byte can stand for."""
+_UNPACKED_BYTES = 2**20
+"""Bytes that are unpacked at once."""
 _PICKLE = "a pickle of Python objects, which is never read: save its arrays with np.savez"
 _KINDS = {
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
@@ -123,26 +127,37 @@ def _opened(source: Path, stack: ExitStack) -> tuple[set[str], Callable[[str], A
     if source.is_dir():
         check_links_stay_inside(source)
         paths = {path.stem: path for path in source.glob("*.npy")}
-        return {*paths}, lambda name: _mapped(paths[name])
+        return {*paths}, lambda name: _mapped(paths[name], paths[name])
     if source.suffix in HDF5:
         datasets = open_hdf5(source, stack)
         return {*datasets}, datasets.__getitem__
     with readable(source):
         archive = stack.enter_context(zipfile.ZipFile(source))
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="offmarl-")))
     names = {name.removesuffix(".npy") for name in archive.namelist()}
+    with errors_of(Path("the temporary directory")):
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="offmarl-")))
 
     def open_zipped(name: str) -> NumpyArray:
-        with readable(source):
-            with errors_of(folder):  # of a full disk
-                path = archive.extract(f"{name}.npy", folder)
-            return np.lib.format.open_memmap(path, mode="r")
+        with errors_of(folder), NamedTemporaryFile(dir=folder, delete=False) as copy:
+            copy.writelines(_unpacked(archive, f"{name}.npy", source))
+        return _mapped(Path(copy.name), source)
 
     return names, open_zipped
 
 
-def _mapped(path: Path) -> NumpyArray:
-    with readable(path):
+def _unpacked(archive: zipfile.ZipFile, name: str, source: Path) -> Iterator[bytes]:
+    """Yield the content of a file in an archive, which may not be larger than it can hold."""
+    with readable(source):
+        info, most = archive.getinfo(name), source.stat().st_size
+        if info.compress_size > most or info.file_size > _MOST_DEFLATED * most:
+            raise ValueError(f"{name} has not the size that it says, {info.file_size:,} bytes")
+        with archive.open(info) as file:
+            while data := file.read(_UNPACKED_BYTES):
+                yield data
+
+
+def _mapped(path: Path, source: Path) -> NumpyArray:
+    with readable(source):
         return np.lib.format.open_memmap(path, mode="r")
 
 
@@ -221,7 +236,8 @@ def _check_dataset(dataset: Any, name: str) -> None:
 def check_links_stay_inside(directory: Path) -> None:
     """Raise `VaultError` if a directory has links out of it, or anything but files."""
     root = directory.resolve()
-    entries = (Path(x, name) for x, below, names in os.walk(directory) for name in (*below, *names))
+    tree = os.walk(directory)
+    entries = (Path(folder, name) for folder, below, names in tree for name in (*below, *names))
     for path in entries:
         if path.is_symlink() and not path.resolve().is_relative_to(root):
             raise _refused(f"{path} is a link that leads out of {directory}")

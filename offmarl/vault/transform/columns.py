@@ -36,7 +36,7 @@ class StepInterval(NamedTuple):
     start: int
     stop: int
     number: int
-    """Number of the call, which its random key depends on."""
+    """Number of the call, which its random numbers depend on."""
 
     @property
     def lead(self) -> tuple[int, int]:

@@ -68,6 +68,7 @@ def execute(
         with progress(plan.operation, steps_of(selections, plan.keeps_rows)) as advance:
             for source, pieces in selections:
                 remap: Remap = partial(lineage.remap, source=source.named, target=named)
+                remap = keep_policy_ids if plan.keeps_rows else remap
                 (copy or copy_pieces)(source.vault, pieces, writer, remap, advance)
         provenance = lineage.provenance_of(plan.operation, plan.described(), selections, named)
         writer.annotate({**provenance, **plan.provenance})
@@ -88,6 +89,11 @@ def steps_of(selections: Sequence[tuple[LineageSource, Pieces]], may_be_empty: b
     return steps
 
 
+def keep_policy_ids(ids: NumpyArray) -> NumpyArray:
+    """Keep policy ids, where rows are kept."""
+    return ids
+
+
 def join_rows(
     blocks: Sequence[Reader],
     path: StrPath,
@@ -95,7 +101,7 @@ def join_rows(
     progress: Progress,
     codec: Codec | None = None,
     chunk_steps: int | None = None,
-    remap: Remap = lambda ids: ids,
+    remap: Remap = keep_policy_ids,
 ) -> None:
     """Join vaults with the same number of rows, one after the other in time.
 

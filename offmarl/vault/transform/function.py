@@ -61,14 +61,22 @@ def load(function: MapFunction, seed: int) -> Function:
     name = f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', repr(call))}"
     if isinstance(function, str):
         name = function
-    return Function(call, name, _checksum(call), _takes_random(call), check_seed(seed))
+    others = _parameters(call)[1:]
+    if others[:1] == ["key"]:
+        raise OptionError(
+            f"{name} takes key: functions get random numbers from a parameter named rng, a "
+            "generator of NumPy."
+        )
+    return Function(call, name, _checksum(call), "rng" in others, check_seed(seed))
 
 
-def _takes_random(call: Callable[..., Any]) -> bool:
+def _parameters(call: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters without a default, and ``rng``."""
     try:
-        return "rng" in inspect.signature(call).parameters
+        parameters = inspect.signature(call).parameters.values()
     except ValueError:  # functions in C have no signature
-        return False
+        return []
+    return [x.name for x in parameters if x.default is x.empty or x.name == "rng"]
 
 
 def _checksum(call: Any) -> str | None:
