@@ -110,15 +110,14 @@ def launch(
         raise OptionError("--tasks and --jobs must be at least 1.")
     if work.is_complete():
         return Launched(join_work(work))
-    kind = _launcher(launcher)
-    with hold_lock(work.directory / "launch.lock", work.path, take_over):
+    engine = _launcher(launcher)(work.directory, work.name, workers, options)
+    with closing(engine), hold_lock(work.directory / "launch.lock", work.path, take_over):
         work.check()
         for note in work.notes(tasks or 1):
             tracking.notice(note)
         if work.is_complete():  # another launch has just ended
             return Launched(join_work(work))
-        with closing(kind(work.directory, work.name, workers, options)) as engine:
-            failed = _Launch(work, tasks, entry, tuple(arguments)).run(engine)
+        failed = _Launch(work, tasks, entry, tuple(arguments)).run(engine)
         if not failed:
             join_work(work)
         return Launched(True, failed)
