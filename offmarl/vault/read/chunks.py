@@ -67,7 +67,7 @@ class MappedArray:
     def windows(self, places: WindowPlaces) -> NumpyArray:
         """Gather windows ``(W, length, *leaf)``."""
         shape = (len(places.rows), places.length, *self.leaf.shape)
-        if self.leaf.step_bytes >= _LARGE_BYTES or len(places.crossing) == len(places.rows):
+        if len(places.crossing) == len(places.rows):
             steps = places.at(np.arange(len(places.rows) * places.length))
             return self._gather(self._address(steps), 1).reshape(shape)
         windows = self._gather(self._address(places.pieces), places.length)
