@@ -1,4 +1,4 @@
-"""A survey of a dataset's contents, in bounded memory, and what is unusual in it."""
+"""A survey of a dataset's contents, in one pass and bounded memory, and what is unusual in it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from offmarl.terminal import Progress, quiet
 from offmarl.tracking import as_dicts
 from offmarl.types import Discrete, EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
+from offmarl.vault.check import leaf_statistics
 from offmarl.vault.check.digest import known_digest
-from offmarl.vault.check.leaf_statistics import Statistics, statistics
+from offmarl.vault.check.leaf_statistics import Statistics, StatisticsAccumulator
 from offmarl.vault.format.column_statistics import Ranges
 from offmarl.vault.format.compat import LIMIT_UNKNOWN, MEANINGS, sentences
 from offmarl.vault.transform.lineage import sources_of
@@ -206,8 +207,7 @@ Surveys = Mapping[str, Survey]
 def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
     """Compute the statistics of a vault.
 
-    The vault is read a block at a time: once, and again for its digest and for its statistics
-    unless they are stored.
+    The vault is read a block at a time, twice unless its digest is known.
 
     Parameters
     ----------
@@ -221,11 +221,19 @@ def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
     VaultError
         The vault cannot be read, or is damaged.
     """
-    leaves, accumulator = statistics(vault, progress), StatsAccumulator(vault)
+    accumulator, leaves = StatsAccumulator(vault), leaf_statistics.stored_statistics(vault)
+    fresh = StatisticsAccumulator(vault.spec, vault.num_steps) if leaves is None else None
     with progress(f"read {vault.uid}", 2 * vault.length) as advance:
         for begin, stop in vault.blocks():
-            accumulator.add(begin, vault.transitions(begin, stop))
+            steps = vault.transitions(begin, stop)
+            accumulator.add(begin, steps)
+            if fresh:
+                fresh.add(steps)
             advance(stop - begin)
+        if fresh:
+            leaves = fresh.statistics
+            leaf_statistics.store_statistics(vault, leaves)
+        assert leaves is not None
         return accumulator.survey(known_digest(vault, advance), leaves)
 
 
