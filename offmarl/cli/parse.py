@@ -369,9 +369,7 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         value = finite_number(text)
-        if value is None:
-            raise
-    if value != round(value):
+    if value is None or value != round(value):
         raise ValueError(f"a whole number is needed, such as 100000 or 1e5: got {text}")
     return round(value)
 

@@ -161,7 +161,7 @@ class Args(_Configurable):
     """Environment to evaluate in; by default the one the dataset was recorded in, if offmarl has
     it. "none": do not evaluate in an environment. Code of your own is given as
     path/to/file.py:FACTORY or package.module:FACTORY."""
-    validation: Path | None = option(None, Role.CASE)
+    validation: Path | None = option(None, Role.CASE | Role.TRACED)
     """Vault of held-out episodes, such as `offmarl split` writes. The policy's agreement with their
     actions is evaluated, too; this needs no environment."""
     held_out: Fraction | None = None

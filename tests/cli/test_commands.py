@@ -425,8 +425,8 @@ def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
         ),
         (
             ["sample", "a.vlt", "-o", "b.vlt", "--seed", "one"],
-            "Error parsing --seed: invalid literal for int() with base 10: 'one'. See `offmarl "
-            "sample --help`.",
+            "Error parsing --seed: a whole number is needed, such as 100000 or 1e5: got one. See "
+            "`offmarl sample --help`.",
         ),
     ],
 )

@@ -80,8 +80,9 @@ def test_estimates_beside_returns(offmarl, runs, random_data):
 
 
 def test_a_method_that_evaluated_no_policy_is_left_out_of_the_tables():
-    exact, returns = {"value": 1.0, "low": 1.0, "high": 1.0}, {"a, seed 0": 1.0, "b, seed 0": 2.0}
-    settings = {label[0]: [label] for label in returns}
+    exact = {"value": 1.0, "low": 1.0, "high": 1.0}
+    returns = {"runs/a, seed 0": 1.0, "runs/b, seed 0": 2.0}
+    settings = {label: [label] for label in returns}
     compared = compare_with_returns({"wis": {}}, settings, {k: np.ones(1) for k in returns})
     data = compared | {
         "gamma": 1.0,
@@ -93,11 +94,11 @@ def test_a_method_that_evaluated_no_policy_is_left_out_of_the_tables():
             for label, value in returns.items()
         },
         "order": {"wis": {"ranks": {}}},
-        "notes": ["wis cannot evaluate them"],
+        "notes": ["wis cannot evaluate runs/a, seed 0"],
     }
     assert data["ranking"]["wis"]["policies"] == 0
     lines = [x for x in view(data) if isinstance(x, str)]
-    assert "wis cannot evaluate them" in lines
+    assert "Policies in runs" in lines and "wis cannot evaluate a, seed 0" in lines
 
 
 def test_a_ranking_of_policies_that_act_in_different_ways_says_so():

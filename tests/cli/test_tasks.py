@@ -17,7 +17,7 @@ BLOCKS = ["--block-steps", 16]
         (["--tasks", "0"], "tasks must be at least 1, not 0."),
         (
             ["--tasks", "inf"],
-            "Error parsing --tasks: invalid literal for int() with base 10: 'inf'",
+            "Error parsing --tasks: a whole number is needed, such as 100000 or 1e5: got inf",
         ),
         (["--tasks"], "Missing value for argument '--tasks'."),
         (["--task=3/3"], "--task must be I/N"),

@@ -288,6 +288,9 @@ def test_without_an_environment_episodes_are_held_out(args: bc.Args, tmp_path: P
     pairs = zip(held_out.view.observation[0], held_out.action[0], strict=True)
     agreed = [(policy(observation)[0] == done).mean() for observation, done in pairs]
     np.testing.assert_allclose(np.mean(final[1][tracking.AGREEMENT]), np.mean(agreed), rtol=1e-5)
+    copied = shutil.copytree(tmp_path / "parts.vlt", tmp_path / "copied" / "parts.vlt")
+    elsewhere = {"vault": copied / "train", "validation": copied / "validation"}
+    assert bc.main(dataclasses.replace(args, **elsewhere, out=apart)) == apart
 
 
 def evaluated(run: Path) -> list[dict]:

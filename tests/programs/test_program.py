@@ -414,6 +414,13 @@ def test_a_file_outside_is_as_good_as_one_inside(outside, random_data, tmp_path,
     record = json.loads((run / tracking.RUN_FILE).read_text())
     assert (record["program"], record["file"]) == ("mine", str(outside))
     assert offmarl.load_policy(run).name == "mine"  # this process ran the program
+    moved = outside.rename(tmp_path / "mine.py")
+    module = registry.load("baseline", str(moved))
+    assert module.main(arguments(random_data(ENV), run, module, updates=9)) == run
+    moved.write_text(moved.read_text() + "# edited")
+    module = registry.load("baseline", str(moved))
+    with pytest.raises(RunError, match=rf"the content of {moved} was another \(sha256"):
+        module.main(arguments(random_data(ENV), run, module, updates=9))
 
 
 @pytest.mark.slow

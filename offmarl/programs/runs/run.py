@@ -179,11 +179,12 @@ def _opened_record(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str
         differences(existing, record, MAY_DIFFER), key=lambda difference: _order(difference[0])
     ):
         same_vault = existing.get("vault") == record.get("vault") and "vaults" not in record
-        if path == "vault_digest" and same_vault:
+        sources = {"vault_digest": same_vault and record["vault"], "sha256": record.get("file")}
+        if source := sources.get(path):
             raise RunError(
-                f"{directory} holds a run on other data: the content of {record['vault']} was "
-                f"another ({path} {theirs!r}, now {ours!r}). Choose another directory with --out "
-                "to train on what it holds now."
+                f"{directory} holds an earlier run: the content of {source} was another ({path} "
+                f"{theirs!r}, now {ours!r}). Choose another directory with --out to train with "
+                "what it holds now."
             )
         saved = complete or (directory / tracking.CHECKPOINTS).is_dir()
         hint = "" if saved else " It has saved nothing yet: if it is not running, remove it."
