@@ -179,12 +179,11 @@ def _opened_record(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str
         differences(existing, record, MAY_DIFFER), key=lambda difference: _order(difference[0])
     ):
         same_vault = existing.get("vault") == record.get("vault") and "vaults" not in record
-        sources = {"vault_digest": same_vault and record["vault"], "sha256": record.get("file")}
+        sources = {"vault_digest": same_vault and record["vault"], "sha256": theirs and record.get("file")}
         if source := sources.get(path):
             raise RunError(
                 f"{directory} holds an earlier run: the content of {source} was another ({path} "
-                f"{theirs!r}, now {ours!r}). Choose another directory with --out to train with "
-                "what it holds now."
+                f"{theirs!r}, now {ours!r}). Choose another --out to train with what it holds now."
             )
         saved = complete or (directory / tracking.CHECKPOINTS).is_dir()
         hint = "" if saved else " It has saved nothing yet: if it is not running, remove it."
