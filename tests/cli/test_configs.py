@@ -85,7 +85,7 @@ def test_the_program_is_that_of_the_file_unless_it_is_named(file):
         config.program_for("maicq")
     with pytest.raises(OptionError, match="names no program"):
         config._replace(program=None).program_for(None)
-    with pytest.raises(OptionError, match="give the path of its Python file"):
+    with pytest.raises(OptionError, match="give the path of its file"):
         config._replace(program=None, is_record=True).program_for(None)
 
 

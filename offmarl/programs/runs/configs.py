@@ -43,9 +43,12 @@ class Config(NamedTuple):
     def program_for(self, name: str | None) -> str:
         """Return the program to run, from the one that the user named, if any."""
         if name is None and self.program is None:
-            way = 'add `program = "bc"` to it, or give the name of one'
-            way = "give the path of its Python file" if self.is_record else way
-            raise OptionError(f"{self.label} names no program: {way} before the options.")
+            raise OptionError(
+                f"{self.label} names no program: give the path of its file before the options."
+                if self.is_record
+                else f'{self.label} names no program: add `program = "bc"` to it, or give the name '
+                "of one before the options."
+            )
         is_file = name is not None and (name.endswith(".py") or "/" in name)
         if name is not None and self.program not in (None, name) and not is_file:
             raise OptionError(f"{self.label} is for {self.program}, not for {name}.")

@@ -179,8 +179,8 @@ def _opened_record(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str
         differences(existing, record, MAY_DIFFER), key=lambda difference: _order(difference[0])
     ):
         same_vault = existing.get("vault") == record.get("vault") and "vaults" not in record
-        sources = {"vault_digest": same_vault and record["vault"], "sha256": theirs and record.get("file")}
-        if source := sources.get(path):
+        sources = {"vault_digest": same_vault and record["vault"], "sha256": record.get("file")}
+        if theirs and (source := sources.get(path)):
             raise RunError(
                 f"{directory} holds an earlier run: the content of {source} was another ({path} "
                 f"{theirs!r}, now {ours!r}). Choose another --out to train with what it holds now."
