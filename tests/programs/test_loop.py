@@ -250,6 +250,8 @@ def test_a_finished_run_is_left_alone_and_no_other_one_takes_its_place(
     bc.main(args)
     with pytest.raises(RunError, match=r"args.hidden 8, not 16: choose another directory"):
         bc.main(dataclasses.replace(args, hidden=16))
+    with pytest.raises(RunError, match=r"args.updates 40, not 80"):  # another interval follows
+        bc.main(dataclasses.replace(args, updates=80, eval_every=None))
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 
 

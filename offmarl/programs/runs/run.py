@@ -175,8 +175,9 @@ def _opened_record(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str
         return dict(record), False, ""
     existing = tracking.read_run(directory)
     complete = bool(existing.pop("complete", False))
+    resolved = [f"args.{name}" for name in record.get("resolved", ())]  # they follow from others
     for path, theirs, ours in sorted(
-        differences(existing, record, MAY_DIFFER), key=lambda difference: _order(difference[0])
+        differences(existing, record, MAY_DIFFER), key=lambda x: _order(x[0]) + (x[0] in resolved)
     ):
         same_vault = existing.get("vault") == record.get("vault") and "vaults" not in record
         sources = {"vault_digest": same_vault and record["vault"], "sha256": record.get("file")}
