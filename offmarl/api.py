@@ -13,7 +13,7 @@ from offmarl.hub.card import references as recorded
 from offmarl.report.comparison import ComparedRuns
 from offmarl.report.pages import RunReport, describe_run
 from offmarl.statistics import Reference
-from offmarl.vault import list_vaults
+from offmarl.vault import Dataset, list_vaults
 
 
 def list_datasets(
@@ -40,20 +40,21 @@ def list_datasets(
     return [{"path": path, **summary._asdict()} for path, summary in vaults]
 
 
-def train(program: str, vault: Vaults, **options: Any) -> RunReport:
+def train(program: str, vault: Vaults | Dataset, **options: Any) -> RunReport:
     """Train a baseline as ``offmarl train`` does, and return its run.
 
     The same call continues a run that was stopped. ``program`` is a name, or the path of a Python
-    file; ``vault`` a path, the name of a pulled dataset, or a mapping of several to their shares;
-    ``options`` are fields of the program's ``Args``. `OptionError` for an option that does not
-    exist or is invalid; the other errors are those of `offmarl.programs.train`.
+    file; ``vault`` a path, the name of a pulled dataset, a whole dataset that is open, or a mapping
+    of several paths to their shares; ``options`` are fields of the program's ``Args``. `OptionError`
+    for an option that does not exist or is invalid; the other errors are those of
+    `offmarl.programs.train`.
 
     Examples
     --------
     >>> run = offmarl.train("bc", "vaults/swarm/coverage-3.vlt/mappo-0-medium", seeds=5)
     >>> run.curves["policy_loss"].mean
     """
-    values = {"vault": vault, **options}
+    values = {"vault": str(vault.path) if isinstance(vault, Dataset) else vault, **options}
     return describe_run(run_program("baseline", program, values, f"train({program!r})"))
 
 

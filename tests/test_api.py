@@ -60,7 +60,8 @@ def test_a_program_is_trained_by_its_options(vault):
     options = {"updates": 2, "eval_episodes": 2, "final_episodes": 2, "hidden": 4, "batch_size": 4}
     run = offmarl.train("bc", str(vault), out="runs/bc", **options)
     assert run.record["args"]["hidden"] == 4 and run.record["complete"]
-    assert offmarl.train("bc", str(vault), out="runs/bc", **options).record == run.record
+    dataset = offmarl.open(vault)
+    assert offmarl.train("bc", dataset, out="runs/bc", **options).record == run.record
     result = offmarl.compare(run, references={"classic/xor": (0.0, 50.0)})
     ((_, rows),) = result.comparison.datasets.items()
     assert rows[0].entry.algorithm == "bc" and rows[0].normalised is not None
@@ -78,6 +79,8 @@ def test_a_program_is_trained_by_its_options(vault):
 def test_what_a_program_does_not_take_is_refused(vault, program, options, kind):
     with pytest.raises(kind):
         offmarl.train(program, vault, **options)
+    with pytest.raises(errors.OptionError, match=r"not <Subset: 1 of .* write a part"):
+        offmarl.train("bc", offmarl.open(vault).subset([0]))
 
 
 def test_comparisons_are_shown_and_their_names_are_text(tmp_path):
