@@ -44,10 +44,9 @@ def train(program: str, vault: Vaults | Dataset, **options: Any) -> RunReport:
     """Train a baseline as ``offmarl train`` does, and return its run.
 
     The same call continues a run that was stopped. ``program`` is a name, or the path of a Python
-    file; ``vault`` a path, the name of a pulled dataset, a whole dataset that is open, or a mapping
-    of several paths to their shares; ``options`` are fields of the program's ``Args``. `OptionError`
-    for an option that does not exist or is invalid; the other errors are those of
-    `offmarl.programs.train`.
+    file; ``vault`` a path, the name of a pulled dataset, an open one, or a mapping of several to
+    their shares; ``options`` are fields of the program's ``Args``. `OptionError` for an option that
+    does not exist or is invalid; the other errors are those of `offmarl.programs.train`.
 
     Examples
     --------

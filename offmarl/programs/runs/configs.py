@@ -46,8 +46,7 @@ class Config(NamedTuple):
             raise OptionError(
                 f"{self.label} names no program: give the path of its file before the options."
                 if self.is_record
-                else f'{self.label} names no program: add `program = "bc"` to it, or give the name '
-                "of one before the options."
+                else f'{self.label} names no program: add `program = "bc"` to it, or name one.'
             )
         is_file = name is not None and (name.endswith(".py") or "/" in name)
         if name is not None and self.program not in (None, name) and not is_file:

@@ -58,8 +58,8 @@ def _shares(vaults: Vaults) -> dict[str, float | None]:
         return dict(vaults) if isinstance(vaults, Mapping) else {str(vaults): None}
     if not isinstance(vaults, tuple | list):
         raise OptionError(
-            f"vault must be a path or a name, or several of them, not {vaults!r}: write a part of "
-            "a dataset to a vault of its own, as offmarl.vault.filter and split do."
+            f"vault must be a path, a name or several, not {vaults!r}: write a part of a dataset "
+            "to a vault, as offmarl.vault.filter and split do."
         )
     pairs = [_share(text) for text in vaults]
     paths = [path for path, _ in pairs]

@@ -40,10 +40,10 @@ MAY_DIFFER = (
     *(f"args.{name}" for kind in (Args, OnlineArgs) for name in with_role(kind, Role.TRACED)),
 )
 """Entries that may differ when a run is resumed: the versions, the machine, which arguments were
-given and where the others came from, the paths of the program, the vaults and the run that it
+given and where the others came from, the paths of the program, of vaults and of the run that it
 starts from (checksums identify them), the time limit (``spec`` has the one in use), what a recorder
-records after the training, and the devices. While it is unfinished, `require_same_numerics` and
-`offmarl.programs.runs.sharding.check_shards` compare what changes last digits."""
+records after the training, and the devices. `require_same_numerics` and `sharding.check_shards`
+compare what changes last digits while it is unfinished."""
 
 _SET_BACK = {
     "threads": "PJRT_NPROC={}",
