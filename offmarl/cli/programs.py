@@ -386,12 +386,7 @@ def _program_of(kind: Kind, arguments: list[str]) -> tuple[str, ModuleType, Any]
     options = arguments if name is None else arguments[1:]
     if (config := config_among(options)) is not None:
         name = config.program_for(name)
-    if name is None:
-        raise OptionError(
-            f"give the name of a {kind} before its options: "
-            f"`offmarl {VERBS[kind]} NAME {arguments[0]}`."
-        )
-    program = load(kind, name)
+    program = load(kind, name := name or arguments[0])
     about = f"{VERBS[kind]} {name}", program.__doc__
     return name, program, parse_program(program.Args, *about, options, TaskOptions)
 

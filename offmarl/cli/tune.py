@@ -67,7 +67,7 @@ def _search(arguments: list[str]) -> "tuple[TrialsWork, SearchSpace]":
     )
 
     name, *rest = arguments
-    program = _load(name, rest)
+    program = _load(name, arguments)
     about = f"Search settings of a program.\n\n{program.__doc__ or ''}"
     targets = [_Options, SearchSpace, SettingsFile, program.Args]
     untuned = with_role(program.Args, Role.UNTUNED)

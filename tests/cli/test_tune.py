@@ -37,6 +37,7 @@ def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
     ("arguments", "message"),
     [
         (["nothing"], "no recorder named 'nothing'"),
+        (["--vault", "x", "bc"], "give the name of a baseline before its options"),
         (["nothing", "--vault", "x"], "no baseline named 'nothing'"),
         ([BANDIT, "--only", "rat"], "no argument with a range named 'rat': did you mean rate"),
         ([BANDIT, "--search", "absent.toml"], "there is no settings file absent.toml"),
