@@ -6,14 +6,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from offmarl import hub, report
+from offmarl import errors, hub, report
 from offmarl.cli.parse import run_program
 from offmarl.config import Vaults
 from offmarl.hub.card import references as recorded
 from offmarl.report.comparison import ComparedRuns
 from offmarl.report.pages import RunReport, describe_run
 from offmarl.statistics import Reference
-from offmarl.vault import Dataset, list_vaults
+from offmarl.vault import Dataset, Mixture, list_vaults
+from offmarl.vault.transform.episode_set import Subset
 
 
 def list_datasets(
@@ -36,11 +37,12 @@ def list_datasets(
     if remote:
         start = str(directory)
         return [asdict(card) for card in hub.cards("" if start == "." else start, env, agents)]
-    vaults = list_vaults(directory, env, agents)
-    return [{"path": path, **summary._asdict()} for path, summary in vaults]
+    return [
+        {"path": path, **summary._asdict()} for path, summary in list_vaults(directory, env, agents)
+    ]
 
 
-def train(program: str, vault: Vaults | Dataset, **options: Any) -> RunReport:
+def train(program: str, vault: Vaults | Dataset | Subset | Mixture, **options: Any) -> RunReport:
     """Train a baseline as ``offmarl train`` does, and return its run.
 
     The same call continues a run that was stopped. ``program`` is a name, or the path of a Python
@@ -53,6 +55,11 @@ def train(program: str, vault: Vaults | Dataset, **options: Any) -> RunReport:
     >>> run = offmarl.train("bc", "vaults/swarm/coverage-3.vlt/mappo-0-medium", seeds=5)
     >>> run.curves["policy_loss"].mean
     """
+    if isinstance(vault, Subset | Mixture):
+        raise errors.OptionError(
+            f"vaults are read by their paths, and {vault!r} has none: give those of a mixture, and "
+            "write parts to vaults of their own, as offmarl.vault.filter and split do."
+        )
     values = {"vault": str(vault.path) if isinstance(vault, Dataset) else vault, **options}
     return describe_run(run_program("baseline", program, values, f"train({program!r})"))
 

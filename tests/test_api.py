@@ -79,7 +79,7 @@ def test_a_program_is_trained_by_its_options(vault):
 def test_what_a_program_does_not_take_is_refused(vault, program, options, kind):
     with pytest.raises(kind):
         offmarl.train(program, vault, **options)
-    with pytest.raises(errors.OptionError, match=r"not <Subset: 1 of .* write a part"):
+    with pytest.raises(errors.OptionError, match=r"<Subset: 1 of .* has none: give"):
         offmarl.train("bc", offmarl.open(vault).subset([0]))
 
 

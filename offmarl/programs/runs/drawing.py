@@ -56,11 +56,6 @@ def _shares(vaults: Vaults) -> dict[str, float | None]:
     """Return vaults and their shares, None where no share is given."""
     if isinstance(vaults, Mapping | str | Path):
         return dict(vaults) if isinstance(vaults, Mapping) else {str(vaults): None}
-    if not isinstance(vaults, tuple | list):
-        raise OptionError(
-            f"vault must be a path, a name or several, not {vaults!r}: write a part of a dataset "
-            "to a vault, as offmarl.vault.filter and split do."
-        )
     pairs = [_share(text) for text in vaults]
     paths = [path for path, _ in pairs]
     if twice := [path for path in paths if paths.count(path) > 1]:
