@@ -26,7 +26,7 @@ from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
 from offmarl.config import PositiveInt, RecordingArgs, Role, option
 from offmarl.errors import OptionError
 from offmarl.launch import Launched
-from offmarl.paths import local, safe_path
+from offmarl.paths import local, path_text, safe_path
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
 from offmarl.report import UNITS, final_evaluation
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, estimate, iqm, spread
@@ -233,15 +233,15 @@ def train(arguments: list[str]) -> Report:
     run = program.main(args)
     _only_first_reports()
     if not (run / MARL_EVAL_FILE).exists():
-        view = f"{name} is trained but not evaluated (no environment, no held-out data): {run}"
-        return Report({"run": run}, view)
+        view = f"{name} is trained but not evaluated (no environment, no held-out data): "
+        return Report({"run": run}, view + path_text(run))
     final = final_evaluation(run)
     teams = sorted(name for name in final if name.startswith(f"{RETURN}_"))
     metric = RETURN if teams else next(key for key in UNITS if key in final)
     unit = UNITS[metric]
     if metric == RETURN:
         unit = labelled(unit, acting_of(read_run(run)))
-    title = f"{name}, trained and evaluated in {run}: {unit}"
+    title = f"{name}, trained and evaluated in {path_text(run)}: {unit}"
     more = {head: final.get(other, {}) for other, head in _MORE.items() if other != metric}
     if more.get("sampled_mean"):  # side by side
         more = {"greedy_mean": final.get(RETURN, {})} | {x: y for x, y in more.items() if y}
