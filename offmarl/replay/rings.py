@@ -20,14 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError
-from offmarl.replay.sampling import (
-    Chosen,
-    SlotTable,
-    Source,
-    Windows,
-    episode_numbers,
-    sound_episodes,
-)
+from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, numbers_of, sound_episodes
 from offmarl.replay.starts import Starts, Uniform, segments
 from offmarl.types import EnvSpec
 
@@ -137,7 +130,7 @@ class SlotRings:
         if isinstance(source, Mixed):
             sources, shares = source.sources, source.shares
             if episodes is not None:
-                episodes = episode_numbers(episodes, len(source.episodes.length), source.path)
+                episodes = numbers_of(episodes, len(source.episodes.length), source.path)
         slot = episode = 0
         for number, (vault, share) in enumerate(zip(sources, shares, strict=True)):
             numbers = episodes

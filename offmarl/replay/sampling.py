@@ -24,7 +24,7 @@ Chosen = NDArray[np.int64] | None
 """Numbers of the episodes that windows are drawn from, in order; None for all."""
 
 
-def episode_numbers(episodes: Any, count: int, path: PurePath) -> NDArray[np.int64]:
+def numbers_of(episodes: Any, count: int, path: PurePath) -> NDArray[np.int64]:
     """Return the numbers of episodes, from numbers or from a mask of all ``count`` of them.
 
     `OptionError` if these are not numbers of episodes of ``path``, or one is named twice.
@@ -213,7 +213,7 @@ class SlotTable:
         self.recorded, count = recorded, len(recorded.length)
         numbers = np.arange(count)
         if episodes is not None:
-            numbers = episode_numbers(episodes, count, source.path)
+            numbers = numbers_of(episodes, count, source.path)
         self.episodes = numbers = numbers[recorded.length[numbers] > 0]
         """``(K,)`` their numbers."""
         if not len(numbers):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl.replay.sampling import episode_numbers
+from offmarl.replay.sampling import numbers_of
 from offmarl.types import Episode, Sequence
 from offmarl.vault.format import tables
 from offmarl.vault.read import bounds
@@ -48,7 +48,7 @@ class EpisodeSet(ABC):
         """Return the `Dataset` or `Mixture`, and the numbers there of some of these episodes."""
         if episodes is None:
             return self, None
-        return self, episode_numbers(episodes, len(self), self._located(None)[0].path)
+        return self, numbers_of(episodes, len(self), self._located(None)[0].path)
 
     def __len__(self) -> int:
         return len(self.episodes.row)
