@@ -159,7 +159,7 @@ def load_rings(rings: SlotRings) -> Replay:
             unit = 2 ** max(0, len(slots).bit_length() - 4)
             size = -(-len(slots) // unit) * unit  # each size is compiled
             index = np.full(size, rings.num_rows)
-            index[: len(slots)] = np.where(slots < count, ring.first_slot + slots, rings.num_rows)
+            np.copyto(index[: len(slots)], ring.first_slot + slots, where=slots < count)
             rows = _put(rows, index, packing.pack(fields, layout, size))
     starts, factors = jax.device_put((rings.starts, rings.factors))
     return Replay(rows, source.spec, windows, starts, factors)
