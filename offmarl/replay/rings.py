@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError
-from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound_episodes
+from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, numbers_of, sound_episodes
 from offmarl.replay.starts import Starts, Uniform, segments
 from offmarl.types import EnvSpec
 
@@ -129,11 +129,13 @@ class SlotRings:
         shares: tuple[float, ...] = (1.0,)
         if isinstance(source, Mixed):
             sources, shares = source.sources, source.shares
+            if episodes is not None:
+                episodes = numbers_of(episodes, len(source.episodes.length), source.path)
         slot = episode = 0
         for number, (vault, share) in enumerate(zip(sources, shares, strict=True)):
             numbers = episodes
             if episodes is not None and len(sources) > 1:  # the numbers within this source
-                numbers = np.asarray(episodes, np.int64) - episode
+                numbers = episodes - episode
                 numbers = numbers[(numbers >= 0) & (numbers < len(vault.episodes.length))]
             if numbers is None or len(numbers) or len(sources) == 1:
                 vault_weights = None if weights is None else weights[number]
@@ -144,10 +146,6 @@ class SlotRings:
                 rings.append(SlotRing(vault, share, table, slot, episode, slot_weights, begins))
                 slot += table.num_slots + windows.steps
             episode += len(vault.episodes.length)
-        if not rings:
-            raise OptionError(
-                f"{source.path} has episodes 0 to {episode - 1}: choose some of these to draw from."
-            )
         self.members = tuple(rings)
 
     @property
@@ -231,7 +229,8 @@ class SlotRings:
         if ring.weights is None:
             return np.ones(ring.table.num_slots)
         share, usage = ring.weights / ring.weights.sum(), self._usage(ring)
-        return np.divide(share, usage, out=np.zeros_like(share), where=share > 0)
+        # A usage that rounding makes 0 is of a slot that is never drawn.
+        return np.divide(share, usage, out=np.zeros_like(share), where=usage > 0)
 
 
 def _weighted_table(

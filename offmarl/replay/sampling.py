@@ -24,8 +24,11 @@ Chosen = NDArray[np.int64] | None
 """Numbers of the episodes that windows are drawn from, in order; None for all."""
 
 
-def episode_numbers(episodes: Any, count: int) -> NDArray[np.int64]:
-    """Return the numbers of episodes, from numbers or from a mask of all episodes."""
+def numbers_of(episodes: Any, count: int, path: PurePath) -> NDArray[np.int64]:
+    """Return the numbers of episodes, from numbers or from a mask of all ``count`` of them.
+
+    `OptionError` if these are not numbers of episodes of ``path``, or one is named twice.
+    """
     array = np.asarray(episodes if hasattr(episodes, "__array__") else [*episodes])
     if array.dtype == bool:
         if array.shape != (count,):
@@ -33,21 +36,17 @@ def episode_numbers(episodes: Any, count: int) -> NDArray[np.int64]:
                 f"a mask of episodes has the shape {array.shape}: give a truth for each of the "
                 f"{count} episodes, or their numbers."
             )
-        return np.flatnonzero(array)
+        array = np.flatnonzero(array)
     if array.size and array.dtype.kind not in "iu":
         raise OptionError(
             f"episodes cannot be chosen by values of type {array.dtype}: give their numbers, or a "
             "truth for each."
         )
-    return array.astype(np.int64)
-
-
-def check_chosen(numbers: NDArray[np.int64], count: int, path: PurePath) -> None:
-    """Raise `OptionError` if these are not numbers of episodes, or one is named twice."""
-    if not numbers.size or numbers.ndim != 1 or numbers.min() < 0 or numbers.max() >= count:
+    if not array.size or array.ndim != 1 or array.min() < 0 or array.max() >= count:
         raise OptionError(f"{path} has episodes 0 to {count - 1}: choose some of these.")
-    if len(np.unique(numbers)) < len(numbers):
+    if len(np.unique(array)) < len(array):
         raise OptionError("an episode is named twice: name each once.")
+    return array.astype(np.int64)
 
 
 @runtime_checkable
@@ -212,8 +211,9 @@ class SlotTable:
         if source.rows * source.length == 0:
             raise ShapeError(f"{source.path} holds no steps yet: record into it first.")
         self.recorded, count = recorded, len(recorded.length)
-        numbers = np.arange(count) if episodes is None else episode_numbers(episodes, count)
-        check_chosen(numbers, count, source.path)
+        numbers = np.arange(count)
+        if episodes is not None:
+            numbers = numbers_of(episodes, count, source.path)
         self.episodes = numbers = numbers[recorded.length[numbers] > 0]
         """``(K,)`` their numbers."""
         if not len(numbers):

@@ -168,6 +168,15 @@ def test_held_out_episodes_and_subsets_of_a_mixture(mixed) -> None:
     assert set(np.unique(batch.episode)) == {2, 14}
 
 
+@pytest.mark.parametrize("episodes", [[0, 16], [-1, 3]])
+def test_episodes_that_no_vault_of_a_mixture_has(mixed, episodes: list[int]) -> None:
+    message = "has episodes 0 to 15: choose some of these"
+    with pytest.raises(OptionError, match=message):
+        mixed.step_probabilities(5, np.array(episodes))
+    with pytest.raises(OptionError, match=message):
+        SlotRings(mixed, Windows(1, 5), np.array(episodes))
+
+
 def test_a_mixture_without_shares_draws_all_steps_alike(vaults) -> None:
     shares = offmarl.mix(vaults.values()).step_probabilities(5)
     np.testing.assert_allclose(shares.drawn, 1 / len(shares.drawn), rtol=1e-12)
@@ -245,6 +254,15 @@ def test_equal_weights_change_nothing_but_the_draws(vaults) -> None:
     np.testing.assert_allclose(shares.counted, 1 / 96, rtol=1e-9)
     for numbers in ([3.0] * 12, jnp.full(12, 3.0)):  # arrays of any kind
         chex.assert_trees_all_equal(vaults["short"].step_probabilities(5, weights=numbers), shares)
+
+
+def test_weights_of_very_different_sizes(vaults) -> None:
+    """Those of low returns are e**-100 of the highest at a temperature of 0.01."""
+    weights = np.where(np.arange(12) < 6, np.exp(-100), 1.0)
+    factors = SlotRings(vaults["short"], Windows(4, 5), None, (weights,)).factors
+    assert np.isfinite(factors).all()
+    shares = vaults["short"].step_probabilities(5, weights=weights)
+    np.testing.assert_allclose(shares.counted, (shares.episode >= 6) / 48, atol=1e-12)
 
 
 @pytest.mark.slow

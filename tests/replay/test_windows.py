@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from offmarl.errors import OptionError, ShapeError
-from offmarl.replay import Windows, WindowSource, load
+from offmarl.replay import Windows, WindowSource, device, load, packing
 from offmarl.replay.device import draw
 from offmarl.replay.gathering import read_slots
 from offmarl.replay.rings import SlotRings
@@ -115,6 +115,28 @@ def test_short_episodes_with_gaps_are_read_in_little_memory(monkeypatch) -> None
     np.testing.assert_array_equal(np.unique(slots[slots < count]), np.arange(count))
     step_bytes = sum(x.nbytes for x in parts[0][1].values()) // len(parts[0][0])
     assert max(sizes) * step_bytes < 1.5 * most
+
+
+@pytest.mark.slow
+def test_a_device_gets_parts_of_few_sizes(monkeypatch) -> None:
+    """Each size is compiled, and with gaps between episodes, parts have many numbers of slots."""
+    sizes: list[int] = []
+    pack = packing.pack
+
+    def noted(fields, layout, count):
+        sizes.append(count)
+        return pack(fields, layout, count)
+
+    monkeypatch.setattr(packing, "pack", noted)
+    monkeypatch.setattr(device, "_READ_BYTES", 2**19)
+    rng = np.random.default_rng(0)
+    source, windows = MemorySource([[*rng.integers(1, 8, 16_000)]]), Windows(1, 5)
+    episodes = np.flatnonzero(rng.random(16_000) < 0.7)
+    replay = device.load(source, windows, episodes)
+    assert len(sizes) > 12 and len(set(sizes)) < 5
+    slots = np.arange(0, replay.num_slots, 50)
+    expected = WindowSource(source, windows, episodes).arrays(slots)
+    chex.assert_trees_all_equal(replay.at(jnp.asarray(slots)), expected)
 
 
 @settings(max_examples=25)

@@ -3,6 +3,7 @@
 import errno
 import shutil
 import signal
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import tensorstore as ts
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultLockedError
+from offmarl.terminal import silent
 from offmarl.vault.storage import commit
 from offmarl.vault.storage.store import Directory
 from offmarl.vault.write import compaction
@@ -190,6 +192,18 @@ def test_readers_read_on_after_space_is_reclaimed(path, monkeypatch, reclaim):
     assert_stock_reads_and_samples(path, transitions)
     append_with_stock(open_stock(path), make(steps=11, seed=5)[0])
     assert vault.open_vault(path).unverified == ((52, 63),)
+
+
+def test_a_vault_that_is_compacted_while_it_is_verified_is_sound(path):
+    calls = iter([True])
+
+    @contextmanager
+    def progress(description, total):
+        if next(calls, False):
+            vault.compact(path)
+        yield silent
+
+    assert vault.verify(path, deep=True, progress=progress).faults == ()
 
 
 def test_what_a_stock_program_writes_meanwhile_is_kept(path, reclaiming, monkeypatch):

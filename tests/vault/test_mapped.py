@@ -268,6 +268,31 @@ except MemoryError:
 """
 
 
+_READS_TO_THE_END = """
+import sys
+from threading import Event
+import offmarl
+from offmarl._ahead import end_if_abandoned, in_thread
+
+data, has_read = offmarl.open(sys.argv[1]), Event()
+data.prepare_fork()
+
+def read():
+    while True:
+        end_if_abandoned()
+        has_read.set()
+        for _ in range(50):
+            data.read()
+
+in_thread(read, "reader")
+has_read.wait()
+"""
+
+
+def test_a_thread_reads_while_the_interpreter_ends(tmp_path: Path) -> None:
+    python("-c", _READS_TO_THE_END, record(tmp_path / "data.vlt", count=2000))
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
 def test_threads_that_map_while_others_read(tmp_path: Path, monkeypatch) -> None:
     """A read continues with the state at its start while another thread maps the files."""

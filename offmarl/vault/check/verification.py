@@ -121,7 +121,12 @@ def verify(
     VaultNotFoundError, VaultError
         There is no vault at the path.
     """
-    return examine(find(path), deep=deep, progress=progress)
+    store = find(path)
+    verification = examine(store, deep=deep, progress=progress)
+    signs = "missing or truncated", "NOT_FOUND"  # the vault may have been compacted meanwhile
+    if any(sign in fault.what for fault in verification.faults for sign in signs):
+        return examine(store, deep=deep, progress=progress)
+    return verification
 
 
 def find(path: str | os.PathLike[str]) -> Store:

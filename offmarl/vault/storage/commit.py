@@ -307,7 +307,8 @@ class Region:
         anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANON
         self._base = _map(None, total, _PROT_NONE, anonymous, -1)
         memory = (ctypes.c_ubyte * total).from_address(self._base)
-        weakref.finalize(memory, _libc().munmap, self._base, total)
+        # Threads may still read when the interpreter ends; the system unmaps the memory then.
+        weakref.finalize(memory, _libc().munmap, self._base, total).atexit = False
         for name in names:  # one at a time: there may be more files than a process may open
             self._map_file(directory, name)
         self.bytes = np.frombuffer(memoryview(memory), np.uint8)

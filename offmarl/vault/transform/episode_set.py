@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl.replay.sampling import Chosen, check_chosen, episode_numbers
+from offmarl.replay.sampling import numbers_of
 from offmarl.types import Episode, Sequence
 from offmarl.vault.format import tables
 from offmarl.vault.read import bounds
@@ -44,9 +44,11 @@ class EpisodeSet(ABC):
         """Read one episode; negative numbers count from the end."""
         return self.episode(number)
 
-    def _located(self, episodes: Chosen) -> tuple[Any, Chosen]:
+    def _located(self, episodes: Any) -> tuple[Any, Any]:
         """Return the `Dataset` or `Mixture`, and the numbers there of some of these episodes."""
-        return self, None if episodes is None else episode_numbers(episodes, len(self))
+        if episodes is None:
+            return self, None
+        return self, numbers_of(episodes, len(self), self._located(None)[0].path)
 
     def __len__(self) -> int:
         return len(self.episodes.row)
@@ -74,11 +76,8 @@ class EpisodeSet(ABC):
         >>> best = dataset.subset(dataset.episodes.episode_returns > 10)
         >>> replay = best.replay(256, 20)
         """
-        selection = episode_numbers(episodes, len(self))
-        check_chosen(selection, len(self), self._located(None)[0].path)
-        dataset, numbers = self._located(np.sort(selection))
-        assert numbers is not None
-        return Subset(dataset, numbers)
+        dataset, numbers = self._located(episodes)
+        return Subset(dataset, np.sort(numbers))
 
     def split(
         self,
@@ -436,9 +435,7 @@ class EpisodeSet(ABC):
         """
         from offmarl.replay import whole_episodes
 
-        dataset, numbers = self._located(episodes)
-        assert numbers is not None
-        return whole_episodes(dataset, numbers)
+        return whole_episodes(*self._located(episodes))
 
 
 class Subset(EpisodeSet):
@@ -474,9 +471,6 @@ class Subset(EpisodeSet):
         """Describe the view without reading any data."""
         return f"<Subset: {len(self):,} of {len(self.dataset):,} episodes of {self.dataset!r}>"
 
-    def _located(self, episodes: Chosen) -> tuple[Any, Chosen]:
-        if episodes is None:
-            return self.dataset, self.numbers
-        selection = episode_numbers(episodes, len(self))
-        check_chosen(selection, len(self), self.dataset.path)
-        return self.dataset, self.numbers[selection]
+    def _located(self, episodes: Any) -> tuple[Any, Any]:
+        _, selection = super()._located(episodes)
+        return self.dataset, self.numbers if selection is None else self.numbers[selection]
