@@ -97,6 +97,11 @@ def parse(
     Of the kind "number", it is a formula such as ``reward / 10``; conditions in it count as 0 or 1.
     """
     samples = _Samples(names, hints or {})
+    if not isinstance(text, str):
+        raise ExpressionError(
+            f"a condition is text, such as 'return > 10': got {text!r:.80}. To select by a "
+            "function, add a column with `offmarl.vault.map`, and filter steps by it."
+        )
     if len(text) > _LONGEST:
         raise ExpressionError(f"the expression is longer than {_LONGEST} characters.")
     text = text.replace("\n", " ").strip()
