@@ -63,7 +63,8 @@ def ls(
     unread = [f"{path_text(entry['path'])}: {entry['error']}" for entry in vaults if entry["error"]]
     place = "this directory" if directory == "." else directory
     hint = "`offmarl record` makes some, and `offmarl ls --remote` lists published ones"
-    text = _listed(vaults) if vaults else f"no vaults in {place}: {hint}."
+    such = "such " * ((env, agents) != (None, None))
+    text = _listed(vaults) if vaults else f"no {such}vaults in {place}: {hint}."
     return Report({"vaults": vaults}, Group(text, *unread))
 
 

@@ -51,7 +51,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     "verify": {
         "faults": "offmarl salvage {path} -o intact.vlt",
         "path": "offmarl show {path}",
-        "verified": "offmarl show {given}",
+        "verified": "offmarl ls {given}",
     },
     "pull": {
         "paths": "offmarl show {first[paths]}",

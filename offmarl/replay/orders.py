@@ -264,8 +264,7 @@ def _shuffled_block(
     block: int, size: int, count: int, seed: int, epoch: int
 ) -> Int[np.ndarray, "n"]:
     """Return a block of a random order of ``range(count)``."""
-    places = np.arange(block * size, min((block + 1) * size, count))
-    return shuffle(places, count, seed, epoch)
+    return shuffle(np.arange(block * size, min((block + 1) * size, count)), count, seed, epoch)
 
 
 @lru_cache(4)

@@ -231,8 +231,7 @@ def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
                 fresh.add(steps)
             advance(stop - begin)
         if fresh:
-            leaves = fresh.statistics
-            leaf_statistics.store_statistics(vault, leaves)
+            leaf_statistics.store_statistics(vault, fresh.statistics)
         assert leaves is not None
         return accumulator.survey(known_digest(vault, advance), leaves)
 

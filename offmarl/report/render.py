@@ -149,8 +149,7 @@ def save(playback: Playback, path: Path) -> None:
     elif kind == "gif":
         replace_file(path, to_gif(playback))
     else:
-        middle = len(playback.scenes) // 2
-        frame(playback, middle).save(path)
+        frame(playback, len(playback.scenes) // 2).save(path)
 
 
 def to_gif(playback: Playback, every: int = 1) -> bytes:

@@ -28,6 +28,7 @@ def test_every_command_names_the_next_one():
         ("train bc", {"run": Path("r")}, "offmarl report r"),
         ("verify a", {"path": "a", "faults": []}, "offmarl show a"),
         ("verify a", {"path": "a", "faults": [1]}, "offmarl salvage a -o intact.vlt"),
+        ("verify a/b", {"verified": {"a/b@0": 4}}, "offmarl ls a/b"),  # it may have several uids
         (
             "verify --deep a",
             {"verified": {"a@0": 4}},

@@ -171,7 +171,7 @@ class _Samples(dict[str, NumpyArray]):
         if family not in self.names:
             near = difflib.get_close_matches(name, self.names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            hint = self.hints.get(family) or f"{hint}Known: {', '.join(self.names)}."
+            hint = self.hints.get(family) or f"{hint}Known: {', '.join(self.names)}. Quote text."
             raise ExpressionError(f"there is no {name!r:.40}: {hint}")
         self.used.add(name)
         samples: dict[str, Any] = {"text": ["a"], "truth": [True]}
