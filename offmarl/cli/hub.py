@@ -341,8 +341,7 @@ def _sources(cards: Iterable[Card]) -> RenderableType:
     rows = []
     for name, group in groupby(cards, key=lambda card: card.name.rpartition("/")[0]):
         agents, uids = zip(*((card.num_agents, len(card.uids)) for card in group), strict=True)
-        numbers = ", ".join(map(str, sorted({*agents})))
-        rows.append([name, len(uids), sum(uids) or None, numbers])
+        rows.append([name, len(uids), sum(uids) or None, ", ".join(map(str, sorted({*agents})))])
     return table(["name", "datasets", "vaults", "agents"], rows)
 
 

@@ -265,8 +265,7 @@ def _fitted(description: str) -> str:
             textwrap.fill(" ".join(item.split()), width, subsequent_indent=indent) for item in items
         )
 
-    paragraphs = re.split(r"\n\s*\n", description.strip().replace("``", "`"))
-    return "\n\n".join(map(filled, paragraphs))
+    return "\n\n".join(map(filled, re.split(r"\n\s*\n", description.strip().replace("``", "`"))))
 
 
 def split_options(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

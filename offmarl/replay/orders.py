@@ -193,8 +193,7 @@ class BlockOrder(Order):
             ramp = 2 ** np.arange(int(math.log2(most)))
             sizes[: len(ramp)] = ramp
         bounds = np.unique(np.minimum(np.append(0, np.cumsum(sizes)), count))
-        windows = np.cumsum(self._sizes[blocks])
-        return _Pass(blocks, bounds, windows[bounds[1:] - 1])
+        return _Pass(blocks, bounds, np.cumsum(self._sizes[blocks])[bounds[1:] - 1])
 
     def _epoch_of(self, buffer: int) -> tuple[int, int]:
         first, later = self._num_buffers
