@@ -231,7 +231,8 @@ def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
                 fresh.add(steps)
             advance(stop - begin)
         if fresh:
-            leaf_statistics.store_statistics(vault, fresh.statistics)
+            leaves = fresh.statistics
+            leaf_statistics.store_statistics(vault, leaves)
         assert leaves is not None
         return accumulator.survey(known_digest(vault, advance), leaves)
 

@@ -1,6 +1,7 @@
 """``ls``, ``show`` and ``convert``."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -107,9 +108,11 @@ def test_a_lineage_that_another_program_wrote_is_shown_as_it_is(
 
 
 def test_time_limit_tells_truncation_from_termination(offmarl, xor_file):
-    with pytest.warns(UserWarning, match="if that is a time limit, convert again"):
-        unlimited = offmarl("convert", xor_file, "a.vlt", "--json").json
-    assert unlimited["ends"] == {"terminated": 3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        unlimited = offmarl("convert", xor_file, "a.vlt", "--json")
+    assert unlimited.json["ends"] == {"terminated": 3}
+    assert "if that is a time limit, convert again with --time-limit" in unlimited.err
     limited = offmarl("convert", xor_file, "b.vlt", "--time-limit", 50, "--json").json
     assert limited["ends"] == {"truncated": 3}
 
