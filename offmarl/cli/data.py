@@ -297,7 +297,8 @@ def _grow(tree: Tree, lineage: Mapping[str, Any]) -> None:
 
 def _operation(lineage: Mapping[str, Any]) -> Text:
     arguments = " ".join(f"{name}={value}" for name, value in lineage["arguments"].items())
-    return Text.assemble((lineage["operation"], "bold"), f" {arguments}")
+    parts = (lineage["operation"], "bold"), f" {arguments}"
+    return Text.assemble(*parts, overflow="fold")  # a tree crops what is not folded
 
 
 def _source(source: Mapping[str, Any]) -> Text:
@@ -309,6 +310,7 @@ def _source(source: Mapping[str, Any]) -> Text:
     return Text.assemble(
         (source["vault"], "cyan"),
         f"  {count}{foreign}{quirks}{unverified}  {source['digest'][:12]}",
+        overflow="fold",
     )
 
 

@@ -71,7 +71,7 @@ class TransformPlan(NamedTuple):
         }
 
 
-def open_checked(vault: AnyVault) -> Reader:
+def open_checked(vault: AnyVault | EpisodeSet) -> Reader:
     """Open a vault, checked, unless it is open."""
     if isinstance(vault, EpisodeSet) and not isinstance(vault, Reader):
         raise OptionError(
