@@ -297,8 +297,7 @@ def _grow(tree: Tree, lineage: Mapping[str, Any]) -> None:
 
 def _operation(lineage: Mapping[str, Any]) -> Text:
     arguments = " ".join(f"{name}={value}" for name, value in lineage["arguments"].items())
-    parts = (lineage["operation"], "bold"), f" {arguments}"
-    return Text.assemble(*parts, overflow="fold")  # a tree crops what is not folded
+    return Text.assemble((lineage["operation"], "bold"), f" {arguments}", overflow="fold")
 
 
 def _source(source: Mapping[str, Any]) -> Text:

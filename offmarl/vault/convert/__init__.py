@@ -26,7 +26,7 @@ from offmarl.vault.convert.minari import read_minari, write_minari
 from offmarl.vault.convert.overcooked import read_overcooked
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
 from offmarl.vault.dataset import Dataset, open_vault
-from offmarl.vault.format.compat import may_have_limit
+from offmarl.vault.format.compat import LIMIT_UNKNOWN, MEANINGS, may_have_limit
 from offmarl.vault.format.layout import Codec
 
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
@@ -121,11 +121,7 @@ def import_dataset(
     data = open_vault(path)
     takes_limit = "time_limit" in inspect.signature(read).parameters and env_spec is None
     if takes_limit and time_limit is None and may_have_limit(data.episodes):
-        warnings.warn(
-            "all episodes of the greatest length are flagged as terminated: if that is a time "
-            "limit, convert again with --time-limit or --env.",
-            stacklevel=2,
-        )
+        warnings.warn(f"{MEANINGS[LIMIT_UNKNOWN]}.", stacklevel=2)
     return data
 
 

@@ -98,10 +98,7 @@ def parse(
     """
     samples = _Samples(names, hints or {})
     if not isinstance(text, str):
-        raise ExpressionError(
-            f"a condition is text, such as 'return > 10': got {text!r:.80}. To select by a "
-            "function, add a column with `offmarl.vault.map`, and filter steps by it."
-        )
+        raise ExpressionError(f"{text!r:.60} is not text: add a column by `map`, and filter by it.")
     if len(text) > _LONGEST:
         raise ExpressionError(f"the expression is longer than {_LONGEST} characters.")
     text = text.replace("\n", " ").strip()

@@ -74,10 +74,7 @@ class TransformPlan(NamedTuple):
 def open_checked(vault: AnyVault | EpisodeSet) -> Reader:
     """Open a vault, checked, unless it is open."""
     if isinstance(vault, EpisodeSet) and not isinstance(vault, Reader):
-        raise OptionError(
-            f"{vault!r} is a view, and transforms take vaults: filter one by a condition, or join "
-            "those of a mixture."
-        )
+        raise OptionError(f"{vault!r} is a view: give vaults, and filter them by a condition.")
     return vault if isinstance(vault, Reader) else open_reader(vault)
 
 
