@@ -63,7 +63,8 @@ def ls(
     unread = [f"{path_text(entry['path'])}: {entry['error']}" for entry in vaults if entry["error"]]
     place = "this directory" if directory == "." else directory
     hint = "`offmarl record` makes some, and `offmarl ls --remote` lists published ones"
-    text = _listed(vaults) if vaults else f"no vaults in {place}: {hint}."
+    such = "such " * ((env, agents) != (None, None))
+    text = _listed(vaults) if vaults else f"no {such}vaults in {place}: {hint}."
     return Report({"vaults": vaults}, Group(text, *unread))
 
 
@@ -296,7 +297,7 @@ def _grow(tree: Tree, lineage: Mapping[str, Any]) -> None:
 
 def _operation(lineage: Mapping[str, Any]) -> Text:
     arguments = " ".join(f"{name}={value}" for name, value in lineage["arguments"].items())
-    return Text.assemble((lineage["operation"], "bold"), f" {arguments}")
+    return Text.assemble((lineage["operation"], "bold"), f" {arguments}", overflow="fold")
 
 
 def _source(source: Mapping[str, Any]) -> Text:
@@ -308,6 +309,7 @@ def _source(source: Mapping[str, Any]) -> Text:
     return Text.assemble(
         (source["vault"], "cyan"),
         f"  {count}{foreign}{quirks}{unverified}  {source['digest'][:12]}",
+        overflow="fold",
     )
 
 

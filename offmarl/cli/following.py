@@ -41,7 +41,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     "cross-play": {"run": "offmarl evaluate {run} --render episode.gif"},
     "exploitability": {"env": "offmarl record psro --env {env}"},
     "ope": {"run": "offmarl evaluate {run}"},
-    "ls": _SHOW | {"datasets": "offmarl pull {datasets[0][name]} --dry-run"},
+    "ls": _SHOW | {"published": "offmarl pull {published[0][name]} --dry-run"},
     "show": _TRAIN,
     "report": {
         "run": "offmarl compare {run}",
@@ -51,11 +51,11 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     "verify": {
         "faults": "offmarl salvage {path} -o intact.vlt",
         "path": "offmarl show {path}",
-        "verified": "offmarl show {given}",
+        "verified": "offmarl ls {given}",
     },
     "pull": {
         "paths": "offmarl show {first[paths]}",
-        "sizes": "offmarl pull {name}",
+        "sizes": "offmarl pull {given}",
         "path": "offmarl evaluate {path}",
     },
     "push": {"run": "offmarl pull {to} --policy", "url": "offmarl pull {to}"},
@@ -97,7 +97,8 @@ def next_commands(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
         maps = {key: x for key, x in data.items() if isinstance(x, Mapping) and x}
         first = {key: next(iter(x.values())) for key, x in maps.items()}
         given = rest[0] if rest and not rest[0].startswith("-") else ""
-        about: dict[str, Any] = {"first": first, "given": given, **data}
+        published = [x for x in data.get("datasets", ()) if verb == "ls" and x["hub"]]
+        about: dict[str, Any] = {"first": first, "given": given, "published": published, **data}
         if verb in ("push", "tune"):
             options = options_among(rest, to=str, env=str, vault=tuple[str, ...])
             about = {**options, "own": "vault" in options and options.get("env"), **about}

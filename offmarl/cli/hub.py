@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from offmarl.hub.pages import PageCache
 
 _NOTHING = "no dataset was pulled."
-_NOT_ASKED = "the hub could not be reached, so a newer version may exist."
+_NOT_ASKED = "it could not be reached, so a newer version may exist."
 
 
 def pull(
@@ -67,7 +67,7 @@ def pull(
     facts = _about(pulled.card) | limit | about
     checks = {f"{uid} checked by": check for uid, check in pulled.checks.items()}
     if not pulled.asked:
-        facts["note"] = _NOT_ASKED
+        facts["hub"] = _NOT_ASKED
     text = Group(
         *map(as_is, pulled.paths.values()),
         grid(facts | checks),
@@ -86,7 +86,7 @@ def _pulled_policy(name: str, out: Path | None) -> Report:
         "fetched": decimal(pulled.fetched),
     }
     if not pulled.asked:
-        facts["note"] = _NOT_ASKED
+        facts["hub"] = _NOT_ASKED
     return Report(pulled._asdict(), Group(as_is(pulled.path), grid(facts)))
 
 
@@ -341,8 +341,7 @@ def _sources(cards: Iterable[Card]) -> RenderableType:
     rows = []
     for name, group in groupby(cards, key=lambda card: card.name.rpartition("/")[0]):
         agents, uids = zip(*((card.num_agents, len(card.uids)) for card in group), strict=True)
-        numbers = ", ".join(map(str, sorted({*agents})))
-        rows.append([name, len(uids), sum(uids) or None, numbers])
+        rows.append([name, len(uids), sum(uids) or None, ", ".join(map(str, sorted({*agents})))])
     return table(["name", "datasets", "vaults", "agents"], rows)
 
 

@@ -265,8 +265,7 @@ def _fitted(description: str) -> str:
             textwrap.fill(" ".join(item.split()), width, subsequent_indent=indent) for item in items
         )
 
-    paragraphs = re.split(r"\n\s*\n", description.strip().replace("``", "`"))
-    return "\n\n".join(map(filled, paragraphs))
+    return "\n\n".join(map(filled, re.split(r"\n\s*\n", description.strip().replace("``", "`"))))
 
 
 def split_options(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -440,6 +439,8 @@ def _reason(printed: str) -> str:
     _, *lines = re.sub(r"\x1b\[[\d;]*m", "", printed).splitlines()  # without colours
     inside = (re.sub("[│╰╯]", " ", line)[2:].rstrip() for line in lines)
     text = " ".join(line.strip() for line in inside if not line.startswith(" " * 8))
+    # tyro does not say that an unknown option took the only positional argument.
+    text = re.sub(r"(argument '\w+')\. Expected 1 values", r"\1, or an unknown option", text)
     parts = [part.strip() for part in re.split("[─-]{4,}", text)]
     see = re.search(r"For full helptext, (?:run|see):? (.+? --help)", text)
     tail = f" See `{see[1]}`." if see else ""

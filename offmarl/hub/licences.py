@@ -71,6 +71,9 @@ class Licence:
     note: str | None = None
     """Who states the licence, if it is not the source."""
 
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.data, self.link)))
+
 
 def licence_named(name: str) -> str:
     """Return a licence in its canonical spelling."""

@@ -123,8 +123,7 @@ class PublishedValues:
         size = 0
         for key in keys:
             if isinstance(place := self._index.get(key), ValueRange):
-                span = place.offset, place.offset + place.length
-                spans.setdefault(place.file, []).append(span)
+                spans.setdefault(place.file, []).append((place.offset, place.offset + place.length))
                 size += place.length
             if size > _TOGETHER:
                 self._fetch(spans)
@@ -175,8 +174,7 @@ class HubDriver(Registered):
         def open_pages(file: File) -> Pages:
             return Pages(client.remote_of(repository, commit, file), owner)
 
-        name = f"{repository}/{self._uid}"
-        return PublishedValues(*card.files_of(self._uid), open_pages, name)
+        return PublishedValues(*card.files_of(self._uid), open_pages, f"{repository}/{self._uid}")
 
     @property
     def digest(self) -> str | None:

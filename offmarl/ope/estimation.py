@@ -389,8 +389,7 @@ class RecordedData(NamedTuple):
     @property
     def discounted(self) -> Float[np.ndarray, "M"]:
         """The discounted sum of each episode's rewards."""
-        discounts = self.options.gamma ** np.arange(self.reward.shape[1])
-        return np.asarray(self.reward @ discounts)
+        return np.asarray(self.reward @ (self.options.gamma ** np.arange(self.reward.shape[1])))
 
 
 def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:

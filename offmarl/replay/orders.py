@@ -193,8 +193,7 @@ class BlockOrder(Order):
             ramp = 2 ** np.arange(int(math.log2(most)))
             sizes[: len(ramp)] = ramp
         bounds = np.unique(np.minimum(np.append(0, np.cumsum(sizes)), count))
-        windows = np.cumsum(self._sizes[blocks])
-        return _Pass(blocks, bounds, windows[bounds[1:] - 1])
+        return _Pass(blocks, bounds, np.cumsum(self._sizes[blocks])[bounds[1:] - 1])
 
     def _epoch_of(self, buffer: int) -> tuple[int, int]:
         first, later = self._num_buffers
@@ -264,8 +263,7 @@ def _shuffled_block(
     block: int, size: int, count: int, seed: int, epoch: int
 ) -> Int[np.ndarray, "n"]:
     """Return a block of a random order of ``range(count)``."""
-    places = np.arange(block * size, min((block + 1) * size, count))
-    return shuffle(places, count, seed, epoch)
+    return shuffle(np.arange(block * size, min((block + 1) * size, count)), count, seed, epoch)
 
 
 @lru_cache(4)

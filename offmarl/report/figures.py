@@ -148,8 +148,7 @@ def save(figure: Figure, path: Path) -> None:
     OptionError
         The format is not supported.
     """
-    kind = kind_of(path, KINDS, "a figure")
-    replace_file(path, to_bytes(figure, kind))
+    replace_file(path, to_bytes(figure, kind_of(path, KINDS, "a figure")))
 
 
 def to_bytes(figure: Figure, kind: str) -> bytes:

@@ -419,6 +419,10 @@ def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
     [
         (["show"], "Missing from offmarl show: VAULT. See `offmarl show --help`."),
         (
+            ["show", "--stats", "a.vlt"],
+            "Missing value for argument 'path', or an unknown option. See `offmarl show --help`.",
+        ),
+        (
             ["train", "bc", "--vaul", "x"],
             "Missing from offmarl train bc: --vault PATH[=SHARE]; Unrecognized options: --vaul x. "
             "See `offmarl train bc --help`.",

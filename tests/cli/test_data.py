@@ -1,6 +1,7 @@
 """``ls``, ``show`` and ``convert``."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,11 @@ def test_a_lineage_that_another_program_wrote_is_shown_as_it_is(
 
 
 def test_time_limit_tells_truncation_from_termination(offmarl, xor_file):
-    assert offmarl("convert", xor_file, "a.vlt", "--json").json["ends"] == {"terminated": 3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        unlimited = offmarl("convert", xor_file, "a.vlt", "--json")
+    assert unlimited.json["ends"] == {"terminated": 3}
+    assert "if that is a time limit, give it as --time-limit" in unlimited.err
     limited = offmarl("convert", xor_file, "b.vlt", "--time-limit", 50, "--json").json
     assert limited["ends"] == {"truncated": 3}
 
@@ -142,10 +147,11 @@ def test_a_directory_without_vaults_is_no_error(offmarl):
     outcome = offmarl("ls")
     assert outcome.code == 0 and "no vaults" in outcome.out
     assert offmarl("ls", "--json").json == {"vaults": []}
+    assert "no such vaults" in offmarl("ls", "--agents", 2).out
 
 
 def test_a_vault_that_cannot_be_read_is_listed_with_its_error(offmarl, xor_file, tmp_path):
-    offmarl("convert", xor_file, "a.vlt")
+    offmarl("convert", xor_file, "a.vlt", "--time-limit", 50)
     (tmp_path / "a.vlt" / "main" / "manifest.ocdbt").write_bytes(b"damaged")
     outcome = offmarl("ls")
     assert outcome.code == 0 and "a.vlt" in outcome.out

@@ -28,6 +28,7 @@ def test_every_command_names_the_next_one():
         ("train bc", {"run": Path("r")}, "offmarl report r"),
         ("verify a", {"path": "a", "faults": []}, "offmarl show a"),
         ("verify a", {"path": "a", "faults": [1]}, "offmarl salvage a -o intact.vlt"),
+        ("verify a/b", {"verified": {"a/b@0": 4}}, "offmarl ls a/b"),  # it may have several uids
         (
             "verify --deep a",
             {"verified": {"a@0": 4}},
@@ -40,7 +41,13 @@ def test_every_command_names_the_next_one():
             "offmarl report a --html page.html",
         ),
         ("pull x/y", {"name": "x/y", "paths": {"Good": Path("/d/Good")}}, "offmarl show /d/Good"),
-        ("pull x/y --dry-run", {"name": "x/y", "sizes": {"Good": 1}}, "offmarl pull x/y"),
+        ("pull x/y/a@b --dry-run", {"name": "x/y", "sizes": {"a": 1}}, "offmarl pull x/y/a@b"),
+        ("ls --remote a", {"datasets": [{"name": "a/b/c", "hub": None}]}, ""),
+        (
+            "ls --remote",
+            {"datasets": [{"name": "a/b/c", "hub": None}, {"name": "d/e/f", "hub": {"path": "g"}}]},
+            "offmarl pull d/e/f --dry-run",
+        ),
         ("push a.vlt --to me/it", {"url": "https://x", "card": {}}, "offmarl pull me/it"),
         ("cache ls", {"root": "c", "datasets": {}, "streamed": 0}, "offmarl ls --remote"),
         ("tune bc --vault a b", {"file": "f"}, "offmarl train bc --vault a --settings f"),

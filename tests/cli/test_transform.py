@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from offmarl import vault
+from offmarl.cli import output
 from offmarl.cli.verbs import VERBS, function_of
 
 
@@ -71,11 +72,14 @@ def test_a_journey(offmarl, pair):
     assert len(set(digests)) == 1
 
 
-def test_show_tells_the_lineage(offmarl, pair):
+def test_show_tells_the_lineage(offmarl, pair, monkeypatch):
     offmarl("cat", "a.vlt", "b.vlt", "-o", "c.vlt")
     offmarl("filter", "c.vlt", "return > p20", "-o", "d.vlt")
     text = offmarl("show", "d.vlt").out
     assert "filter condition=return > p20 by=episodes" in text
+    monkeypatch.setattr(output._out, "width", 30)
+    (source,) = vault.open_vault("d.vlt").provenance["lineage"]["sources"]
+    assert {"by=episodes", source["digest"][:12]} <= {*offmarl("show", "d.vlt").out.split()}
     assert "c.vlt/main" in text and "from  cat" in text
     for name in ("a.vlt/poor", "b.vlt/good"):
         assert text.count(name) == 2  # among the sources, and among the recordings

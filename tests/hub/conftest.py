@@ -30,6 +30,7 @@ name = "{name}"
 summary = "Made up."
 num_agents = 2
 citation = "nobody"
+quirks = ["Made of nothing."]
 [licence]
 data = "CC0-1.0"
 [hub]

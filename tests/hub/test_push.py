@@ -254,7 +254,7 @@ def test_a_second_push_keeps_the_vaults_of_the_first(hub, vaults, tmp_path):
         ({"num_agents": 3}, {}, "num_agents"),
         ({"time_limit": 99}, {}, "time_limit"),
         ({"name": "test/other"}, {}, "name"),
-        ({}, {"licence": "MIT"}, "licence"),
+        ({}, {"licence": "MIT"}, r"licence \(CC-BY-4.0\)"),
         ({}, {"name": "org/test/renamed"}, "name"),
     ],
 )

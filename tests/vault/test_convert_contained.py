@@ -143,7 +143,7 @@ def test_a_folder_with_links_out_of_it_is_refused(tmp_path, secret):
     for name, size in values.items():
         np.save(folder / f"{name}_0.npy", np.ones((STEPS, size)))
     (folder / "again.npy").symlink_to("obs_0.npy")
-    assert vault.import_dataset(folder, tmp_path / "a.vlt", "omar")
+    assert vault.import_dataset(folder, tmp_path / "a.vlt", "omar", time_limit=STEPS)
     forge_link(folder / "obs_0.npy", secret)
     with pytest.raises(VaultError, match=r"obs_0\.npy is a link that leads out"):
         vault.import_dataset(folder, tmp_path / "b.vlt", "omar")

@@ -461,6 +461,9 @@ def test_sources_must_be_of_one_kind(a, tmp_path):
         vault.cat([a, limited], tmp_path / "v.vlt")
     with pytest.raises(VaultError, match="no vaults to join"):
         vault.cat([], tmp_path / "v.vlt")
+    for view in (a.subset([0]), [a.subset([0])], vault.mix([a])):
+        with pytest.raises(OptionError, match="is a view: give vaults"):
+            vault.cat(view, tmp_path / "v.vlt")
     assert not (tmp_path / "v.vlt").exists()
 
 

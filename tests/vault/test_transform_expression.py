@@ -42,6 +42,7 @@ from .experience import make, written
         ("length == (1, 2)", "this is not supported: '(1, 2)'"),
         ("not " * 160 + "row == 1", "more than 100 levels"),
         ("row == 1 or " * 500 + "row == 1", "longer than 2000"),
+        (lambda episode: True, "is not text: add a column"),
     ],
 )
 def test_mistakes_are_named_in_one_line(text, message):

@@ -6,6 +6,7 @@ and its help follow. A reader is a context manager that takes the source, and ``
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,6 +26,7 @@ from offmarl.vault.convert.minari import read_minari, write_minari
 from offmarl.vault.convert.overcooked import read_overcooked
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
 from offmarl.vault.dataset import Dataset, open_vault
+from offmarl.vault.format.compat import LIMIT_UNKNOWN, MEANINGS, may_have_limit
 from offmarl.vault.format.layout import Codec
 
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
@@ -116,7 +118,11 @@ def import_dataset(
         provenance: dict[str, Any] = {"source": dataset.origin | dict(terms or {})}
         provenance |= {"policies": [*dataset.policies]} if dataset.policies else {}
         write_vault(path, dataset, provenance, codec, on_invalid, progress, source)
-    return open_vault(path)
+    data = open_vault(path)
+    takes_limit = "time_limit" in inspect.signature(read).parameters and env_spec is None
+    if takes_limit and time_limit is None and may_have_limit(data.episodes):
+        warnings.warn(f"{MEANINGS[LIMIT_UNKNOWN]}.", stacklevel=2)
+    return data
 
 
 def export_dataset(

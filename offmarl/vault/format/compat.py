@@ -35,7 +35,7 @@ MEANINGS = {
     "padded observations": "observations are padded with -inf, which is read as 0",
     "time limit terminal": "the time limit is flagged as termination and read as truncation",
     LIMIT_UNKNOWN: "all episodes of the greatest length are flagged as terminated: if that "
-    "is a time limit, open the vault with it",
+    "is a time limit, give it as --time-limit",
     NOT_FINITE: "some observations, states or rewards are NaN or infinite and are kept "
     "unchanged; batches end an episode before the first of them, and episodes without a finite "
     "return are excluded from mean returns",
@@ -228,9 +228,6 @@ def find_quirks(vault: Any, table: Table) -> tuple[str, ...]:
     leaves: Mapping[str, Leaf] = vault.leaves
     state, actions = leaves.get(layout.STATE), leaves["actions"]
     names = {*leaves, *(layout.STATE for name in leaves if name.startswith(layout.STATE))}
-    episodes = table[table["cause"] != tables.OPEN]
-    longest = episodes["cause"][episodes["length"] == episodes["length"].max(initial=0)]
-    alike = len(longest) > 1 and (longest == tables.TERMINATED).all()
     quirks = {
         "several rows": vault.rows > 1,
         "state per agent": state is not None and len(state.shape) > 1,
@@ -238,10 +235,17 @@ def find_quirks(vault: Any, table: Table) -> tuple[str, ...]:
         **{quirk: name not in names for name, quirk in _ABSENT.items()},
         "padded observations": _is_padded(vault),
         "time limit terminal": ended_by_limit(table, vault.time_limit).any(),
-        LIMIT_UNKNOWN: vault.time_limit is None and alike,
+        LIMIT_UNKNOWN: vault.time_limit is None and may_have_limit(vault.episodes),
         NOT_FINITE: not np.isfinite(table["returns"]).all(),
     }
     return tuple(quirk for quirk, is_present in quirks.items() if is_present)
+
+
+def may_have_limit(episodes: tables.Episodes) -> bool:
+    """Whether the longest episodes, several, all terminated: a time limit may have ended them."""
+    ended = episodes.take(episodes.cause != tables.CAUSES[tables.OPEN])
+    longest = ended.terminated[ended.length == ended.length.max(initial=0)]
+    return len(longest) > 1 and bool(longest.all())
 
 
 def _is_padded(vault: Any) -> bool:

@@ -97,6 +97,8 @@ def parse(
     Of the kind "number", it is a formula such as ``reward / 10``; conditions in it count as 0 or 1.
     """
     samples = _Samples(names, hints or {})
+    if not isinstance(text, str):
+        raise ExpressionError(f"{text!r:.60} is not text: add a column by `map`, and filter by it.")
     if len(text) > _LONGEST:
         raise ExpressionError(f"the expression is longer than {_LONGEST} characters.")
     text = text.replace("\n", " ").strip()
@@ -166,7 +168,7 @@ class _Samples(dict[str, NumpyArray]):
         if family not in self.names:
             near = difflib.get_close_matches(name, self.names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            hint = self.hints.get(family) or f"{hint}Known: {', '.join(self.names)}."
+            hint = self.hints.get(family) or f"{hint}Known: {', '.join(self.names)}. Quote text."
             raise ExpressionError(f"there is no {name!r:.40}: {hint}")
         self.used.add(name)
         samples: dict[str, Any] = {"text": ["a"], "truth": [True]}

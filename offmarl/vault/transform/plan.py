@@ -15,6 +15,7 @@ from offmarl.vault.format.layout import Codec
 from offmarl.vault.read.open import open_reader
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform import conditions, selection
+from offmarl.vault.transform.episode_set import EpisodeSet
 from offmarl.vault.transform.function import Function, load, parse_reward
 from offmarl.vault.transform.lineage import LineageSource, name_of
 from offmarl.vault.transform.selection import Pieces, Pool, Unit, whole_episodes
@@ -70,14 +71,16 @@ class TransformPlan(NamedTuple):
         }
 
 
-def open_checked(vault: AnyVault) -> Reader:
+def open_checked(vault: AnyVault | EpisodeSet) -> Reader:
     """Open a vault, checked, unless it is open."""
+    if isinstance(vault, EpisodeSet) and not isinstance(vault, Reader):
+        raise OptionError(f"{vault!r} is a view: give vaults, and filter them by a condition.")
     return vault if isinstance(vault, Reader) else open_reader(vault)
 
 
 def open_all(vaults: AnyVault | Sequence[AnyVault], time_limit: int | None = None) -> list[Reader]:
     """Open one vault or several; vaults of other programs get the time limit."""
-    several = [vaults] if isinstance(vaults, str | os.PathLike | Reader) else [*vaults]
+    several = [vaults] if isinstance(vaults, str | os.PathLike | Reader | EpisodeSet) else [*vaults]
     if not several:
         raise VaultError("no vaults to join: give at least one vault.")
     readers = [open_checked(vault) for vault in several]

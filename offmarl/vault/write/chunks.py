@@ -161,8 +161,7 @@ class ChunkBuffer:
         return dict(zip(self._schema.chunk_keys(self._number), values, strict=True))
 
     def _checksums(self) -> dict[str, Value]:
-        values = self._chunk.values()
-        return {layout.checksums_key(self._number): layout.encode_checksums(values)}
+        return {layout.checksums_key(self._number): layout.encode_checksums(self._chunk.values())}
 
 
 def _agree(values: Iterable[Value | memoryview], expected: bytes) -> NumpyArray:
