@@ -231,7 +231,8 @@ def _check(plan: Plan, source: str) -> None:
         _check_tiers(recipe, [x for x in plan.datasets.values() if x.source is recipe], source)
     cells = plan.cells
     for cell in cells:
-        _check_options("baseline", cell.baseline.program, cell.options, f"{source}, {cell.label}")
+        where = f"{source}, {cell.label}"
+        _check_options("baseline", cell.baseline.program, cell.options, where)
     slugs = [[slug(label) for label in labels] for labels in (plan.datasets, plan.recipes)]
     for names in ([cell.slug for cell in cells], *slugs):
         if clash := {name for name in names if names.count(name) > 1}:

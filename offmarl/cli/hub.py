@@ -341,7 +341,8 @@ def _sources(cards: Iterable[Card]) -> RenderableType:
     rows = []
     for name, group in groupby(cards, key=lambda card: card.name.rpartition("/")[0]):
         agents, uids = zip(*((card.num_agents, len(card.uids)) for card in group), strict=True)
-        rows.append([name, len(uids), sum(uids) or None, ", ".join(map(str, sorted({*agents})))])
+        numbers = ", ".join(map(str, sorted({*agents})))
+        rows.append([name, len(uids), sum(uids) or None, numbers])
     return table(["name", "datasets", "vaults", "agents"], rows)
 
 

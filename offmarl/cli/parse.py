@@ -265,7 +265,8 @@ def _fitted(description: str) -> str:
             textwrap.fill(" ".join(item.split()), width, subsequent_indent=indent) for item in items
         )
 
-    return "\n\n".join(map(filled, re.split(r"\n\s*\n", description.strip().replace("``", "`"))))
+    paragraphs = re.split(r"\n\s*\n", description.strip().replace("``", "`"))
+    return "\n\n".join(map(filled, paragraphs))
 
 
 def split_options(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

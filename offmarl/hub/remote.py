@@ -123,7 +123,8 @@ class PublishedValues:
         size = 0
         for key in keys:
             if isinstance(place := self._index.get(key), ValueRange):
-                spans.setdefault(place.file, []).append((place.offset, place.offset + place.length))
+                span = place.offset, place.offset + place.length
+                spans.setdefault(place.file, []).append(span)
                 size += place.length
             if size > _TOGETHER:
                 self._fetch(spans)
@@ -174,7 +175,8 @@ class HubDriver(Registered):
         def open_pages(file: File) -> Pages:
             return Pages(client.remote_of(repository, commit, file), owner)
 
-        return PublishedValues(*card.files_of(self._uid), open_pages, f"{repository}/{self._uid}")
+        name = f"{repository}/{self._uid}"
+        return PublishedValues(*card.files_of(self._uid), open_pages, name)
 
     @property
     def digest(self) -> str | None:

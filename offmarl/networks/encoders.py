@@ -80,7 +80,8 @@ class Encoder(nn.Module):
         return self._dense(f"{prefix}dense", x.reshape(*x.shape[:-3], -1))
 
     def _dense(self, name: str, x: Float[Array, "*b _"]) -> Float[Array, "*b hidden"]:
-        return nn.relu(Dense(self.hidden, kernel_init=nn.initializers.he_normal(), name=name)(x))
+        layer = Dense(self.hidden, kernel_init=nn.initializers.he_normal(), name=name)
+        return nn.relu(layer(x))
 
     def _for_all_agents(self, x: Float[Array, "*b some _"], of: tuple[int, ...]) -> Array:
         """Return zeros for the agents that do not have the leaf."""

@@ -389,7 +389,8 @@ class RecordedData(NamedTuple):
     @property
     def discounted(self) -> Float[np.ndarray, "M"]:
         """The discounted sum of each episode's rewards."""
-        return np.asarray(self.reward @ (self.options.gamma ** np.arange(self.reward.shape[1])))
+        discounts = self.options.gamma ** np.arange(self.reward.shape[1])
+        return np.asarray(self.reward @ discounts)
 
 
 def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:

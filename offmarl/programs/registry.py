@@ -57,7 +57,8 @@ def find(kind: Kind) -> dict[str, Path]:
 
 def summary(path: Path) -> str:
     """Return the first line of a program's docstring, without running the program."""
-    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0].rstrip(".")
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return docstring.partition("\n")[0].rstrip(".")
 
 
 def load(kind: Kind, name: str) -> ModuleType:

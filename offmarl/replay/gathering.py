@@ -156,7 +156,8 @@ class RingReader:
             episodes, (time, episode) = self._episodes, place.at((slice(None), slice(-1)))
             step = episodes.start[episode] + np.minimum(time, episodes.length[episode] - 1)
             fields["return_to_go"][target] = self.to_go[episodes.row[episode], step]
-        self._write_ends(place.at(across), fields, across if at is None else at[across])
+        to = across if at is None else at[across]
+        self._write_ends(place.at(across), fields, to)
 
     def _pieces(
         self, place: SlotPlace, across: NDArray[np.int64]

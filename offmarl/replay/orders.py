@@ -193,7 +193,8 @@ class BlockOrder(Order):
             ramp = 2 ** np.arange(int(math.log2(most)))
             sizes[: len(ramp)] = ramp
         bounds = np.unique(np.minimum(np.append(0, np.cumsum(sizes)), count))
-        return _Pass(blocks, bounds, np.cumsum(self._sizes[blocks])[bounds[1:] - 1])
+        windows = np.cumsum(self._sizes[blocks])
+        return _Pass(blocks, bounds, windows[bounds[1:] - 1])
 
     def _epoch_of(self, buffer: int) -> tuple[int, int]:
         first, later = self._num_buffers
@@ -263,7 +264,8 @@ def _shuffled_block(
     block: int, size: int, count: int, seed: int, epoch: int
 ) -> Int[np.ndarray, "n"]:
     """Return a block of a random order of ``range(count)``."""
-    return shuffle(np.arange(block * size, min((block + 1) * size, count)), count, seed, epoch)
+    places = np.arange(block * size, min((block + 1) * size, count))
+    return shuffle(places, count, seed, epoch)
 
 
 @lru_cache(4)

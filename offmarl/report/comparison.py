@@ -661,4 +661,5 @@ def _run_paths(path: Path) -> list[Path]:
     """Return a run, or the packed runs of a benchmark's directory, or of its cells."""
     if is_run(path):
         return [path]
-    return sorted((path / "cells").glob("*.json")) or sorted(path.glob("*--*.json")) or [path]
+    cells = sorted((path / "cells").glob("*.json")) or sorted(path.glob("*--*.json"))
+    return cells or [path]

@@ -148,7 +148,8 @@ def save(figure: Figure, path: Path) -> None:
     OptionError
         The format is not supported.
     """
-    replace_file(path, to_bytes(figure, kind_of(path, KINDS, "a figure")))
+    kind = kind_of(path, KINDS, "a figure")
+    replace_file(path, to_bytes(figure, kind))
 
 
 def to_bytes(figure: Figure, kind: str) -> bytes:

@@ -79,7 +79,8 @@ def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray)
     episode = jax.jit(_episode, static_argnums=(0, 1), compiler_options=quickly())
     scenes, reward, last = jax.device_get(episode(env, policy, params, key))
     require_ended(last.any(), env.spec.name, env.spec.time_limit)
-    return _playback(env, scenes, reward[1 : int(last.argmax()) + 1])
+    stop = int(last.argmax()) + 1
+    return _playback(env, scenes, reward[1:stop])
 
 
 def _playback(env: Any, scenes: Any, reward: Any) -> Playback:
@@ -148,7 +149,8 @@ def save(playback: Playback, path: Path) -> None:
     elif kind == "gif":
         replace_file(path, to_gif(playback))
     else:
-        frame(playback, len(playback.scenes) // 2).save(path)
+        middle = len(playback.scenes) // 2
+        frame(playback, middle).save(path)
 
 
 def to_gif(playback: Playback, every: int = 1) -> bytes:

@@ -110,7 +110,8 @@ def fixed_recording(args: FixedArgs) -> Recording:
     name = args.name or f"{safe_path(plain, option='--policy')}-{args.seed}"
 
     def provenance() -> dict[str, Any]:
-        return {"program": title, "tier": title, "policies": _about(env, players, args)}
+        about = _about(env, players, args)
+        return {"program": title, "tier": title, "policies": about}
 
     return Recording(
         env,

@@ -176,7 +176,8 @@ def _mixed_steps(steps: Transition, policies: bool) -> NumpyArray:
 def _finals(vault: Reader, episodes: NumpyArray) -> dict[int, NumpyArray]:
     """Return the final views of episodes that have one, packed."""
     views = vault.final_views(vault.episodes.final[episodes])
-    return dict(zip(episodes.tolist(), join_bytes(flatten_view(views).values(), 1), strict=True))
+    packed = join_bytes(flatten_view(views).values(), 1)
+    return dict(zip(episodes.tolist(), packed, strict=True))
 
 
 def _pack_steps(transition: Transition, policies: bool) -> NumpyArray:

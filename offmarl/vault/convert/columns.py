@@ -264,7 +264,8 @@ def _imported(
     origin = {"format": format, "file": source.name, "provenance": about.get("provenance")}
     steps = arrays["rewards"].shape[0]
     spans = common.blocks(steps, sum(leaf.step_bytes for leaf in layout.leaves(spec).values()))
-    return Imported(spec, origin, _records(arrays, spec, spans, source), len(spans), digest)
+    records = _records(arrays, spec, spans, source)
+    return Imported(spec, origin, records, len(spans), digest)
 
 
 def _records(

@@ -105,7 +105,8 @@ class Episodes(NamedTuple):
     @property
     def returns_by_name(self) -> dict[str, Float[np.ndarray, "M"]]:
         """The `team_returns`: "return", or "return_TEAM" for each of several teams."""
-        return dict(zip(names_by_team("return", self.teams), self.team_returns.T, strict=True))
+        names = names_by_team("return", self.teams)
+        return dict(zip(names, self.team_returns.T, strict=True))
 
     @property
     def scored(self) -> Bool[np.ndarray, "M"]:

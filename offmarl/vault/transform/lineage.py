@@ -114,7 +114,8 @@ def name_of(vault: Reader) -> str:
 
 def sources_of(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the descriptions of a transform's sources; empty if no transform made the vault."""
-    return _list(_mapping(provenance.get("lineage")).get("sources"))
+    lineage = _mapping(provenance.get("lineage"))
+    return _list(lineage.get("sources"))
 
 
 def origin_of(policy_id: Int[np.ndarray, "M"], origins: Sequence[Origin]) -> Int[np.ndarray, "M"]:

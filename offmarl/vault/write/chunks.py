@@ -161,7 +161,8 @@ class ChunkBuffer:
         return dict(zip(self._schema.chunk_keys(self._number), values, strict=True))
 
     def _checksums(self) -> dict[str, Value]:
-        return {layout.checksums_key(self._number): layout.encode_checksums(self._chunk.values())}
+        values = self._chunk.values()
+        return {layout.checksums_key(self._number): layout.encode_checksums(values)}
 
 
 def _agree(values: Iterable[Value | memoryview], expected: bytes) -> NumpyArray:
