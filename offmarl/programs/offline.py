@@ -58,10 +58,7 @@ from offmarl.programs.runs.loop import (
     updates_ahead,
 )
 from offmarl.programs.runs.normalisation import SCALE, scale_of
-from offmarl.programs.runs.run import (
-    locked,
-    settle,
-)
+from offmarl.programs.runs.run import locked, settle
 from offmarl.programs.runs.sharding import (
     SeedLayout,
     check_divisible,
@@ -76,10 +73,7 @@ from offmarl.programs.runs.training import (
     carry_out,
     named_seeds,
 )
-from offmarl.replay import (
-    BatchSource,
-    open_batches,
-)
+from offmarl.replay import BatchSource, open_batches
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.trackers import check_trackers

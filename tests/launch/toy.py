@@ -40,6 +40,15 @@ class Squares(Work):
         if kind == "deaf" and not before:  # as compiled code is
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             time.sleep(60)
+        if kind == "save" and not before:
+            from offmarl.programs.runs.training import checkpoint_timer  # imports JAX
+
+            with checkpoint_timer(60, "step") as timer:  # as a training does
+                timer.work_done()
+                while not timer.is_due():
+                    time.sleep(0.02)
+                (self.directory / "saved").touch()
+                timer.saved(1)
         if kind == "wait" and not before:
             for _ in range(600):  # Ray interrupts tasks between calls
                 time.sleep(0.1)
