@@ -33,6 +33,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from offmarl import cli, programs
 from offmarl.config import Fraction, Positive
 from offmarl.distributions import categorical, select
+from offmarl.errors import OptionError
 from offmarl.losses import cross_entropy, masked_mean, q_lambda_targets, softmax_weights
 from offmarl.networks import (
     MixedParams,
@@ -186,6 +187,11 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
+    if args.length < 2:
+        raise OptionError(
+            "targets need the data's next action, which windows of one step do not have: give "
+            "--length 2 or more."
+        )
     return programs.train(make, args)
 
 

@@ -310,6 +310,11 @@ def make_model(spec: EnvSpec, args: Args) -> Model:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
+    if args.length < 2:
+        raise OptionError(
+            "targets need the data's next action, which windows of one step do not have: give "
+            "--length 2 or more."
+        )
     return programs.train(make, args)
 
 

@@ -356,9 +356,7 @@ class Responses(Work):
         numbered = zip(self.sides, profile, strict=True)
         players = {team.name: self.member(seed, x, n) for n, (team, x) in enumerate(numbered)}
         policy, params = joint_policy(self.env, players)
-        outcome = play_policy(
-            env, policy, args.episodes, None, params, fold_key(seed, PLAY, *profile)
-        )
+        outcome = play_policy(env, policy, args.episodes, params, fold_key(seed, PLAY, *profile))
         returns = returns_by_team(env.spec, outcome).astype(float)
         if args.meta == "nash":
             require_constant_sum(returns.T, spec.name)

@@ -57,7 +57,7 @@ def ope(
         as-trained: as in the runs' own evaluations.
     checkpoints
         Which checkpoints of each run are evaluated; all: those of its evaluations that the run kept
-        (train --keep all).
+        (train --keep all; a recorder keeps all).
     options
         How they are evaluated.
     env

@@ -96,7 +96,7 @@ def play(
     else:
         with progress("evaluate", len(policies)) as advance:
             for policy in policies.values():
-                args = environment, policy.policy, episodes, None, policy.params, key
+                args = environment, policy.policy, episodes, policy.params, key
                 returns.append(evaluation.returns_by_team(environment.spec, play_policy(*args)))
                 means = {
                     team.name: float(x.mean()) for team, x in zip(teams, returns[-1].T, strict=True)

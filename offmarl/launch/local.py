@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from offmarl.errors import OptionError, RunError
@@ -186,7 +185,8 @@ def _has_accelerator() -> bool:
 def main() -> None:
     """Run tasks until standard input ends; then the launcher is gone, and a running task stops."""
     try:
-        signal.signal(signal.SIGINT, _interrupt)
+        # Programs replace Python's own handler by one that saves. The signal may have been ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         answers = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)  # only answers go to the launcher
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -201,12 +201,6 @@ def main() -> None:
         pass
     # Libraries hold threads that would delay the end.
     os._exit(0)
-
-
-def _interrupt(_signum: int, _frame: FrameType | None) -> None:
-    """Stop once: a second signal would interrupt the end of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _read(lines: "queue.SimpleQueue[str]") -> None:

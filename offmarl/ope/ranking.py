@@ -17,6 +17,7 @@ from offmarl.tracking import (
     EVALUATED,
     METRICS_FILE,
     OTHER_RETURN,
+    POLICIES,
     RETURN,
     acting_of,
     as_dicts,
@@ -37,7 +38,7 @@ class Candidate(NamedTuple):
     run: Path
     seed: int
     step: int | None
-    """Number of its checkpoint; None for the last."""
+    """Number of its checkpoint, of a recorder's environment steps; None for the last."""
 
     @property
     def setting(self) -> str:
@@ -58,12 +59,15 @@ def candidates_of(run: Path, checkpoints: str) -> list[Candidate]:
     steps = Checkpoints(run / CHECKPOINTS).steps()
     if not steps:
         raise RunError(f"{run} has no checkpoint: give the directory of a finished run.")
-    # Others are those that a stopped run resumes from.
+    # Others are those that a stopped run resumes from. A recorder keeps the policies of all
+    # evaluations, by environment steps.
+    keeps_all = (run / POLICIES).is_dir()
     evaluated = {
-        row["step"] for row in read(run / METRICS_FILE) if not row.keys().isdisjoint(EVALUATED)
+        row["step"]
+        for row in read(run / METRICS_FILE)
+        if not row.keys().isdisjoint(EVALUATED) and (keeps_all or row["step"] in steps)
     }
-    steps = [step for step in steps if step in evaluated] or steps
-    return [Candidate(run, seed, step) for step in steps for seed in seeds]
+    return [Candidate(run, seed, step) for step in sorted(evaluated) or steps for seed in seeds]
 
 
 def _returns(candidate: Candidate, act: str, draws: bool) -> Float[np.ndarray, "episodes"] | None:

@@ -103,7 +103,7 @@ def learn(
     place = local(out) / f"exploitability-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
     policy, params = joint_policy(env, players)
     with tracking.progress("returns of the policies", 1, note=COMPILING):
-        fixed = returns_by_team(env.spec, play_policy(env, policy, episodes, None, params, key))
+        fixed = returns_by_team(env.spec, play_policy(env, policy, episodes, params, key))
     gains = np.zeros((episodes, 2))  # of episodes with the same initial states
     for number, team in enumerate(teams_of(env.spec)):
         rivals = (x for x in policies if not {*x[0].agents} <= {*team.agents})
@@ -114,6 +114,6 @@ def learn(
         run, file = run_directory(args, origin.name), origin.file and oracle
         best, against = load_policy(run, program=file), side_of(env, team.name, opponents)
         with tracking.progress(f"returns of {team.name}", 1, note=COMPILING):
-            outcome = play_policy(against, best.policy, episodes, None, best.params, key)
+            outcome = play_policy(against, best.policy, episodes, best.params, key)
         gains[:, number] = returns_by_team(against.spec, outcome)[:, 0] - fixed[:, number]
     return Solution(fixed.mean(0), gains.mean(0), mean_interval(gains.sum(1))[1:])

@@ -30,7 +30,7 @@ from offmarl.paths import local, safe_path
 from offmarl.programs.recording.sides import environment_of, members_of, names_in, run_of
 from offmarl.programs.registry import file_of_run
 from offmarl.programs.runs.compiling import keep_compiled_programs
-from offmarl.programs.runs.evaluate import place_arguments, play_against
+from offmarl.programs.runs.evaluate import play_policy
 from offmarl.programs.runs.identity import environment_source
 from offmarl.statistics import MIN_RUNS, Estimate, standard_error
 from offmarl.teams import Team, find_side, name_of_side, teams_of
@@ -160,7 +160,7 @@ class CrossPlayWork(Work):
         params = tuple(self._params(self.members[number], acting) for number in (member, partner))
         # Episodes are drawn anew for each policy of the side, so that intervals hold their chance.
         key = jax.random.fold_in(jax.random.key(self._seed), member)
-        outcome = play_against(*place_arguments(self.env, policy, self.episodes, None, params, key))
+        outcome = play_policy(self.env, policy, self.episodes, params, key)
         returns = returns_by_team(self.env.spec, outcome)[:, 0].astype(float)
         return returns.mean(), float(standard_error(returns))
 

@@ -264,6 +264,10 @@ def test_targets_take_the_next_action_of_the_data() -> None:
     np.testing.assert_array_equal(known, [[True, True, False], [True, True, False]])
     with pytest.raises(OptionError, match="--length 2 or more"):
         registry.load("baseline", "iql_cql").Args(Path(), length=1)
+    for name in ("maicq", "oryx"):  # runs of before can be loaded
+        program = registry.load("baseline", name)
+        with pytest.raises(OptionError, match="--length 2 or more"):
+            program.main(program.Args(Path(), length=1))
 
 
 def softmax(values: list[float]) -> np.ndarray:

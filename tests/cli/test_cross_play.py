@@ -15,7 +15,7 @@ from offmarl.cli import output
 from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError, UnknownNameError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig
-from offmarl.programs import cross_play, load_policy
+from offmarl.programs import load_policy
 from offmarl.programs.cross_play import CrossPlayWork, scores
 from offmarl.programs.runs import evaluate
 from tests import plain
@@ -62,7 +62,7 @@ def test_the_cells_of_the_xor_game_are_exact_in_both_seat_orders(here, monkeypat
     """20 policies meet 20 others in one compilation, of runs whose policies compute the same."""
     traced = chex.assert_max_traces(evaluate.play_against.__wrapped__, n=1)
     play = jax.jit(traced, static_argnums=(0, 1, 2, 3))
-    monkeypatch.setattr(cross_play, "play_against", play)
+    monkeypatch.setattr(evaluate, "play_against", play)
     work = CrossPlayWork(["five", "more"], **FEW)
     tables = played(work)
     first, second = np.array(

@@ -9,7 +9,7 @@ import pytest
 from offmarl import envs, tracking
 from offmarl.cli.ope import view
 from offmarl.networks import PolicyConfig
-from offmarl.ope.ranking import Candidate, compare_with_returns, notes
+from offmarl.ope.ranking import Candidate, candidates_of, compare_with_returns, notes
 from tests import plain
 from tests.runs import write_policy
 
@@ -108,6 +108,19 @@ def test_a_ranking_of_policies_that_act_in_different_ways_says_so():
     assert note.startswith("Policies of bc sample their actions") and "--act greedy" in note
     alike = {label: draw for label, draw in draws.items() if draw}
     assert [*notes(candidates[:2], alike, {})] == []
+
+
+def test_a_recorder_has_the_policies_of_all_evaluations(runs):
+    run = runs[0]
+    tracking.append(run / tracking.METRICS_FILE, {"seed": 0, "step": 32, "loss": 1.0})
+    for step in (0, 1, 64):
+        tracking.append(
+            run / tracking.METRICS_FILE, {"seed": 0, "step": step, tracking.RETURN: [1.0]}
+        )
+    assert {candidate.step for candidate in candidates_of(run, "all")} == {1}  # its checkpoint
+    (run / tracking.POLICIES).mkdir()
+    steps = [candidate.step for candidate in candidates_of(run, "all")]
+    assert steps == [0, 0, 1, 1, 64, 64]  # of two seeds
 
 
 @pytest.mark.slow

@@ -131,6 +131,15 @@ def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path,
     assert launch("wait:6") and is_whole(tmp_path)
 
 
+@pytest.mark.slow
+def test_a_task_saves_what_it_has_before_it_stops(launch, tmp_path, directory):
+    interrupt_tasks(directory, times=1)
+    with pytest.raises(Stopped, match="the same command continues"):
+        launch("save:6")
+    assert (directory / "saved").exists()
+    assert launch("save:6") and is_whole(tmp_path)
+
+
 def test_a_second_ctrl_c_stops_a_task_that_serves_no_signals(launch, tmp_path, directory):
     interrupt_tasks(directory, times=2)
     start = time.monotonic()

@@ -62,6 +62,15 @@ def test_processes_ask_one_another_about_once_a_second_and_at_each_save(monkeypa
         timer.saved(6)
 
 
+def test_a_signal_asks_jax_nothing_as_it_may_be_starting(monkeypatch):
+    with pytest.raises(Stopped), checkpoint_timer(30.0, "update") as timer:
+        monkeypatch.setattr(training.jax, "process_count", lambda: pytest.fail("it was asked"))
+        timer.begin(0)
+        timer.work_done()
+        signal.raise_signal(signal.SIGINT)
+        timer.saved(5)
+
+
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_a_signal_saves_the_work_and_stops(signum):
     with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "update") as timer:

@@ -137,7 +137,7 @@ def _about(
         return entries
     key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)
     policy, params = joint_policy(env, players)
-    evaluation = play_policy(env, policy, args.eval_episodes, None, params, key)
+    evaluation = play_policy(env, policy, args.eval_episodes, params, key)
     returns, teams = returns_by_team(env.spec, evaluation).mean(0), teams_of(env.spec)
     means = {x: float(mean) for team, mean in zip(teams, returns, strict=True) for x in team.agents}
     return [

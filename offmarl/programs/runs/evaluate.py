@@ -333,21 +333,16 @@ step itself if they are as large as those of attention or retention over time.""
 
 
 def play_policy(
-    env: Environment,
-    policy: Policy,
-    episodes: int,
-    mesh: Mesh | None,
-    params: ArrayTree,
-    key: PRNGKeyArray,
+    env: Environment, policy: Policy, episodes: int, params: ArrayTree, key: PRNGKeyArray
 ) -> evaluation.Evaluation:
-    """Play episodes with one policy, on the devices of a mesh."""
-    return play_against(*place_arguments(env, policy, episodes, mesh, params, key))
+    """Play episodes with one policy."""
+    return play_against(*place_arguments(env, policy, episodes, None, params, key))
 
 
 def place_arguments(
     env: Environment, policy: Policy, episodes: int, mesh: Mesh | None, *inputs: ArrayTree
 ) -> tuple[Any, ...]:
-    """Return the arguments of `play_against` from those of `play_policy`, on the mesh's devices."""
+    """Return the arguments of `play_against`, on the devices of a mesh; ``inputs`` are its own."""
     shared = place_shared((*inputs, others_of(env)), mesh)
     return without_others(env), policy, episodes, mesh, *shared
 

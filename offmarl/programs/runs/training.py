@@ -76,6 +76,8 @@ class CheckpointTimer:
         self._signal: int | None = None
         self._since = self._asked = time.monotonic()
         self._calls = self._interval = 1
+        # Not in the handler, which would wait for ever for the lock that JAX holds while it starts.
+        self._has_others = jax.process_count() > 1
 
     def begin(self, position: int) -> None:
         """Start at a position: that of a checkpoint, or 0."""
@@ -92,7 +94,7 @@ class CheckpointTimer:
         They ask one another about once a second.
         """
         late = (now := time.monotonic()) - self._since > self._seconds
-        if jax.process_count() == 1:
+        if not self._has_others:
             return self._signal is not None or late
         self._calls -= 1
         if self._calls:
@@ -107,7 +109,7 @@ class CheckpointTimer:
         """Record that a checkpoint was saved at a position; `Stopped` if a signal requested it."""
         self._saved, self._unsaved, self._since = position, False, time.monotonic()
         signum = self._signal
-        if jax.process_count() > 1:  # all of them stop, once the first one has saved
+        if self._has_others:  # all of them stop, once the first one has saved
             _, signum, _ = agree(False, signum)
         if signum is not None:
             raise self._stopped(signum)
@@ -122,8 +124,8 @@ class CheckpointTimer:
 
     def on_signal(self, signum: int, _frame: FrameType | None) -> None:
         """Handle a signal."""
-        waiting = jax.process_count() > 1  # the others do, until all of them stop together
-        if self._signal is not None or not (self._unsaved or waiting):
+        # Other processes wait, until all of them stop together.
+        if self._signal is not None or not (self._unsaved or self._has_others):
             raise self._stopped(signum)
         self._signal = signum
         if not tracking.is_quiet():  # unbuffered: the program may hold the buffer's lock
