@@ -23,7 +23,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
         "page": "offmarl ls {page.parent}/vaults; offmarl compare {page.parent}/runs/expert/*"
     },
     "envs": {
-        "spec": "offmarl record mappo --env {spec[name]} --tiers random,medium,expert",
+        "spec": "offmarl record mappo --env {given} --tiers random,medium,expert",
         "environments": "offmarl envs swarm/coverage-3",
     },
     "doctor": {"offmarl": "offmarl demo"},

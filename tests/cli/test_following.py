@@ -51,6 +51,11 @@ def test_every_command_names_the_next_one():
         ),
         ("tune ippo --env e", {"file": "f"}, "offmarl record ippo --env e --settings f"),
         ("tune --help", {"recorders": {"ippo": "learns"}}, ""),
+        (
+            "envs a/mine.py:Mine",
+            {"spec": {"name": "mine.py:Mine"}},
+            "offmarl record mappo --env a/mine.py:Mine --tiers random,medium,expert",
+        ),
         ("ls", {"vaults": []}, ""),
         ("record mappo --dry-run", {"path": "r", "blocks": 3}, ""),  # a plan
         ("train --help", {"baselines": {"bc": "clones"}}, ""),
