@@ -101,7 +101,7 @@ def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_
     assert main(args).data["outcome"] == "recorded"
     assert vault.open_vault(matches.path).digest() == digest
     assert (run / "run.json").read_text() == record
-    with pytest.raises(RunError, match=r"--steps decides it"):
+    with pytest.raises(RunError, match=r"--steps and --num-envs decide it"):
         main(replace(args, steps=128))
     (run / "population.json").write_text("{}")
     with pytest.raises(RunError, match=r"population.json is damaged: remove"):
