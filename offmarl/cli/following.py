@@ -38,7 +38,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     "benchmark": {"finished": "offmarl compare {out}"},
     "evaluate": {"run": "offmarl report {run}"},
     "compare": _RECORD,
-    "cross-play": {"run": "offmarl evaluate {run} --render episode.gif"},
+    "cross-play": {"run": "offmarl evaluate {run}"},
     "exploitability": {"env": "offmarl record psro --env {env}"},
     "ope": {"run": "offmarl evaluate {run}"},
     "ls": _SHOW | {"datasets": "offmarl pull {datasets[0][name]} --dry-run"},

@@ -74,7 +74,7 @@ def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
     (tmp_path / "r" / "run.json").write_text("{}")
     expected = "offmarl record --policy r --steps 50000 --out vaults"
     assert next_commands(["compare", "none", "r"], {"datasets": {"a": 1}}) == expected
-    expected = "offmarl evaluate r --render episode.gif"
+    expected = "offmarl evaluate r"
     assert next_commands(["cross-play", "r@0"], {"policies": ["r@0"]}) == expected
 
 

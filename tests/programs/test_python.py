@@ -500,6 +500,9 @@ def test_agents_may_have_policies_of_their_own(path):
         with pytest.raises(InvalidValueError, match=r"log-probability of agent 0 \(kn") as refused:
             recorder.step({"knight": 0}, log_prob={"knight": 0.5})
         assert "of the record" not in str(refused.value)  # an evaluation has none
+        recorder.reset()
+        with pytest.raises(InvalidValueError, match="the log_probs are of 'page'"):
+            recorder.step(LONG, log_prob={"page": -1.0})
     assert vault.open_vault(path)[:].policy_id.tolist() == [[[3, 5], [4, -1]]]
 
 
