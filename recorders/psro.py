@@ -61,7 +61,7 @@ from offmarl.equilibria import Meta, meta_strategy, require_constant_sum
 from offmarl.errors import OptionError, RunError
 from offmarl.evaluation import require_time_limit, returns_by_team
 from offmarl.launch import Share, Work, join_work
-from offmarl.paths import local
+from offmarl.paths import local, path_text
 from offmarl.programs import Hyperparameters, OnlineArgs, Program, hyperparameters
 from offmarl.programs.best_responses import require_learner
 from offmarl.programs.program import recorded_args
@@ -483,12 +483,13 @@ def main(args: Args) -> Recorded:
         tasks.run_task(job, Share(0, 1))
         join_work(job)
         outcome = "recorded"
-    rows = [{"seed": seed, **describe_vault(job.vaults[seed], "matches")} for seed in job.seeds]
-    data, view = summarise(job.path, rows, outcome)
-    mixtures = final_mixtures(job.path)
+    run, vaults = Path(path_text(job.path)), job.vaults.items()
+    rows = [{"seed": x, **describe_vault(Path(path_text(y)), "matches")} for x, y in vaults]
+    data, view = summarise(run, rows, outcome)
+    mixtures = final_mixtures(run)
     lines = [quote(f"{side}={x}") for mixture in mixtures.values() for side, x in mixture.items()]
     if len(job.sides) == 2 and not args.side:
-        lines.append(f"\nNext: offmarl exploitability {' '.join(lines[:2])}")
+        lines.append(f"\nTo measure them: offmarl exploitability {' '.join(lines[:2])}")
     return Recorded(
         data | {"mixtures": mixtures}, Group(view, "\nFinal mixtures:", *map(as_is, lines))
     )

@@ -23,7 +23,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
         "page": "offmarl ls {page.parent}/vaults; offmarl compare {page.parent}/runs/expert/*"
     },
     "envs": {
-        "spec": "offmarl record mappo --env {spec[name]} --tiers random,medium,expert",
+        "spec": "offmarl record mappo --env {given} --tiers random,medium,expert",
         "environments": "offmarl envs swarm/coverage-3",
     },
     "doctor": {"offmarl": "offmarl demo"},
@@ -38,7 +38,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     "benchmark": {"finished": "offmarl compare {out}"},
     "evaluate": {"run": "offmarl report {run}"},
     "compare": _RECORD,
-    "cross-play": {"run": "offmarl evaluate {run} --render episode.gif"},
+    "cross-play": {"run": "offmarl evaluate {run}"},
     "exploitability": {"env": "offmarl record psro --env {env}"},
     "ope": {"run": "offmarl evaluate {run}"},
     "ls": _SHOW | {"published": "offmarl pull {published[0][name]} --dry-run"},

@@ -136,7 +136,7 @@ def _named_policies(arguments: list[str]) -> "PolicyArgs | None":
     if not (policies := options.get("policy")) or (local(policies[0]) / RUN_FILE).exists():
         return None
     named = "/" not in policies[0] and "env" in options
-    if not (named or policies[0] == "random" or {*policies[0]} & {*"@:=+"}):
+    if not (named or policies[0] in ("random", "scripted") or {*policies[0]} & {*"@:=+"}):
         return None
     from offmarl.programs.recording.fixed import PolicyArgs
 

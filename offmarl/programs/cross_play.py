@@ -208,7 +208,7 @@ def _environment(
         raise OptionError(
             f"cross-play is that of agents of one team, and {environment.spec.name} has the teams "
             f"{', '.join(team.name for team in teams)}: record them with `offmarl record "
-            "scripted`, or measure them with `offmarl exploitability`."
+            "--policy`, or measure them with `offmarl exploitability`."
         )
     trained = runs[0]["args"].get("side") if runs else None
     learner = find_side(environment.spec, side or trained or name_of_side(environment.spec, (0,)))

@@ -95,7 +95,11 @@ def test_a_policy_of_a_run_by_its_seed_plays_in_the_environment_of_the_run(offma
     assert not offmarl("train", "bc", "--vault", vault, "--updates", 1, "--out", run).code
     outcome = offmarl(*record, "--policy", f"{run}@0", "--json")
     assert outcome.json["vaults"][0]["path"].endswith(f"{short}.vlt/run-0-0")
-    refused = offmarl("record", "--policy", "random")
+
+
+@pytest.mark.parametrize("policy", ["random", "scripted"])
+def test_a_policy_by_its_name_needs_an_environment(offmarl, policy):
+    refused = offmarl("record", "--policy", policy)
     assert refused.code == 2 and "give --env" in refused.err
 
 

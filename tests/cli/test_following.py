@@ -58,6 +58,11 @@ def test_every_command_names_the_next_one():
         ),
         ("tune ippo --env e", {"file": "f"}, "offmarl record ippo --env e --settings f"),
         ("tune --help", {"recorders": {"ippo": "learns"}}, ""),
+        (
+            "envs a/mine.py:Mine",
+            {"spec": {"name": "mine.py:Mine"}},
+            "offmarl record mappo --env a/mine.py:Mine --tiers random,medium,expert",
+        ),
         ("ls", {"vaults": []}, ""),
         ("record mappo --dry-run", {"path": "r", "blocks": 3}, ""),  # a plan
         ("train --help", {"baselines": {"bc": "clones"}}, ""),
@@ -76,7 +81,7 @@ def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
     (tmp_path / "r" / "run.json").write_text("{}")
     expected = "offmarl record --policy r --steps 50000 --out vaults"
     assert next_commands(["compare", "none", "r"], {"datasets": {"a": 1}}) == expected
-    expected = "offmarl evaluate r --render episode.gif"
+    expected = "offmarl evaluate r"
     assert next_commands(["cross-play", "r@0"], {"policies": ["r@0"]}) == expected
 
 

@@ -60,7 +60,9 @@ def test_a_complete_recording_is_not_changed_and_another_is_refused(one):
     assert not join_work(work_at(one.path))
     with pytest.raises(RunError, match="started with seed=1, not 2"):
         work_at(one.path, seed=2).is_complete()
-    words = r"started with blocks=\[6, 20\], not .* which --steps and --block-steps decide"
+    words = (
+        r"started with blocks=\[6, 20\], not .* which --steps, --num-envs and --block-steps decide"
+    )
     with pytest.raises(RunError, match=words):
         work_at(one.path, block_steps=40).is_complete()
 

@@ -61,6 +61,9 @@ class Memory(vault.Writer):
     def __exit__(self, *_):
         self.closed = True
 
+    def discard(self):
+        self.records.clear()
+
 
 RECORDINGS = given(
     capacity=st.integers(1, 4),

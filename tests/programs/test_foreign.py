@@ -1,6 +1,5 @@
 """Policies of other programs: a Python function, and a network with parameters."""
 
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -121,7 +120,8 @@ def test_a_wrong_function_can_be_put_right(tmp_path):
     wrong, right = (function_policy(ENV.spec, lambda _o, _l, n=n: np.full(2, n)) for n in (1.5, 1))
     with pytest.raises(InvalidValueError):
         record_policy(ENV, wrong, (), path, steps=8, num_envs=2)
-    with pytest.raises(RunError, match="holds no steps, so remove it to start again"):
-        record_policy(ENV, right, (), path, steps=8, num_envs=2)
-    shutil.rmtree(path)
     assert record_policy(ENV, right, (), path, steps=8, num_envs=2)
+    killed = tmp_path / "a.vlt" / "killed"
+    vault.create(killed, ENV.spec, rows=2, provenance={"recipe": {}}).close()
+    with pytest.raises(RunError, match="holds no steps, so remove it to start again"):
+        record_policy(ENV, right, (), killed, steps=8, num_envs=2)

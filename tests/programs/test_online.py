@@ -215,7 +215,9 @@ def test_tiers_are_recorded_with_what_they_come_from(recorded):
 @pytest.mark.slow
 def test_tiers_of_another_length_are_refused(recorded):
     out, _ = recorded
-    with pytest.raises(RunError, match=r"chunks=\[1, 50\], not \[2, 50\] \(--steps decides it\)"):
+    with pytest.raises(
+        RunError, match=r"chunks=\[1, 50\], not \[2, 50\] \(--steps and --num-envs decide it\)"
+    ):
         mappo.main(small(out, steps=800))
 
 

@@ -15,6 +15,7 @@ from offmarl import settings, tracking, vault
 from offmarl.cli import tasks
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.launch import launch
+from offmarl.paths import remember_paths
 from offmarl.programs import record_from_run
 from offmarl.programs.recording import collecting
 from offmarl.programs.recording.recorder import run_directory
@@ -89,6 +90,9 @@ def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_
     (mixture,) = data["mixtures"].values()
     assert mixture["first"].startswith(f"{run}@0/") and {*mixture} == {"first", "second"}
     assert main(args).data["outcome"].startswith("complete already")
+    monkeypatch.chdir(tmp_path)
+    remember_paths([])
+    assert main(replace(args, out=Path())).data["run"] == str(run.relative_to(tmp_path))  # as typed
     with pytest.raises(RunError, match=r"with args.episodes 32, not 16: choose another"):
         main(replace(args, episodes=16))
     with pytest.raises(RunError, match="no versions to choose tiers from"):
@@ -101,7 +105,7 @@ def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_
     assert main(args).data["outcome"] == "recorded"
     assert vault.open_vault(matches.path).digest() == digest
     assert (run / "run.json").read_text() == record
-    with pytest.raises(RunError, match=r"--steps decides it"):
+    with pytest.raises(RunError, match=r"--steps and --num-envs decide it"):
         main(replace(args, steps=128))
     (run / "population.json").write_text("{}")
     with pytest.raises(RunError, match=r"population.json is damaged: remove"):

@@ -500,10 +500,13 @@ def test_agents_may_have_policies_of_their_own(path):
         with pytest.raises(InvalidValueError, match=r"log-probability of agent 0 \(kn") as refused:
             recorder.step({"knight": 0}, log_prob={"knight": 0.5})
         assert "of the record" not in str(refused.value)  # an evaluation has none
+        recorder.reset()
+        with pytest.raises(InvalidValueError, match="the log_probs are of 'page'"):
+            recorder.step(LONG, log_prob={"page": -1.0})
     assert vault.open_vault(path)[:].policy_id.tolist() == [[[3, 5], [4, -1]]]
 
 
-def test_an_environment_of_ours_is_recorded_as_it_is_by_jax(tmp_path):
+def test_an_environment_of_ours_is_recorded_as_it_is_by_jax(tmp_path, monkeypatch, capsys):
     env = envs.to_pettingzoo("classic/bridge:time_limit=7")
     assert offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 3, seed=5) == 3
     data = vault.open_vault(tmp_path / "a.vlt")
@@ -513,7 +516,9 @@ def test_an_environment_of_ours_is_recorded_as_it_is_by_jax(tmp_path):
     assert data.episodes.length.tolist() == [7, 7, 7]
     np.testing.assert_allclose(data[:].behaviour_log_prob, -np.log(5), rtol=1e-6)
     assert offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 3, seed=5) == 0
+    monkeypatch.delenv("OFFMARL_QUIET")
     assert offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 4, seed=5) == 1
+    assert "4/4" in capsys.readouterr().err  # progress counts those that were there
     with pytest.raises(RunError, match="'seed': 5"):
         offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 4, seed=6)
     with pytest.raises(OptionError, match="above 0"):

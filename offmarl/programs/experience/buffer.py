@@ -407,6 +407,8 @@ class ChunkWriter:
         with self._vault or nullcontext():
             while self._pending and kind is None:
                 self._wait()
+            if isinstance(error, Exception) and self._vault and not self._written:
+                self._vault.discard()  # so that the same command records what is mended
 
     def _wait(self) -> None:
         self._pending.popleft().result()
@@ -419,6 +421,7 @@ class ChunkWriter:
                 self._check(chunk)
                 if self._vault is not None and index >= self._vault.chunks(self._run):
                     self._append(self._vault, index, chunk)
+                self._written = chunk.stop
         except BaseException:
             self._failed = True
             raise
@@ -427,15 +430,10 @@ class ChunkWriter:
         transition, finals = chunk.transition, chunk.finals
         if self._join_agents is not None:
             transition, finals = self._join_agents(transition, finals)
-        try:
-            for fault in faults(vault.spec, transition, finals.view) if index == 0 else ():
-                name = vault.spec.name or "the environment"
-                raise InvalidValueError(f"{name}: {fault}. Nothing was recorded.")
-            vault.append(transition, finals, run=self._run, chunk=index, cut=chunk.cut)
-        except (InvalidValueError, ShapeError):
-            if index == 0:  # so that the same command records a mended environment
-                vault.discard()
-            raise
+        for fault in faults(vault.spec, transition, finals.view) if index == 0 else ():
+            name = vault.spec.name or "the environment"
+            raise InvalidValueError(f"{name}: {fault}. Nothing was recorded.")
+        vault.append(transition, finals, run=self._run, chunk=index, cut=chunk.cut)
 
     def _check(self, chunk: StepChunk) -> None:
         start = chunk.stop - chunk.transition.last.shape[1]
@@ -445,7 +443,6 @@ class ChunkWriter:
                 f"{self._written} written ones. The steps between were overwritten in the buffer "
                 "or written twice: call put after each add, with the number of added steps."
             )
-        self._written = chunk.stop
 
 
 def chunks_at_once(capture: Capture, num_steps: int) -> int:

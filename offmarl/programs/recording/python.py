@@ -381,11 +381,11 @@ def record_episodes(
         ``episodes`` or ``processes`` is below 1, or ``seed`` below 0.
     """
     path, recipe = local(path), {"seed": seed, "processes": processes, "episode_seeds": "folded"}
-    _check(path, episodes, recipe)
+    before = _check(path, episodes, recipe)
     about = {**(provenance or {}), "recipe": recipe}
     options = {"name": name, "time_limit": time_limit, "provenance": about}
     play = partial(_play, make_env, make_policy, path, (episodes, processes, seed), options)
-    with progress(f"record {path.name}", episodes) as advance:
+    with progress(f"record {path.name}", episodes, before) as advance:
         return _play_all(play, processes, path.name, advance)
 
 
@@ -409,21 +409,23 @@ def _play_all(
     return total
 
 
-def _check(path: Path, episodes: int, recipe: Mapping[str, Any]) -> None:
+def _check(path: Path, episodes: int, recipe: Mapping[str, Any]) -> int:
+    """Return the number of episodes that were recorded before, or raise what the arguments miss."""
     if episodes < 1 or recipe["processes"] < 1 or recipe["seed"] < 0:
         raise OptionError(
             "episodes and processes must be above 0, and the seed 0 or above, not "
             f"{episodes}, {recipe['processes']} and {recipe['seed']}."
         )
     try:
-        old = vault.open_vault(path).provenance.get("recipe")
+        existing = vault.open_vault(path)
     except (VaultNotFoundError, VaultFormatError):  # nothing, or the remains of a killed process
-        return
-    if old != recipe:
+        return 0
+    if (old := existing.provenance.get("recipe")) != recipe:
         raise RunError(
             f"{path} was started with {old or 'another kind of recording'}, not {dict(recipe)}: "
             "give the same arguments to resume it, or another path."
         )
+    return len(existing.episodes.row)
 
 
 def _play(
@@ -437,12 +439,10 @@ def _play(
     """Record the missing episodes of one process, yield True after each, and False at the end."""
     episodes, processes, seed = sizes
     run = f"process {number} of {processes}"
-    mine = range(number, episodes, processes)
     with closing(make_env()) as env:
         policy = make_policy(env)
         with record(env, path, resume=True, run=run, **options) as recorder:
-            num_recorded = recorder.recorded()
-            for episode in mine[num_recorded:]:
+            for episode in range(number, episodes, processes)[recorder.recorded() :]:
                 try:
                     _play_episode(recorder, policy, *episode_seeds(seed, episode))
                 except BaseException:

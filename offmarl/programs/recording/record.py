@@ -235,9 +235,9 @@ class Recording:
 
 
 HINTS = {
-    "chunks": "--steps decides it",
+    "chunks": "--steps and --num-envs decide it",
     "functions": "the code of the Python function",
-    "blocks": "their number and time steps, which --steps and --block-steps decide",
+    "blocks": "their number and time steps, which --steps, --num-envs and --block-steps decide",
 }
 """What entries of a recipe follow from, for errors."""
 

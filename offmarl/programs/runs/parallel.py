@@ -138,7 +138,7 @@ class RunningEpisode:
             "reward": self._of("reward", rewards, self._number, 0.0, acted),
             "terminated": terminated,
             "truncated": ~terminated & (self.over | ~present),
-            "behaviour_log_prob": self._of("log-probability", log_prob, self._number, np.nan),
+            "behaviour_log_prob": self._of("log_prob", log_prob, self._number, np.nan),
             "policy_id": self._of("policy id", policy_id, self._id, -1),
         }
         alive = (present | cut_off) & ~terminated
