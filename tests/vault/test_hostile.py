@@ -5,17 +5,19 @@ import random
 import resource
 import shutil
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tensorstore as ts
-from numcodecs import Zstd
+from numcodecs import Blosc, Zstd
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import METADATA
+from offmarl.vault.format.metadata import Grid
 from offmarl.vault.storage.store import store_of
 
 from .experience import make, written
@@ -353,3 +355,32 @@ def test_the_episodes_of_an_index_that_speaks_of_billions(path):
             call()
     assert time.monotonic() - begin < 2
     assert dataset.read(0, 3)["rewards"].shape[1] == 3
+
+
+@pytest.mark.parametrize(("leaf", "chunk"), [((2**24,), (1,)), ((1,) * 70, (1,) * 70)])
+def test_steps_of_more_parts_or_axes_than_any_vault_has(leaf, chunk):
+    """Each part is a key that is looked up."""
+    document = {"dtype": "|u1", "shape": [2, 10**13, *leaf], "chunks": [2, 8, *chunk]}
+    with pytest.raises(VaultFormatError, match="which no vault has"):
+        Grid.of("x", document | {"compressor": None, "fill_value": 0})
+
+
+def test_a_blosc_chunk_that_is_shorter_than_its_header_says():
+    """Blosc would copy what is behind it in memory."""
+    grid = Grid("x", np.dtype("u1"), (1, 10**13), (1, 4096), "blosc")
+    chunk = bytes(Blosc(clevel=0).encode(bytes(4096)))
+    assert not grid.decode(chunk, "it").any()
+    with pytest.raises(VaultFormatError, match="4112 stored bytes, and there are 16"):
+        grid.decode(chunk[:16], "it")
+
+
+@pytest.mark.parametrize("end", [b"\x80", b"9" * 5000, b"x"])
+def test_keys_of_tables_that_are_no_numbers(path, tmp_path, end):
+    for prefix in (layout.EPISODES_PREFIX, layout.FINALS_PREFIX):
+        store_of(path)._kv.write(prefix.encode() + end, b"").result()
+    dataset = vault.open_vault(path)
+    for table in ("episodes", "finals"):
+        with pytest.raises(OffmarlError):
+            getattr(dataset, table)
+    with suppress(OffmarlError):
+        vault.salvage(path, tmp_path / "saved.vlt")
