@@ -53,6 +53,8 @@ from offmarl.vault.format.tables import CAUSES, CUT, OPEN
 _TABLES = ("episodes.length", "episodes.cause", "episodes.final")
 _FINALS = "finals."
 _ABOUT = "about"
+_MOST_ABOUT = 2**24
+"""Maximum bytes of the description, which may be compressed; real ones are far smaller."""
 _SHARD_BYTES = 2**26
 _CHUNK_BYTES = 2**20
 
@@ -127,8 +129,10 @@ def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pat
 def read_numpy(source: StrPath) -> Iterator[Imported]:
     """Read plain columns in an .npz file, as --to numpy writes them."""
     source = local(source)
-    with readable(source), ZipFile(source), np.load(source, allow_pickle=False) as file:
+    with readable(source), ZipFile(source) as archive, np.load(source, allow_pickle=False) as file:
         check_layout(source, "plain NumPy's", file.files, _NEEDED)
+        if any(x.file_size > _MOST_ABOUT and _ABOUT in x.filename for x in archive.infolist()):
+            raise ValueError(f"{_ABOUT} has more than {_MOST_ABOUT:,} bytes")
         about = json.loads(str(file[_ABOUT]))
     with open_arrays(source, "plain NumPy's", lambda names: names - {_ABOUT}) as arrays:
         yield _imported("numpy", source, arrays, about)
