@@ -279,6 +279,17 @@ def test_a_policy_of_too_many_bytes_is_refused(hub):
         library.pull_policy(NAME)
 
 
+def test_a_deep_card_is_kept_as_it_is(hub, side):
+    publish(hub, side)
+    card = hub.files(NAME, "main")[1][policies.CARD]
+    deep = b"x = " + b"[" * 300 + b"]" * 300 + b"\n" + card
+    hub.commit(NAME, {policies.CARD: deep})
+    assert (library.pull_policy(NAME).path / policies.CARD).read_bytes().endswith(deep)
+    hub.commit(NAME, {policies.CARD: b'commit = "x"\n' + card})
+    with pytest.raises(CardError, match="is not TOML"):
+        library.pull_policy(NAME)
+
+
 @pytest.mark.slow
 def test_a_policy_of_too_many_bytes_is_not_pushed(hub, run, monkeypatch):
     monkeypatch.setattr(policies, "_MOST_BYTES", 1000)
