@@ -368,6 +368,15 @@ def test_a_return_that_is_not_finite_leaves_out_the_mean_of_the_card(hub, run, t
     assert library.push_policy(run, NAME, "MIT").card["returns"]["mean"] > 0
 
 
+def test_links_out_of_a_run_are_not_published(hub, tmp_path):
+    run = write_run(tmp_path / "run", "x", None, [[1.0]], kind="recorder")
+    (tmp_path / "secret").write_text("private")
+    (run / "checkpoints" / "1").mkdir(parents=True)
+    (run / "checkpoints" / "1" / "about").symlink_to(tmp_path / "secret")
+    with pytest.raises(RunError, match="about is a link that leads out of"):
+        library.push_policy(run, NAME, "MIT")
+
+
 def test_a_run_that_is_not_finished_is_refused(tmp_path):
     run = write_run(tmp_path / "run", "bc", None, [[1.0]])
     record = tracking.read_run(run) | {"complete": False}
