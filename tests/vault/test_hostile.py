@@ -256,7 +256,7 @@ def test_a_head_that_speaks_of_billions(tmp_path, length):
     shutil.make_archive(str(tmp_path / "v"), "zip", tmp_path, "v.vlt")
     zipped = vault.open_vault(tmp_path / "v.zip" / "v.vlt" / "a")
     for use in (*uses, lambda: zipped.read(0, 1)):
-        with pytest.raises(VaultFormatError, match="lost data, or its length is damaged or forged"):
+        with pytest.raises(VaultFormatError, match=r"its length is damaged or forged|does not fit"):
             use()
     unchecked = vault.open_vault(path, checked=False)  # there is no map of billions of chunks
     assert unchecked.windows([0], [0], 1)["rewards"].shape == (1, 1, 2)
@@ -289,6 +289,22 @@ def test_an_end_of_an_unknown_cause(path):
     assert not vault.verify(path, deep=True).sound
     ((_, summary),) = vault.list_vaults(path.parent)
     assert "unknown cause 200" in summary.error
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("row", -1), ("row", 2), ("start", 2**62), ("length", -1), ("length", 2**62), ("final", 99)],
+)
+def test_episodes_outside_of_the_vault(path, field, value):
+    """Readers count with these numbers, and make arrays of such lengths."""
+    store, key = store_of(path), layout.episodes_key(0)
+    records = np.frombuffer(store.get(key), vault.open_vault(path).manifest.schema.record).copy()
+    records[field][0] = value
+    store.commit({key: records.tobytes()}, {}).result()
+    dataset = vault.open_vault(path)
+    for read in (lambda: dataset.episodes, dataset.digest):
+        with pytest.raises(VaultFormatError, match="its episode table does not fit its steps"):
+            read()
 
 
 def test_rows_and_a_length_that_chunks_left_out_stand_for(path):

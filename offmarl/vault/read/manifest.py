@@ -154,7 +154,11 @@ def read_episodes(store: Store, manifest: Manifest) -> tables.Table:
     schema, head, running = manifest.schema, manifest.head, manifest.running
     table = read_table(store, layout.EPISODES_PREFIX, head.episodes, schema.record)
     running = running[running["length"] > 0]
-    return tables.with_known_causes(np.concatenate([table, running]) if len(running) else table)
+    table = tables.with_known_causes(np.concatenate([table, running]) if len(running) else table)
+    has_finals = table["final"].max(initial=-1) < head.finals
+    if not (has_finals and tables.are_contiguous(table, head.length, schema.rows)):
+        raise layout.damage_error(store.path, "its episode table does not fit its steps and views")
+    return table
 
 
 def map_contents(store: Store, manifest: Manifest | None) -> Contents | None:
