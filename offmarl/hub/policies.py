@@ -123,13 +123,12 @@ def push_policy(
         for place in (directory, *directory.glob(_COPIES))
         for name, content in _members(place).items()
     }
-    root = directory.resolve()
-    for file in (Path(content) for content in contents.values() if isinstance(content, str)):
-        if not file.resolve().is_relative_to(root):
-            raise RunError(
-                f"{file} is a link that leads out of {directory}, and could publish any file of "
-                "this machine: replace it by a copy if you trust it."
-            )
+    files = (Path(content) for content in contents.values() if isinstance(content, str))
+    if links := [x for x in files if not x.resolve().is_relative_to(directory.resolve())]:
+        raise RunError(
+            f"{links[0]} is a link that leads out of {directory}, and could publish any file of "
+            "this machine: replace it by a copy if you trust it."
+        )
     record = json.loads(contents[tracking.RUN_FILE])
     operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
     card = _card(directory, record, repository, terms, summary)

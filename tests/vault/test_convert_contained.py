@@ -236,7 +236,7 @@ def test_arrays_that_stand_for_more_than_the_file_holds(tmp_path, ours):
         vault.import_dataset(source, tmp_path / "a.vlt")
     source = vault.export_dataset(ours, tmp_path / "ours.npz", "numpy")
     np.savez_compressed(source, **dict(np.load(source)) | {"about": np.array(" " * 2**23)})
-    with pytest.raises(VaultError, match="about has more than 16,777,216 bytes"):
+    with pytest.raises(VaultError, match="about has more than 16 MiB"):
         vault.import_dataset(source, tmp_path / "a.vlt", "numpy")
 
 

@@ -87,9 +87,9 @@ def _commit(vault: Reader) -> str | None:
         written = now is None or [now.head._asdict(), now.stock_length] != counts
         if content is None or written or content != store.read(layout.MANIFEST):
             return None  # a program has written to the vault since it was opened
-        files = store.directory.glob(f"{layout.DATA}/*") if store.is_local else ()
-        stamps = sorted((x.name, x.stat().st_ino, x.stat().st_ctime_ns) for x in files)
-        identity = layout.dump_json([_CACHE_VERSION, vault.time_limit, counts, stamps])
+        files = sorted(store.directory.glob(f"{layout.DATA}/*")) if store.is_local else []
+        counts += [(x.name, x.stat().st_ino, x.stat().st_ctime_ns) for x in files]
+        identity = layout.dump_json([_CACHE_VERSION, vault.time_limit, counts])
         return hashlib.sha256(identity + content).hexdigest()
     return None
 
@@ -124,8 +124,7 @@ def _describe(name: str, leaf: Leaf, spec: EnvSpec) -> list[Any]:
     if name == layout.STATE and leaf.dtype == np.float32:
         return [name, spec.state_size]
     trees = (layout.OBSERVATIONS, layout.STATE, layout.EXTRAS)
-    types = [leaf.dtype.name] if name.startswith(trees) else []
-    return [name, *types, *leaf.shape]
+    return [name, *([leaf.dtype.name] if name.startswith(trees) else []), *leaf.shape]
 
 
 def episode_digests(

@@ -53,8 +53,6 @@ from offmarl.vault.format.tables import CAUSES, CUT, OPEN
 _TABLES = ("episodes.length", "episodes.cause", "episodes.final")
 _FINALS = "finals."
 _ABOUT = "about"
-_MOST_ABOUT = 2**24
-"""Maximum bytes of the description, which may be compressed; real ones are far smaller."""
 _SHARD_BYTES = 2**26
 _CHUNK_BYTES = 2**20
 
@@ -131,8 +129,8 @@ def read_numpy(source: StrPath) -> Iterator[Imported]:
     source = local(source)
     with readable(source), ZipFile(source) as archive, np.load(source, allow_pickle=False) as file:
         check_layout(source, "plain NumPy's", file.files, _NEEDED)
-        if any(x.file_size > _MOST_ABOUT and _ABOUT in x.filename for x in archive.infolist()):
-            raise ValueError(f"{_ABOUT} has more than {_MOST_ABOUT:,} bytes")
+        if any(x.file_size > 2**24 and _ABOUT in x.filename for x in archive.infolist()):
+            raise ValueError(f"{_ABOUT} has more than 16 MiB, unpacked")
         about = json.loads(str(file[_ABOUT]))
     with open_arrays(source, "plain NumPy's", lambda names: names - {_ABOUT}) as arrays:
         yield _imported("numpy", source, arrays, about)

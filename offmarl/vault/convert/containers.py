@@ -226,9 +226,9 @@ def _address(item: Any) -> int:
 
 def _check_dataset(dataset: Any, name: str, file_bytes: int) -> None:
     created = dataset.get_create_plist()
-    size = dataset.get_space().get_select_npoints() * dataset.get_type().get_size()
-    if size > _MOST_DEFLATED * file_bytes:  # what was never written is read as the fill value
-        raise ValueError(f"the dataset {name} has not the size that it says, {size:,} bytes")
+    entries, most = dataset.get_space().get_select_npoints(), _MOST_DEFLATED * file_bytes
+    if entries * dataset.get_type().get_size() > most:  # what was not written is read as zeros
+        raise ValueError(f"the dataset {name} has not the size that it says, {entries:,} entries")
     if created.get_layout() == require("h5py").h5d.VIRTUAL:
         raise _refused(f"the dataset {name} is virtual: it shows parts of other files")
     if created.get_external_count():

@@ -152,7 +152,7 @@ def _check_contained(directory: Path) -> None:
                     open_hdf5(path, stack)
         metadata = directory / "data" / "metadata.json"
         text = metadata.read_bytes() if metadata.exists() else b"{}"
-    content = layout.load_json(text, str(metadata))
+        content = layout.load_json(text, str(metadata))
     if metadata.exists() and not {"observation_space", "action_space"} <= content.keys():
         raise VaultError(
             f"{metadata} does not record the observation and action spaces: to find them, Minari "

@@ -146,8 +146,10 @@ def merge(present: Iterable[Named]) -> list[Named]:
         origins.append(Named(origin._replace(first=first), renumbered))
         first = origins[-1].origin.stop
     if len(origins) > 1 and first >= 2**31:
-        names = ", ".join(named.origin.vault for named in origins)
-        raise VaultError(f"the policies of {names} have {first:,} ids, more than a vault can hold.")
+        raise VaultError(
+            f"the policies of {', '.join(named.origin.vault for named in origins)} have {first:,} "
+            "ids, more than a vault can hold."
+        )
     return origins
 
 
@@ -282,8 +284,7 @@ def _bounded(provenance: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
     """Shorten a provenance to a size, from the oldest sources on."""
     sources = sources_of(provenance)
     if sources:  # the new vault lists the policies itself
-        left_out = (_ORIGINS, "policies")
-        provenance = {key: provenance[key] for key in provenance if key not in left_out}
+        provenance = {k: x for k, x in provenance.items() if k not in (_ORIGINS, "policies")}
     size = len(dump_json(dict(provenance)))
     if size <= most_bytes:
         return dict(provenance)
