@@ -240,6 +240,17 @@ def test_arrays_that_stand_for_more_than_the_file_holds(tmp_path, ours):
         vault.import_dataset(source, tmp_path / "a.vlt", "numpy")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("infos.alive", "different numbers of steps"), ("episodes.cause", "is damaged, incomplete")],
+)
+def test_plain_columns_of_another_length(tmp_path, ours, name, words):
+    source = vault.export_dataset(ours, tmp_path / "ours.npz", "numpy")
+    np.savez(source, **dict(np.load(source)) | {name: np.int8(1)})
+    with pytest.raises(VaultError, match=words):
+        vault.import_dataset(source, tmp_path / "a.vlt", "numpy")
+
+
 def test_entries_of_an_archive_that_are_no_arrays(tmp_path):
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
         for name in batch():
