@@ -234,9 +234,10 @@ def _packed(path: Path, name: str) -> dict[str, Any]:
 
 def holds(directory: Path, name: str) -> bool:
     """Whether a run's directory, or a packed run, holds a file."""
-    if directory.is_file():
-        return name in records.parse(directory.read_bytes(), str(directory), RunError)
-    return (directory / name).exists()
+    return (directory / name).exists() or (
+        directory.is_file()
+        and name in records.parse(directory.read_bytes(), str(directory), RunError)
+    )
 
 
 def acting_of(run: Mapping[str, Any]) -> Acting:
@@ -251,8 +252,7 @@ def other_acting(run: Mapping[str, Any]) -> Acting:
 
 def labelled(algorithm: str, *details: str | None) -> str:
     """Return an algorithm's name with details, such as "bc (greedy)"."""
-    text = ", ".join(filter(None, details))
-    return f"{algorithm} ({text})" if text else algorithm
+    return f"{algorithm} ({text})" if (text := ", ".join(filter(None, details))) else algorithm
 
 
 class _Place(msgspec.Struct):

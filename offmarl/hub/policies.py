@@ -123,6 +123,12 @@ def push_policy(
         for place in (directory, *directory.glob(_COPIES))
         for name, content in _members(place).items()
     }
+    files = (Path(content) for content in contents.values() if isinstance(content, str))
+    if links := [x for x in files if not x.resolve().is_relative_to(directory.resolve())]:
+        raise RunError(
+            f"{links[0]} is a link that leads out of {directory}, and could publish any file of "
+            "this machine: replace it by a copy if you trust it."
+        )
     record = json.loads(contents[tracking.RUN_FILE])
     operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
     card = _card(directory, record, repository, terms, summary)
@@ -134,8 +140,7 @@ def push_policy(
         place = open_repository(repository, private, "model")
         obsolete = {path for path in place.files - contents.keys() if _PATH.fullmatch(path)}
         commit = commit_files(place, operations, message, obsolete)
-    sent = sum(operation.upload_info.size for operation in operations)
-    return Pushed(card, place.url, commit, sent)
+    return Pushed(card, place.url, commit, sum(x.upload_info.size for x in operations))
 
 
 def _members(directory: Path) -> dict[str, str | bytes]:
@@ -144,7 +149,7 @@ def _members(directory: Path) -> dict[str, str | bytes]:
     The record has no details of this machine. Files of copies of opponents are not included.
     """
     folder = directory / tracking.CHECKPOINTS
-    steps = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
+    steps = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
     if not steps:
         raise RunError(f"{directory} has no checkpoint: repeat its command first.")
     last = folder / str(max(steps))
@@ -345,14 +350,15 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, File]]:
 
 def _install(run: Path, repository: str, remote: client.Remote) -> PulledPolicy:
     """Download and check a policy completely, or not at all."""
-    card, files = _parse(client.read_text_file(remote, f"{CARD} of {repository}"), repository)
+    about = tomli_w.dumps({"repository": repository, "commit": remote.commit})
+    text = about + client.read_text_file(remote, f"{CARD} of {repository}")
+    card, files = _parse(text, repository)
     arriving = run.with_name(f".{run.name}.arriving")
     content = arriving / remote.commit / "run"
     content.mkdir(parents=True, exist_ok=True)
     locate = partial(client.remote_of, repository, remote.commit, kind="model")
     fetched = download_files(files, content, locate, repository)
-    about = {"repository": repository, "commit": remote.commit}
-    (content / CARD).write_text(tomli_w.dumps({**card, **about}))
+    (content / CARD).write_text(text)
     for place in (content, *content.glob(_COPIES)):
         tracking.read_run(place)
     content.rename(run)

@@ -106,8 +106,7 @@ class _Design(NamedTuple):
     @property
     def width(self) -> int:
         """Number of features."""
-        entries = len(self.centre) if self.projection is None else _FEATURES
-        return 2 * (entries + 2)
+        return 2 * ((len(self.centre) if self.projection is None else _FEATURES) + 2)
 
     def blocks(self, histories: Histories) -> Iterator[tuple[slice, Float[np.ndarray, "m T F"]]]:
         """Yield the features of the views before each step, and which episodes they are of."""

@@ -281,8 +281,7 @@ def regret(estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "_"], k
     estimates, returns = _checked(estimates, returns)
     if not 1 <= k <= len(estimates):
         raise ShapeError(f"regret@{k} of {len(estimates)} policies: give 1 to {len(estimates)}.")
-    tried = np.lexsort((returns, -estimates))[:k]
-    return float(returns.max() - returns[tried].max())
+    return float(returns.max() - returns[np.lexsort((returns, -estimates))[:k]].max())
 
 
 def _checked(

@@ -27,7 +27,7 @@ from offmarl.vault.check import leaf_statistics
 from offmarl.vault.check.digest import known_digest
 from offmarl.vault.check.leaf_statistics import Statistics, StatisticsAccumulator
 from offmarl.vault.format.column_statistics import Ranges
-from offmarl.vault.format.compat import LIMIT_UNKNOWN, MEANINGS, sentences
+from offmarl.vault.format.compat import LIMIT_UNKNOWN, MEANINGS, recorded_quirks, sentences
 from offmarl.vault.transform.lineage import sources_of
 
 LENGTHS = (5, 10, 20, 50, 100)
@@ -416,10 +416,10 @@ def _of_recording(contents: Survey) -> Iterator[str]:
         )
 
 
-def _limit_was_unknown(provenance: Mapping[str, Any]) -> bool:
+def _limit_was_unknown(provenance: Any) -> bool:
     """Whether a vault was made from data that needs a time limit and was read without one."""
     return any(
-        LIMIT_UNKNOWN in x.get("quirks", ()) or _limit_was_unknown(x.get("provenance", {}))
+        LIMIT_UNKNOWN in recorded_quirks(x) or _limit_was_unknown(x.get("provenance"))
         for x in sources_of(provenance)
     )
 

@@ -284,7 +284,7 @@ def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:
     """
     seeds: dict[int, dict[int, list[float]]] = {seed: {} for seed in read_run(directory)["seeds"]}
     for row in read(directory / METRICS_FILE):
-        values = row.get(metric) if row["step"] else None
+        values = row.get(metric) if row["step"] and row["seed"] in seeds else None
         if isinstance(values, list) and len(values) > 1 and None not in values:
             seeds[row["seed"]][row["step"]] = values
     if not seeds or min(map(len, seeds.values())) < 2:
@@ -321,7 +321,7 @@ def final_evaluation(directory: Path) -> dict[str, dict[int, Float[np.ndarray, "
     for (*_, algorithm, name), final in _final_metrics(read_json(directory, file.name), file):
         by_metric = as_type(final, dict[str, list[float | None]], str(file), RunError)
         seed = name.removeprefix("seed_")
-        for key, values in by_metric.items() if seed.isdecimal() else ():
+        for key, values in by_metric.items() if seed.isdecimal() and len(seed) < 11 else ():
             metric = key.replace(RETURN, other_return, 1) if algorithm == other_name else key
             metrics.setdefault(metric, {})[int(seed)] = np.array(values, float)
     if not metrics:
@@ -494,9 +494,8 @@ _MOST = 1e30
 
 def is_foreign(path: Path) -> bool:
     """Whether a path is a JSON file, and not a run that a benchmark packed."""
-    if path.suffix != ".json" or not path.is_file():
-        return False
-    return RUN_FILE not in parse(path.read_bytes(), str(path), RunError)
+    is_json = path.suffix == ".json" and path.is_file()
+    return is_json and RUN_FILE not in parse(path.read_bytes(), str(path), RunError)
 
 
 def add_foreign_scores(scores: Runs, paths: Sequence[Path]) -> Runs:

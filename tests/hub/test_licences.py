@@ -13,6 +13,8 @@ from offmarl.hub import card as catalogue
 from offmarl.hub import licences
 from offmarl.hub.card import Licence
 from offmarl.hub.readme import croissant, readme
+from offmarl.report.contents import _limit_was_unknown
+from offmarl.vault.transform import lineage
 from tests.vault import experience
 from tests.vault.test_convert import batch, save
 
@@ -224,3 +226,11 @@ def test_every_licence_has_a_name_that_hugging_face_knows():
     for name in licences.HUGGING_FACE:
         assert licences.licence_named(name.upper()) == licences.licence_named(name) == name
     assert dataclasses.replace(Licence("MIT")).link is None
+
+
+@pytest.mark.parametrize("source", ["x", None, {}, {"quirks": 5, "provenance": 5}])
+def test_sources_that_are_forged(source):
+    provenance = {"lineage": {"sources": [source]}}
+    assert all(statement.words for statement in licences._statements(provenance, True))
+    assert not _limit_was_unknown(provenance)
+    assert len(str(lineage._bounded(provenance | {"x": "y" * 10_000}, 5000))) < 5000

@@ -279,6 +279,17 @@ def test_a_policy_of_too_many_bytes_is_refused(hub):
         library.pull_policy(NAME)
 
 
+def test_a_deep_card_is_kept_as_it_is(hub, side):
+    publish(hub, side)
+    card = hub.files(NAME, "main")[1][policies.CARD]
+    deep = b"x = " + b"[" * 300 + b"]" * 300 + b"\n" + card
+    hub.commit(NAME, {policies.CARD: deep})
+    assert (library.pull_policy(NAME).path / policies.CARD).read_bytes().endswith(deep)
+    hub.commit(NAME, {policies.CARD: b'commit = "x"\n' + card})
+    with pytest.raises(CardError, match="is not TOML"):
+        library.pull_policy(NAME)
+
+
 @pytest.mark.slow
 def test_a_policy_of_too_many_bytes_is_not_pushed(hub, run, monkeypatch):
     monkeypatch.setattr(policies, "_MOST_BYTES", 1000)
@@ -355,6 +366,15 @@ def test_a_return_that_is_not_finite_leaves_out_the_mean_of_the_card(hub, run, t
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert library.push_policy(directory, NAME, "MIT").card["returns"] == {}
     assert library.push_policy(run, NAME, "MIT").card["returns"]["mean"] > 0
+
+
+def test_links_out_of_a_run_are_not_published(hub, tmp_path):
+    run = write_run(tmp_path / "run", "x", None, [[1.0]], kind="recorder")
+    (tmp_path / "secret").write_text("private")
+    (run / "checkpoints" / "1").mkdir(parents=True)
+    (run / "checkpoints" / "1" / "about").symlink_to(tmp_path / "secret")
+    with pytest.raises(RunError, match="about is a link that leads out of"):
+        library.push_policy(run, NAME, "MIT")
 
 
 def test_a_run_that_is_not_finished_is_refused(tmp_path):

@@ -308,6 +308,9 @@ def test_what_is_no_index(hub, pushed, data):
 
 
 def test_an_index_that_inflates_too_far(hub, index, monkeypatch):
+    publish_index(hub, gzip.compress(json.dumps(index | {"crc32c": [0] * 10**6}).encode()))
+    with pytest.raises(HubError, match="it has more than 1,048,576 bytes"):
+        offmarl.open(ADDRESS)
     monkeypatch.setattr("offmarl.hub.index._MOST", 1000)
     with pytest.raises(HubError, match="more than 1,000 bytes"):
         offmarl.open(ADDRESS)

@@ -80,6 +80,8 @@ def test_the_best_checkpoint_is_chosen_by_one_half_and_scored_by_the_other(tmp_p
             tracking.append(
                 run / tracking.METRICS_FILE, {"seed": seed, "step": step, RETURN: values}
             )
+    foreign = {"seed": 7, "step": 3, RETURN: [9, 9, 9, 9]}  # the run has no such seed
+    tracking.append(run / tracking.METRICS_FILE, foreign)
     # Of seed 0 the first half chooses step 3, which the other half scores 0; that chooses step 5.
     np.testing.assert_array_equal(report.best_scores(run), [(0 + 2) / 2, 5])
     runs = report.read_runs([run])
@@ -189,7 +191,18 @@ def test_agreement_with_other_held_out_episodes_is_kept_apart(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("content", ["{}", '{"e": {"t": {"bc": {"seed_0": {"step_0": {}}}}}}'])
+_LONG = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        '{"e": {"t": {"bc": {"seed_0": {"step_0": {}}}}}}',
+        f'{{"e": {{"t": {{"bc": {{"seed_{_LONG}": {{"absolute_metrics": {{"x": [1]}}}}}}}}}}}}',
+    ],
+    ids=["empty", "steps", "long"],
+)
 def test_a_run_without_final_evaluation_is_refused(tmp_path, content):
     run = write_run(tmp_path / "bc", "bc", "a/b", [[1]])
     (run / "marl_eval.json").write_text(content)

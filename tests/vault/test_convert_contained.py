@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -217,4 +218,58 @@ def test_a_minari_dataset_runs_no_code_and_has_no_links(tmp_path, secret, datase
     shutil.copy(dataset / "main_data.hdf5", secret)
     forge_link(dataset / "main_data.hdf5", secret)
     with pytest.raises(VaultError, match="is a link that leads out"):
+        vault.import_dataset("forged/b-v0", tmp_path / "b.vlt", "minari")
+
+
+def test_arrays_that_stand_for_more_than_the_file_holds(tmp_path, ours):
+    """Slots of no step, HDF5's arrays that were never written, and descriptions of spaces."""
+    source = tmp_path / "data.h5"
+    with h5py.File(source, "w") as file:
+        for name, array in flat().items():
+            shape = 10**9, *array.shape[1:]
+            file.create_dataset(name, shape, array.dtype, chunks=(2**16, *array.shape[1:]))
+    with pytest.raises(VaultError, match="has not the size that it says"):
+        vault.import_dataset(source, tmp_path / "a.vlt", "omiga")
+    source = tmp_path / "data.npz"
+    np.savez(source, **{name: array[:, :0] for name, array in batch().items()})
+    with pytest.raises(VaultError, match="is not of PyMARL's layout"):
+        vault.import_dataset(source, tmp_path / "a.vlt")
+    source = vault.export_dataset(ours, tmp_path / "ours.npz", "numpy")
+    np.savez_compressed(source, **dict(np.load(source)) | {"about": np.array(" " * 2**23)})
+    with pytest.raises(VaultError, match="about has more than 16 MiB"):
+        vault.import_dataset(source, tmp_path / "a.vlt", "numpy")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("infos.alive", "different numbers of steps"), ("episodes.cause", "is damaged, incomplete")],
+)
+def test_plain_columns_of_another_length(tmp_path, ours, name, words):
+    source = vault.export_dataset(ours, tmp_path / "ours.npz", "numpy")
+    np.savez(source, **dict(np.load(source)) | {name: np.int8(1)})
+    with pytest.raises(VaultError, match=words):
+        vault.import_dataset(source, tmp_path / "a.vlt", "numpy")
+
+
+def test_entries_of_an_archive_that_are_no_arrays(tmp_path):
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        for name in batch():
+            archive.writestr(name, b"")
+    with pytest.raises(VaultError, match=r"it has no obs, .* only nothing"):
+        vault.import_dataset(tmp_path / "data.npz", tmp_path / "a.vlt")
+
+
+FORGED = {"data_format": "none", "observation_space": 5, "total_episodes": 9, "env_spec": "{}"}
+
+
+@pytest.mark.parametrize("field", [*FORGED, "a list", "infos"])
+def test_a_minari_dataset_that_is_damaged_is_named(tmp_path, dataset, field):
+    metadata = json.loads((dataset / "metadata.json").read_text())
+    if field == "infos":
+        with h5py.File(dataset / "main_data.hdf5", "a") as file:
+            del file["episode_0/infos/alive"]
+    else:
+        content = [[]] if field == "a list" else metadata | {field: FORGED[field]}
+        (dataset / "metadata.json").write_text(json.dumps(content))
+    with pytest.raises(VaultError, match="forged/b-v0"):
         vault.import_dataset("forged/b-v0", tmp_path / "b.vlt", "minari")

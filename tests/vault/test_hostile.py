@@ -5,17 +5,19 @@ import random
 import resource
 import shutil
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tensorstore as ts
-from numcodecs import Zstd
+from numcodecs import Blosc, Zstd
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import METADATA
+from offmarl.vault.format.metadata import Grid
 from offmarl.vault.storage.store import store_of
 
 from .experience import make, written
@@ -254,7 +256,7 @@ def test_a_head_that_speaks_of_billions(tmp_path, length):
     shutil.make_archive(str(tmp_path / "v"), "zip", tmp_path, "v.vlt")
     zipped = vault.open_vault(tmp_path / "v.zip" / "v.vlt" / "a")
     for use in (*uses, lambda: zipped.read(0, 1)):
-        with pytest.raises(VaultFormatError, match="lost data, or its length is damaged or forged"):
+        with pytest.raises(VaultFormatError, match=r"its length is damaged or forged|does not fit"):
             use()
     unchecked = vault.open_vault(path, checked=False)  # there is no map of billions of chunks
     assert unchecked.windows([0], [0], 1)["rewards"].shape == (1, 1, 2)
@@ -287,6 +289,22 @@ def test_an_end_of_an_unknown_cause(path):
     assert not vault.verify(path, deep=True).sound
     ((_, summary),) = vault.list_vaults(path.parent)
     assert "unknown cause 200" in summary.error
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("row", -1), ("row", 2), ("start", 2**62), ("length", -1), ("length", 2**62), ("final", 99)],
+)
+def test_episodes_outside_of_the_vault(path, field, value):
+    """Readers count with these numbers, and make arrays of such lengths."""
+    store, key = store_of(path), layout.episodes_key(0)
+    records = np.frombuffer(store.get(key), vault.open_vault(path).manifest.schema.record).copy()
+    records[field][0] = value
+    store.commit({key: records.tobytes()}, {}).result()
+    dataset = vault.open_vault(path)
+    for read in (lambda: dataset.episodes, dataset.digest):
+        with pytest.raises(VaultFormatError, match="its episode table does not fit its steps"):
+            read()
 
 
 def test_rows_and_a_length_that_chunks_left_out_stand_for(path):
@@ -353,3 +371,32 @@ def test_the_episodes_of_an_index_that_speaks_of_billions(path):
             call()
     assert time.monotonic() - begin < 2
     assert dataset.read(0, 3)["rewards"].shape[1] == 3
+
+
+@pytest.mark.parametrize(("leaf", "chunk"), [((2**24,), (1,)), ((1,) * 70, (1,) * 70)])
+def test_steps_of_more_parts_or_axes_than_any_vault_has(leaf, chunk):
+    """Each part is a key that is looked up."""
+    document = {"dtype": "|u1", "shape": [2, 10**13, *leaf], "chunks": [2, 8, *chunk]}
+    with pytest.raises(VaultFormatError, match="which no vault has"):
+        Grid.of("x", document | {"compressor": None, "fill_value": 0})
+
+
+def test_a_blosc_chunk_that_is_shorter_than_its_header_says():
+    """Blosc would copy what is behind it in memory."""
+    grid = Grid("x", np.dtype("u1"), (1, 10**13), (1, 4096), "blosc")
+    chunk = bytes(Blosc(clevel=0).encode(bytes(4096)))
+    assert not grid.decode(chunk, "it").any()
+    with pytest.raises(VaultFormatError, match="4112 stored bytes, and there are 16"):
+        grid.decode(chunk[:16], "it")
+
+
+@pytest.mark.parametrize("end", [b"\x80", b"9" * 5000, b"x"])
+def test_keys_of_tables_that_are_no_numbers(path, tmp_path, end):
+    for prefix in (layout.EPISODES_PREFIX, layout.FINALS_PREFIX):
+        store_of(path)._kv.write(prefix.encode() + end, b"").result()
+    dataset = vault.open_vault(path)
+    for table in ("episodes", "finals"):
+        with pytest.raises(OffmarlError):
+            getattr(dataset, table)
+    with suppress(OffmarlError):
+        vault.salvage(path, tmp_path / "saved.vlt")

@@ -5,9 +5,10 @@ import pytest
 
 from offmarl import vault
 from offmarl.cli import data, output
-from offmarl.errors import ExpressionError, OptionError
+from offmarl.errors import ExpressionError, OptionError, VaultError
 from offmarl.vault.format import layout
 from offmarl.vault.storage.store import store_of
+from offmarl.vault.transform import lineage
 
 from .experience import SPEC, assert_same, make, steps, written
 from .test_stock import open_stock
@@ -161,3 +162,9 @@ def test_show_has_the_returns_of_those_that_played_together(tmp_path, capsys):
     assert "@1 + @2" in text and "run@1" not in text
     written(tmp_path / "b.vlt", make(steps=20))
     assert data.show(str(tmp_path / "b.vlt")).data["pairings"] == []
+
+
+def test_more_ids_than_a_vault_can_hold():
+    origins = [lineage.Origin(x, f"{x}.vlt", None, "t", None, 0, 2**31 - 1, False) for x in "ab"]
+    with pytest.raises(VaultError, match=r"the policies of a\.vlt, b\.vlt have 4,294,967,294 ids"):
+        lineage.merge(lineage.Named(origin, []) for origin in origins)

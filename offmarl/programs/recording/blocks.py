@@ -125,5 +125,4 @@ def block_times(
     if block_steps is not None:
         return min(-(-block_steps // num_envs), row)
     least = max(_LEAST_STEPS, _LEAST_EPISODES * (time_limit or 0))
-    blocks = min(_MOST_BLOCKS, max(row // least, 1))
-    return -(-row // blocks)
+    return -(-row // min(_MOST_BLOCKS, max(row // least, 1)))

@@ -23,7 +23,7 @@ from offmarl.vault.storage.store import OcdbtStore
 
 DIGESTS_DIRECTORY = "digests"
 """The directory of `offmarl.paths.cache_directory` in which `known_digest` keeps digests."""
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 _OFF = "OFFMARL_DIGEST_CACHE"
 _HEXADECIMAL = re.compile("[0-9a-f]{64}")
 
@@ -72,8 +72,9 @@ def known_digest(vault: Reader, advance: Advance = silent) -> str:
 def _commit(vault: Reader) -> str | None:
     """Return an identifier of the content of a vault without reading it; None if there is none.
 
-    It is a checksum of the file that says where the last commit is stored. Names of data files are
-    random, and what was written to one is never changed, so no other commit is in the same place.
+    It is a checksum of the file that says where the last commit is stored, and of what the system
+    says of the data files: a copy of a vault, or one that replaces it, may have other data in
+    files of the same names.
     """
     store, manifest = vault.store, vault.manifest
     # Reads must see later commits. A fork of a process that read the vault sees the old one.
@@ -86,6 +87,8 @@ def _commit(vault: Reader) -> str | None:
         written = now is None or [now.head._asdict(), now.stock_length] != counts
         if content is None or written or content != store.read(layout.MANIFEST):
             return None  # a program has written to the vault since it was opened
+        files = sorted(store.directory.glob(f"{layout.DATA}/*")) if store.is_local else []
+        counts += [(x.name, x.stat().st_ino, x.stat().st_ctime_ns) for x in files]
         identity = layout.dump_json([_CACHE_VERSION, vault.time_limit, counts])
         return hashlib.sha256(identity + content).hexdigest()
     return None
@@ -121,8 +124,7 @@ def _describe(name: str, leaf: Leaf, spec: EnvSpec) -> list[Any]:
     if name == layout.STATE and leaf.dtype == np.float32:
         return [name, spec.state_size]
     trees = (layout.OBSERVATIONS, layout.STATE, layout.EXTRAS)
-    types = [leaf.dtype.name] if name.startswith(trees) else []
-    return [name, *types, *leaf.shape]
+    return [name, *([leaf.dtype.name] if name.startswith(trees) else []), *leaf.shape]
 
 
 def episode_digests(

@@ -393,32 +393,16 @@ def check_parts(parts: Parts) -> None:
         )
     if table is None:
         raise VaultFormatError(f"some of {head.episodes} episodes are not in the episode table.")
-    _check_contiguous(table, head.length, parts.schema.rows)
+    if not tables.are_contiguous(table, head.length, parts.schema.rows):
+        raise VaultFormatError(
+            "the episodes of the episode table have gaps or overlaps, or stop before the vault's "
+            "end."
+        )
     finals = table["final"][table["final"] >= 0]
     distinct = len(np.unique(finals)) == len(finals) and bool((finals < head.finals).all())
     if sum(parts.finals.values()) != head.finals or not distinct:
         raise VaultFormatError(
             f"the {head.finals} final views are not those that the episode table names."
-        )
-
-
-def _check_contiguous(table: tables.Table, length: int, rows: int) -> None:
-    """Raise `VaultFormatError` if the episodes of a row do not cover it without gaps."""
-    table = table[np.lexsort((table["start"], table["row"]))]
-    ends = table["start"] + table["length"]
-    first = np.diff(table["row"], prepend=-1) != 0
-    before = np.where(first, 0, np.roll(ends, 1))
-    last = np.roll(first, -1)
-    is_whole = (
-        (table["length"] > 0).all()
-        and (table["start"] == before).all()
-        and (ends[last] == length).all()
-        and table["row"][first].tolist() == list(range(rows if length else 0))
-    )
-    if not is_whole:
-        raise VaultFormatError(
-            "the episodes of the episode table have gaps or overlaps, or stop before the vault's "
-            "end."
         )
 
 

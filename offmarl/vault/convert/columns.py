@@ -127,8 +127,10 @@ def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pat
 def read_numpy(source: StrPath) -> Iterator[Imported]:
     """Read plain columns in an .npz file, as --to numpy writes them."""
     source = local(source)
-    with readable(source), ZipFile(source), np.load(source, allow_pickle=False) as file:
+    with readable(source), ZipFile(source) as archive, np.load(source, allow_pickle=False) as file:
         check_layout(source, "plain NumPy's", file.files, _NEEDED)
+        if any(x.file_size > 2**24 and _ABOUT in x.filename for x in archive.infolist()):
+            raise ValueError(f"{_ABOUT} has more than 16 MiB, unpacked")
         about = json.loads(str(file[_ABOUT]))
     with open_arrays(source, "plain NumPy's", lambda names: names - {_ABOUT}) as arrays:
         yield _imported("numpy", source, arrays, about)
@@ -254,24 +256,26 @@ def _imported(
 ) -> Imported:
     try:
         spec = EnvSpec.from_json(about["spec"])
-        digest = about.get("digest")
     except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
         raise VaultError(f"{source} does not record its spec ({error!r}).") from error
-    trees = (layout.OBSERVATIONS, layout.EXTRAS)
-    required = [name for name in layout.leaves(spec) if name.startswith(trees)]
-    required += [_FINALS + name for name in flatten_view(spec.view_spec)]
-    check_layout(source, "plain columns'", arrays, required)
+    leaves, finals = layout.leaves(spec), (_FINALS + x for x in flatten_view(spec.view_spec))
+    required = [x for x in leaves if x.startswith((layout.OBSERVATIONS, layout.EXTRAS))]
+    check_layout(source, "plain columns'", arrays, [*required, *finals])
     origin = {"format": format, "file": source.name, "provenance": about.get("provenance")}
-    steps = arrays["rewards"].shape[0]
-    spans = common.blocks(steps, sum(leaf.step_bytes for leaf in layout.leaves(spec).values()))
-    records = _records(arrays, spec, spans, source)
-    return Imported(spec, origin, records, len(spans), digest)
+    lengths = {arrays[name].shape[:1] for name in leaves if name in arrays}
+    if len(lengths) > 1 or () in lengths:
+        raise VaultError(f"{source} has arrays of different numbers of steps.")
+    ((steps,),) = lengths
+    spans = common.blocks(steps, sum(leaf.step_bytes for leaf in leaves.values()))
+    return Imported(
+        spec, origin, _records(arrays, spec, spans, source), len(spans), about.get("digest")
+    )
 
 
 def _records(
     arrays: Mapping[str, Any], spec: EnvSpec, spans: list[tuple[int, int]], source: Path
 ) -> Iterator[ImportedRow]:
-    with readable(source):
+    with readable(source, IndexError):
         length, cause, final = (np.asarray(arrays[name][:]) for name in _TABLES)
         ends, total = np.cumsum(length), arrays["rewards"].shape[0]
         most = min(arrays[name].shape[0] for name in arrays if name.startswith(_FINALS))
@@ -292,7 +296,7 @@ def _records(
         truncated = steps.truncated | (cut[..., None] & ~steps.terminated)
         steps = steps._replace(truncated=truncated, last=(steps.terminated | truncated).all(-1))
         has_final = final[episodes] >= 0
-        with readable(source):
+        with readable(source, IndexError):
             views = _finals(arrays, final[episodes][has_final], spec)
         time: NumpyArray = last[has_final]
         row: NumpyArray = np.zeros_like(time)

@@ -133,7 +133,7 @@ def _opened(source: Path, stack: ExitStack) -> tuple[set[str], Callable[[str], A
         return {*datasets}, datasets.__getitem__
     with readable(source):
         archive = stack.enter_context(zipfile.ZipFile(source))
-    names = {name.removesuffix(".npy") for name in archive.namelist()}
+    names = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
     with errors_of(Path("the temporary directory")):
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="offmarl-")))
 
@@ -177,8 +177,7 @@ def check_layout(
 ) -> None:
     """Raise `VaultError` if arrays of a layout are missing."""
     names = sorted(names)
-    missing = [name for name in required if name not in names]
-    if missing:
+    if missing := [name for name in required if name not in names]:
         raise VaultError(
             f"{source} is not of {layout} layout: it has no {', '.join(missing)}, only "
             f"{', '.join(names) or 'nothing'}."
@@ -218,15 +217,18 @@ def _check_hdf5(file: Any, source: Path) -> None:
             if isinstance(item, h5py.h5g.GroupID):
                 pending.append((item, below))
             elif isinstance(item, h5py.h5d.DatasetID):
-                _check_dataset(item, f"{below} in {source}")
+                _check_dataset(item, f"{below} in {source}", source.stat().st_size)
 
 
 def _address(item: Any) -> int:
     return int(require("h5py").h5o.get_info(item).addr)
 
 
-def _check_dataset(dataset: Any, name: str) -> None:
+def _check_dataset(dataset: Any, name: str, file_bytes: int) -> None:
     created = dataset.get_create_plist()
+    entries, most = dataset.get_space().get_select_npoints(), _MOST_DEFLATED * file_bytes
+    if entries * dataset.get_type().get_size() > most:  # what was not written is read as zeros
+        raise ValueError(f"the dataset {name} has not the size that it says, {entries:,} entries")
     if created.get_layout() == require("h5py").h5d.VIRTUAL:
         raise _refused(f"the dataset {name} is virtual: it shows parts of other files")
     if created.get_external_count():

@@ -41,9 +41,12 @@ from offmarl.vault.convert.containers import (
 )
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.format import layout
+from offmarl.vault.format.encoding import is_of
 from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.format.tables import CAUSES, CUT
 
+_MALFORMED = (AssertionError, AttributeError, LookupError, TypeError)
+"""Errors of Minari, and of metadata and episodes that are not as they must be."""
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
 
 
@@ -130,13 +133,13 @@ def read_minari(source: StrPath, env_spec: EnvSpec | None = None) -> Iterator[Im
     minari = require("minari")
     name = PurePath(source).as_posix()
     _check_contained(_home() / name)
-    with readable(f"the Minari dataset {name}"):
+    with readable(f"the Minari dataset {name}", *_MALFORMED):
         dataset = minari.load_dataset(name)
     spec = check_spec(_spec_of(dataset, name), env_spec)
     origin: dict[str, Any] = {"format": "minari", "dataset": name}
     if bounds := _bounds(dataset, spec):
         origin["action_bounds"] = [x.ravel().tolist() for x in bounds]
-    yield Imported(spec, origin, _records(dataset, spec), int(dataset.total_episodes))
+    yield Imported(spec, origin, _records(dataset, spec, name), int(dataset.total_episodes))
 
 
 def _check_contained(directory: Path) -> None:
@@ -148,8 +151,9 @@ def _check_contained(directory: Path) -> None:
                 with ExitStack() as stack:
                     open_hdf5(path, stack)
         metadata = directory / "data" / "metadata.json"
-        content = json.loads(metadata.read_text()) if metadata.exists() else {}
-    if metadata.exists() and not {"observation_space", "action_space"} <= {*content}:
+        text = metadata.read_bytes() if metadata.exists() else b"{}"
+        content = layout.load_json(text, str(metadata))
+    if metadata.exists() and not {"observation_space", "action_space"} <= content.keys():
         raise VaultError(
             f"{metadata} does not record the observation and action spaces: to find them, Minari "
             "would import and run the environment that it names. If you trust it, load and save it "
@@ -253,20 +257,22 @@ def _bounds(dataset: Any, spec: EnvSpec) -> tuple[NumpyArray, NumpyArray] | None
     return low, high
 
 
-def _records(dataset: Any, spec: EnvSpec) -> Iterator[ImportedRow]:
+def _records(dataset: Any, spec: EnvSpec, name: str) -> Iterator[ImportedRow]:
     bounds = _bounds(dataset, spec)
-    for episode in dataset.iterate_episodes():
-        infos = episode.infos or {}
-        if "final_known" in infos:
-            yield _record(episode, infos, spec)
-        elif spec.num_agents == 1:
-            actions = np.asarray(episode.actions)
-            actions = actions if bounds is None else to_unit_range(actions, *bounds)
-            yield _record(episode, _of_one(episode, spec), spec, actions)
-        else:
-            raise VaultError(
-                "the Minari dataset does not record each agent's rewards and ends: export it again."
-            )
+    with readable(f"the Minari dataset {name}", *_MALFORMED):
+        for episode in dataset.iterate_episodes():
+            infos = episode.infos or {}
+            if "final_known" in infos:
+                yield _record(episode, infos, spec)
+            elif spec.num_agents == 1:
+                actions = np.asarray(episode.actions)
+                actions = actions if bounds is None else to_unit_range(actions, *bounds)
+                yield _record(episode, _of_one(episode, spec), spec, actions)
+            else:
+                raise VaultError(
+                    "the Minari dataset does not record each agent's rewards and ends: export it "
+                    "again."
+                )
 
 
 def _of_one(episode: Any, spec: EnvSpec) -> dict[str, NumpyArray]:
@@ -321,8 +327,7 @@ def _record(
 
 def _of_steps(infos: dict[str, NumpyArray], group: str, name: str) -> dict[str, NumpyArray]:
     """Return the leaves of a group of infos, by their names on disk."""
-    keys = (key for key in infos if key == group or key.startswith(f"{group}."))
-    return {key.replace(group, name, 1): infos[key] for key in keys}
+    return {k.replace(group, name, 1): x for k, x in infos.items() if is_of(group, k)}
 
 
 def _final(arrays: dict[str, NumpyArray], length: int, spec: EnvSpec) -> FinalObservations:

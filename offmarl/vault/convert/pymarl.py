@@ -80,8 +80,8 @@ def read_pymarl(
 
 def _array_names(names: set[str]) -> list[str]:
     """Return the arrays to read: those of the layout, and extras."""
-    extras = sorted(name for name in names if name.startswith(_EXTRAS))
-    return [*_REQUIRED, *(name for name in _OPTIONAL if name in names), *extras]
+    optional = (name for name in sorted(names) if name in _OPTIONAL or name.startswith(_EXTRAS))
+    return [*_REQUIRED, *optional]
 
 
 def _check_shapes(source: Path, arrays: Mapping[str, Any]) -> None:
@@ -93,7 +93,7 @@ def _check_shapes(source: Path, arrays: Mapping[str, Any]) -> None:
         ndim = max(2, len(shape)) if name.startswith(_EXTRAS) else axes.get(name, 3)
         columns = {"actions": (1,), "filled": (1,), "reward": per_agent, "terminated": per_agent}
         last = columns.get(name, shape[-1:])
-        if len(shape) != ndim or shape[:2] != lead or shape[-1] not in last:
+        if len(shape) != ndim or shape[:2] != lead or not lead[1] or shape[-1] not in last:
             raise VaultError(
                 f"{source} is not of PyMARL's layout: {name!r} has shape {shape}, and obs has "
                 f"{obs}; the last axis of actions and filled is 1, and of "

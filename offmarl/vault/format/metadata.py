@@ -22,6 +22,7 @@ from offmarl.vault.format.layout import (
     HEAD_KEY,
     INDEX_KEY,
     INDEX_PREFIX,
+    MAX_AXES,
     MAX_CHUNK_BYTES,
     MAX_ROWS,
     PROVENANCE_KEY,
@@ -108,10 +109,8 @@ def parse_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, Leaf], int]:
 
 def _parse_shape(name: str, text: Any) -> tuple[int, ...]:
     match = re.fullmatch(r"\((\d{1,18}(?:, \d{1,18})+)\)", str(text))
-    if not match:
-        raise VaultFormatError(f"metadata.json gives {name} the shape {text!r:.80}.")
-    sizes = tuple(int(size) for size in match[1].split(","))
-    if math.prod(sizes[2:]) > MAX_CHUNK_BYTES:
+    sizes = tuple(int(size) for size in match[1].split(",")) if match else ()
+    if not sizes or math.prod(sizes[2:]) > MAX_CHUNK_BYTES:
         raise VaultFormatError(f"metadata.json gives {name} the shape {text!r:.80}.")
     return sizes
 
@@ -164,6 +163,8 @@ def without_episodes(
 _CODECS = (None, "blosc", "bz2", "gzip", "zlib", "zstd")
 """Codecs that TensorStore's zarr driver reads. Others are refused, because numcodecs has one that
 unpickles."""
+_MOST_PARTS = 2**10
+"""Maximum chunks that one step is divided into; each is a key that is looked up."""
 _ANY_HEADER = 47
 """zlib's window bits for data with a header of zlib or of gzip."""
 
@@ -239,8 +240,12 @@ class Grid:
 
     def _check(self, axes: int) -> None:
         sizes = (*self.shape, *self.chunks)
-        fits = len(self.shape) == len(self.chunks) >= axes and min(sizes) > 0
-        if not fits or self.chunk_bytes > MAX_CHUNK_BYTES:
+        fits = 2 + MAX_AXES >= len(self.shape) == len(self.chunks) >= axes and min(sizes) > 0
+        if (
+            not fits
+            or self.chunk_bytes > MAX_CHUNK_BYTES
+            or math.prod(map(math.ceil, np.divide(self.shape[2:], self.chunks[2:]))) > _MOST_PARTS
+        ):
             raise VaultFormatError(
                 f"the .zarray of {self.name} says that it has shape {self.shape} and chunks "
                 f"{self.chunks} of {self.dtype}, which no vault has."
@@ -365,7 +370,9 @@ def _decompress(codec: str | None, value: Any, size: int) -> Any:
         return bz2.BZ2Decompressor().decompress(value, size + 1)
     if codec is None:
         return value
-    of_blosc = int.from_bytes(value[4:8], "little")
+    of_blosc, stored = (int.from_bytes(value[at : at + 4], "little") for at in (4, 12))
+    if codec == "blosc" and stored != len(value):  # which its library does not compare
+        raise ValueError(f"its header gives {stored} stored bytes, and there are {len(value)}")
     content_size = of_blosc if codec == "blosc" else _zstd_size(value)
     if content_size != size:
         raise ValueError(f"its header gives {content_size} bytes instead of {size}")

@@ -333,6 +333,21 @@ def with_known_causes(table: Table) -> Table:
     return table
 
 
+def are_contiguous(table: Table, length: int, rows: int) -> bool:
+    """Whether the episodes of each row cover it without gaps."""
+    table = table[np.lexsort((table["start"], table["row"]))]
+    ends = table["start"] + table["length"]
+    first = np.diff(table["row"], prepend=-1) != 0
+    before = np.where(first, 0, np.roll(ends, 1))
+    last = np.roll(first, -1)
+    return bool(
+        (table["length"] > 0).all()
+        and (table["start"] == before).all()
+        and (ends[last] == length).all()
+        and table["row"][first].tolist() == list(range(rows if length else 0))
+    )
+
+
 def to_episodes(
     table: Table, teams: tuple[Team, ...], cause: UInt8[np.ndarray, "M"] | None = None
 ) -> Episodes:

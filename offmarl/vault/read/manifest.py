@@ -122,10 +122,10 @@ def _decode(field: str, schema: Schema, data: bytes) -> Any:
     return tables.with_known_causes(np.frombuffer(data, schema.record))
 
 
-def _first_of(key: str, prefix: str) -> int:
+def first_of(key: str, prefix: str) -> int:
     """Return the number of the first record in a block of a table."""
     number = key.removeprefix(prefix)
-    if not number.isdecimal():
+    if not number.isdecimal() or len(number) > 18:
         raise VaultFormatError(f"{key} is not the key of a block.")
     return int(number)
 
@@ -141,7 +141,7 @@ def read_table(
     values: Store | Contents, prefix: str, count: int, dtype: np.dtype[Any]
 ) -> NumpyArray:
     """Return the first ``count`` records of a table that is stored in blocks."""
-    keys = [key for key in values.keys(prefix) if _first_of(key, prefix) < count]
+    keys = [key for key in values.keys(prefix) if first_of(key, prefix) < count]
     data = b"".join(values.get_all(keys))
     size = count * dtype.itemsize
     if len(data) != size:
@@ -154,7 +154,11 @@ def read_episodes(store: Store, manifest: Manifest) -> tables.Table:
     schema, head, running = manifest.schema, manifest.head, manifest.running
     table = read_table(store, layout.EPISODES_PREFIX, head.episodes, schema.record)
     running = running[running["length"] > 0]
-    return tables.with_known_causes(np.concatenate([table, running]) if len(running) else table)
+    table = tables.with_known_causes(np.concatenate([table, running]) if len(running) else table)
+    has_finals = table["final"].max(initial=-1) < head.finals
+    if not (has_finals and tables.are_contiguous(table, head.length, schema.rows)):
+        raise layout.damage_error(store.path, "its episode table does not fit its steps and views")
+    return table
 
 
 def map_contents(store: Store, manifest: Manifest | None) -> Contents | None:
@@ -242,11 +246,11 @@ def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts
     blocks, finals = {}, {}
     for key in contents.keys(layout.EPISODES_PREFIX):
         with noting(faults, key):
-            first = _first_of(key, layout.EPISODES_PREFIX)
+            first = first_of(key, layout.EPISODES_PREFIX)
             blocks[first] = tables.with_known_causes(_records(contents.get(key), schema.record))
     for key in contents.keys(layout.FINALS_PREFIX):
         with noting(faults, key):
-            first = _first_of(key, layout.FINALS_PREFIX)
+            first = first_of(key, layout.FINALS_PREFIX)
             finals[first] = len(_records(contents.get(key), encoding.view_dtype(schema.spec)))
     return Parts(schema, blocks=blocks, finals=finals, **fields)
 

@@ -23,6 +23,7 @@ from offmarl.vault.read.manifest import (
     Description,
     Manifest,
     describe,
+    first_of,
     read_episodes,
     read_pull_record,
     read_table,
@@ -480,7 +481,7 @@ class FinalViews:
 
     def in_block(self, key: str, numbers: NumpyArray) -> NumpyArray:
         """Return the mask of the numbers that are stored under a key; false for -1."""
-        first = int(key.removeprefix(layout.FINALS_PREFIX))
+        first = first_of(key, layout.FINALS_PREFIX)
         return (numbers >= 0) & (self._firsts[self._block_of(numbers)] == first)
 
     def _block_of(self, numbers: NumpyArray) -> NumpyArray:
@@ -489,8 +490,8 @@ class FinalViews:
     @cached_property
     def _firsts(self) -> NumpyArray:
         """The number of the first view in each block of views."""
-        prefix = layout.FINALS_PREFIX
-        return np.array([int(x.removeprefix(prefix)) for x in self._vault.store.keys(prefix)])
+        keys = self._vault.store.keys(layout.FINALS_PREFIX)
+        return np.array([first_of(key, layout.FINALS_PREFIX) for key in keys])
 
 
 def _open(kind: type[Reader], path: PurePath, checked: bool, time_limit: int | None) -> Reader:

@@ -294,7 +294,7 @@ class OcdbtStore(Store):
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
         span = ts.KvStore.KeyRange(prefix, prefix + "\xff")
-        return sorted(key.decode() for key in self.attempt(lambda: self._kv.list(span).result()))
+        return self.attempt(lambda: sorted(x.decode() for x in self._kv.list(span).result()))
 
     def stamps(self, keys: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
         """Return the first 4 bytes of keys, and their generations."""

@@ -112,10 +112,10 @@ def name_of(vault: Reader) -> str:
     return f"{vault.name}.vlt/{vault.uid}"
 
 
-def sources_of(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
+def sources_of(provenance: Any) -> list[Mapping[str, Any]]:
     """Return the descriptions of a transform's sources; empty if no transform made the vault."""
-    lineage = _mapping(provenance.get("lineage"))
-    return _list(lineage.get("sources"))
+    lineage = _mapping(_mapping(provenance).get("lineage"))
+    return [source for source in _list(lineage.get("sources")) if isinstance(source, Mapping)]
 
 
 def origin_of(policy_id: Int[np.ndarray, "M"], origins: Sequence[Origin]) -> Int[np.ndarray, "M"]:
@@ -145,6 +145,11 @@ def merge(present: Iterable[Named]) -> list[Named]:
         ]
         origins.append(Named(origin._replace(first=first), renumbered))
         first = origins[-1].origin.stop
+    if len(origins) > 1 and first >= 2**31:
+        raise VaultError(
+            f"the policies of {', '.join(named.origin.vault for named in origins)} have {first:,} "
+            "ids, more than a vault can hold."
+        )
     return origins
 
 
@@ -279,8 +284,7 @@ def _bounded(provenance: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
     """Shorten a provenance to a size, from the oldest sources on."""
     sources = sources_of(provenance)
     if sources:  # the new vault lists the policies itself
-        left_out = (_ORIGINS, "policies")
-        provenance = {key: provenance[key] for key in provenance if key not in left_out}
+        provenance = {k: x for k, x in provenance.items() if k not in (_ORIGINS, "policies")}
     size = len(dump_json(dict(provenance)))
     if size <= most_bytes:
         return dict(provenance)
@@ -288,7 +292,7 @@ def _bounded(provenance: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
     if not sources or share < _LEAST_BYTES:
         return {"left out": f"{size} bytes"}
     shorter = [
-        {**source, "provenance": _bounded(source.get("provenance", {}), share)}
+        {**source, "provenance": _bounded(_mapping(source.get("provenance")), share)}
         for source in sources
     ]
     return {"lineage": {**provenance["lineage"], "sources": shorter}}
