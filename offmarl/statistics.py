@@ -145,7 +145,8 @@ def performance_profile(
     scores: Scores, thresholds: Float[np.ndarray, "K"]
 ) -> Float[np.ndarray, "*b K"]:
     """Return the fraction of runs, over all tasks, with scores above each threshold."""
-    return np.asarray(np.mean(scores[..., None] > thresholds, axis=(-3, -2)))
+    above = scores[..., None] > thresholds
+    return np.asarray(np.mean(above, axis=(-3, -2)))
 
 
 def probability_of_improvement(

@@ -252,7 +252,8 @@ def other_acting(run: Mapping[str, Any]) -> Acting:
 
 def labelled(algorithm: str, *details: str | None) -> str:
     """Return an algorithm's name with details, such as "bc (greedy)"."""
-    return f"{algorithm} ({text})" if (text := ", ".join(filter(None, details))) else algorithm
+    text = ", ".join(filter(None, details))
+    return f"{algorithm} ({text})" if text else algorithm
 
 
 class _Place(msgspec.Struct):

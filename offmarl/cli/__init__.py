@@ -145,7 +145,9 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
 def _without_memory(error: Exception) -> RunError | None:
     """Return what to tell the user if memory, or the stack, ran out; None for other errors."""
     if isinstance(error, RecursionError):
-        return RunError("a record or a provenance is nested too deeply to be shown.")
+        return RunError(
+            "calls are nested too deeply: a record or a provenance is, or code calls itself."
+        )
     full = type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
     if not full and not isinstance(error, MemoryError):
         return None

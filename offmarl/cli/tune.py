@@ -145,7 +145,8 @@ def _report(work: "TrialsWork", tuned: "Tuned") -> Report:
     table = {"columns": [*rows[0]], "rows": [[*row.values()] for row in rows]}
     replace_file(page, render("search.html", title=title, **table, figures=work.figures()))
     view = Group(records(rows, title), _about_default(tuned), as_is(f"wrote {path_text(page)}"))
-    return Report(tuned._asdict() | {"page": page, "ranges": ranges}, view)
+    facts = tuned._asdict() | {"page": page, "ranges": ranges}
+    return Report(facts, view)
 
 
 def _about_default(tuned: "Tuned") -> str:

@@ -196,7 +196,8 @@ def _bridge_move(position: Int[Array, "2 2"], action: Int[Array, "2"]) -> Int[Ar
     stands_in_way = _same(target[0], position[1]) & _same(target[1], position[1]) & ~done[1]
     first = jnp.where(stands_in_way & ~home[0], position[0], target[0])
     taken = _same(target[1], first) & ~done[0]
-    return jnp.stack([first, jnp.where(taken & ~home[1], position[1], target[1])])
+    second = jnp.where(taken & ~home[1], position[1], target[1])
+    return jnp.stack([first, second])
 
 
 def _same(a: Int[Array, "*n 2"], b: Int[Array, "*n 2"]) -> Bool[Array, "*n"]:

@@ -335,7 +335,8 @@ class Connector(Jumanji):
 
         def connected_or_blocked(state: State) -> Bool[Array, ""]:
             connected = (state.agents.position == state.agents.target).all(-1)
-            return (connected | ~state.action_mask[:, 1:].any(-1)).all()
+            blocked = ~state.action_mask[:, 1:].any(-1)
+            return (connected | blocked).all()
 
         return Wrapped(
             env,

@@ -101,7 +101,8 @@ class _Output(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*b _"]) -> Float[Array, "*b outputs"]:
         x = nn.gelu(Dense(self.hidden, kernel_init=orthogonal(2**0.5))(x))
-        return Dense(self.outputs, kernel_init=orthogonal(0.01))(nn.RMSNorm()(x))
+        small = orthogonal(0.01)
+        return Dense(self.outputs, kernel_init=small)(nn.RMSNorm()(x))
 
 
 class AgentSequence(nn.Module):

@@ -86,7 +86,8 @@ def weighted_importance_sampling(
     -------
     The estimates; NaN without any episode that the policy could have played.
     """
-    return (gamma ** jnp.arange(reward.shape[1]) * _mean(ratios, reward, counts)).sum(-1)
+    discounts = gamma ** jnp.arange(reward.shape[1])
+    return (discounts * _mean(ratios, reward, counts)).sum(-1)
 
 
 def _mean(

@@ -106,7 +106,8 @@ class _Design(NamedTuple):
     @property
     def width(self) -> int:
         """Number of features."""
-        return 2 * ((len(self.centre) if self.projection is None else _FEATURES) + 2)
+        entries = len(self.centre) if self.projection is None else _FEATURES
+        return 2 * (entries + 2)
 
     def blocks(self, histories: Histories) -> Iterator[tuple[slice, Float[np.ndarray, "m T F"]]]:
         """Yield the features of the views before each step, and which episodes they are of."""

@@ -281,7 +281,8 @@ def regret(estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "_"], k
     estimates, returns = _checked(estimates, returns)
     if not 1 <= k <= len(estimates):
         raise ShapeError(f"regret@{k} of {len(estimates)} policies: give 1 to {len(estimates)}.")
-    return float(returns.max() - returns[np.lexsort((returns, -estimates))[:k]].max())
+    tried = np.lexsort((returns, -estimates))[:k]
+    return float(returns.max() - returns[tried].max())
 
 
 def _checked(

@@ -79,7 +79,8 @@ def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray)
     episode = jax.jit(_episode, static_argnums=(0, 1), compiler_options=quickly())
     scenes, reward, last = jax.device_get(episode(env, policy, params, key))
     require_ended(last.any(), env.spec.name, env.spec.time_limit)
-    return _playback(env, scenes, reward[1 : int(last.argmax()) + 1])
+    stop = int(last.argmax()) + 1
+    return _playback(env, scenes, reward[1:stop])
 
 
 def _playback(env: Any, scenes: Any, reward: Any) -> Playback:

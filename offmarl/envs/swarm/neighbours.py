@@ -180,7 +180,8 @@ def _find_runs(grid: _Grid, observers: Float[Array, "N D"], points: Points) -> _
     start, end = first[row - 1], first[row + 2]
     stop = jnp.cumsum(end - start, 0)
     # The order within a cell makes no difference, and a stable sort takes twice as long.
-    return _Runs(jnp.argsort(cell, stable=False).astype(jnp.int32), stop, end - stop)
+    order = jnp.argsort(cell, stable=False).astype(jnp.int32)
+    return _Runs(order, stop, end - stop)
 
 
 def sum_of_squares(offsets: Sequence[Float[Array, "*b"]]) -> Float[Array, "*b"]:

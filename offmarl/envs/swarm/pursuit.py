@@ -146,7 +146,8 @@ class Pursuit(GrowingArena):
         return find_distance(position[self._evaders], position[self._pursuers], self.side)
 
     def _gap(self, state: SwarmState, closest: Float[Array, "M"]) -> Float[Array, ""]:
-        return jnp.where(state.alive[self._evaders], closest, 0.0).mean() / self.side
+        free = state.alive[self._evaders]
+        return jnp.where(free, closest, 0.0).mean() / self.side
 
     def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         closest = self._closest(moved)
@@ -237,7 +238,8 @@ class Pursuit(GrowingArena):
         return jnp.concatenate([offset, nearest[:, 0, -1:]], -1)
 
     def _summary(self, state: SwarmState) -> Float[Array, "S"]:
-        return jnp.append(state.alive.astype(jnp.float32), state.time / self.time_limit)
+        alive = state.alive.astype(jnp.float32)
+        return jnp.append(alive, state.time / self.time_limit)
 
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
         """Pursuers head for the future position of the nearest opponent; evaders flee."""

@@ -252,7 +252,8 @@ def copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalO
         size *= 4
     indices = np.zeros((2, size), np.int32)
     indices[:, : len(row)] = row, (start + time) % capture.capacity
-    return FinalObservations(row, time, gather_all(_copy_views(capture, *indices)))
+    view = gather_all(_copy_views(capture, *indices))
+    return FinalObservations(row, time, view)
 
 
 @jit_rarely_run(static_argnames=("num_steps", "wraps"))

@@ -125,4 +125,5 @@ def block_times(
     if block_steps is not None:
         return min(-(-block_steps // num_envs), row)
     least = max(_LEAST_STEPS, _LEAST_EPISODES * (time_limit or 0))
-    return -(-row // min(_MOST_BLOCKS, max(row // least, 1)))
+    blocks = min(_MOST_BLOCKS, max(row // least, 1))
+    return -(-row // blocks)

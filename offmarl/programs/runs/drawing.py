@@ -145,7 +145,8 @@ def _weights(args: Args, dataset: Dataset | Mixture, episodes: Chosen) -> Weight
         if args.weight_temperature is not None:
             raise OptionError("--weight-temperature needs --weight: give both.")
         return None
-    return resolve(dataset, Weights(args.weight, args.weight_temperature), episodes)
+    weights = Weights(args.weight, args.weight_temperature)
+    return resolve(dataset, weights, episodes)
 
 
 def _recorded_vaults(dataset: Dataset | Mixture) -> dict[str, Any]:

@@ -124,7 +124,8 @@ def _describe(name: str, leaf: Leaf, spec: EnvSpec) -> list[Any]:
     if name == layout.STATE and leaf.dtype == np.float32:
         return [name, spec.state_size]
     trees = (layout.OBSERVATIONS, layout.STATE, layout.EXTRAS)
-    return [name, *([leaf.dtype.name] if name.startswith(trees) else []), *leaf.shape]
+    types = [leaf.dtype.name] if name.startswith(trees) else []
+    return [name, *types, *leaf.shape]
 
 
 def episode_digests(
