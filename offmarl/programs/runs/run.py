@@ -180,7 +180,7 @@ def _opened_record(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str
         differences(existing, record, MAY_DIFFER), key=lambda x: _order(x[0]) + (x[0] in resolved)
     ):
         same_vault = existing.get("vault") == record.get("vault") and "vaults" not in record
-        sources = {"vault_digest": same_vault and record["vault"], "sha256": record.get("file")}
+        sources = {"vault_digest": same_vault and record.get("vault"), "sha256": record.get("file")}
         if theirs and (source := sources.get(path)):
             raise RunError(
                 f"{directory} holds an earlier run: the content of {source} was another ({path} "
