@@ -46,9 +46,10 @@ def train(program: str, vault: Vaults | Dataset | Subset | Mixture, **options: A
     """Train a baseline as ``offmarl train`` does, and return its run.
 
     The same call continues a run that was stopped. ``program`` is a name, or the path of a Python
-    file; ``vault`` a path, the name of a pulled dataset, an open one, or a mapping of several to
-    their shares; ``options`` are fields of the program's ``Args``. `OptionError` for an option that
-    does not exist or is invalid; the other errors are those of `offmarl.programs.train`.
+    file; ``vault`` a path, the name of a pulled dataset, an open one, which is opened again, or a
+    mapping of several to their shares; ``options`` are fields of the program's ``Args``.
+    `OptionError` for an option that does not exist or is invalid; the other errors are those of
+    `offmarl.programs.train`.
 
     Examples
     --------
@@ -60,7 +61,9 @@ def train(program: str, vault: Vaults | Dataset | Subset | Mixture, **options: A
             f"vaults are read by their paths, and {vault!r} has none: give those of a mixture, and "
             "write parts to vaults of their own, as offmarl.vault.filter and split do."
         )
-    values = {"vault": str(vault.path) if isinstance(vault, Dataset) else vault, **options}
+    values = {"vault": vault, **options}
+    if isinstance(vault, Dataset):
+        values = {"vault": str(vault.path), "time_limit": vault.time_limit, **options}
     return describe_run(run_program("baseline", program, values, f"train({program!r})"))
 
 

@@ -460,7 +460,7 @@ def final_mixtures(run: Path) -> dict[int, dict[str, str]]:
 
     def named(seed: str, weights: Sequence[float]) -> str:
         support = [(number, x) for number, x in enumerate(weights) if x >= 1e-6]
-        return "+".join(f"{run}@{seed}/{number}:{x:.6f}" for number, x in support)
+        return "+".join(f"{path_text(run)}@{seed}/{number}:{x:.6f}" for number, x in support)
 
     try:
         return {
@@ -483,10 +483,11 @@ def main(args: Args) -> Recorded:
         tasks.run_task(job, Share(0, 1))
         join_work(job)
         outcome = "recorded"
-    run, vaults = Path(path_text(job.path)), job.vaults.items()
-    rows = [{"seed": x, **describe_vault(Path(path_text(y)), "matches")} for x, y in vaults]
-    data, view = summarise(run, rows, outcome)
-    mixtures = final_mixtures(run)
+    rows = [{"seed": seed, **describe_vault(job.vaults[seed], "matches")} for seed in job.seeds]
+    for row in rows:
+        row["path"] = path_text(row["path"])
+    data, view = summarise(Path(path_text(job.path)), rows, outcome)
+    mixtures = final_mixtures(job.path)
     lines = [quote(f"{side}={x}") for mixture in mixtures.values() for side, x in mixture.items()]
     if len(job.sides) == 2 and not args.side:
         lines.append(f"\nTo measure them: offmarl exploitability {' '.join(lines[:2])}")

@@ -145,8 +145,10 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
 def _without_memory(error: Exception) -> RunError | None:
     """Return what to tell the user if memory, or the stack, ran out; None for other errors."""
     if isinstance(error, RecursionError):
+        place = traceback.extract_tb(error.__traceback__)[-1]
         return RunError(
-            "calls are nested too deeply: a record or a provenance is, or code calls itself."
+            "code calls itself without end, or a record is nested too deeply: the last call was at "
+            f"{place.filename}:{place.lineno}."
         )
     full = type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
     if not full and not isinstance(error, MemoryError):

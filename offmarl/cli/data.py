@@ -63,7 +63,7 @@ def ls(
     unread = [f"{path_text(entry['path'])}: {entry['error']}" for entry in vaults if entry["error"]]
     place = "this directory" if directory == "." else directory
     hint = "`offmarl record` makes some, and `offmarl ls --remote` lists published ones"
-    such = "such " * ((env, agents) != (None, None))
+    such = "" if env is None and agents is None else "such "
     text = _listed(vaults) if vaults else f"no {such}vaults in {place}: {hint}."
     return Report({"vaults": vaults}, Group(text, *unread))
 

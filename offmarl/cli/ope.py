@@ -1,6 +1,7 @@
 """``offmarl ope``: estimate what policies are worth from recorded episodes alone."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -159,7 +160,8 @@ def view(data: Mapping[str, Any]) -> Iterator[Any]:
         yield records(rows, "Order of the estimates against the returns in the environment")
     if len(data["policies"]) > 1:
         yield "Ranks such as 1-3: the policy cannot be told from others, and may have any of these."
-    yield from (x.replace(f"{directory}/", "") if directory else x for x in data["notes"])
+    inside = re.compile(rf"(?<![\w./-]){re.escape(directory)}/") if directory else None
+    yield from (inside.sub("", note) if inside else note for note in data["notes"])
     for method, choice in data["chosen"].items():
         yield f"chosen by {method}: {choice['setting']}" + (
             f" (return {choice['true_return']:.4g}; the best has {choice['best_true_return']:.4g})"

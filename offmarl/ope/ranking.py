@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
     run: Path
     seed: int
     step: int | None
-    """Number of its checkpoint, of a recorder's environment steps; None for the last."""
+    """Its checkpoint: an update, or a recorder's environment step; None for the last."""
 
     @property
     def setting(self) -> str:

@@ -67,7 +67,10 @@ def load(kind: Kind, name: str) -> ModuleType:
     `UnknownNameError` if offmarl has none of that name, `OptionError` if the file is no program.
     """
     if name.startswith("-"):
-        raise OptionError(f"give the name of a {kind} before its options: `NAME {name} ...`.")
+        raise OptionError(
+            f"give the name of a {kind} before its options, such as "
+            f"`offmarl {VERBS[kind]} NAME {name} ...`."
+        )
     if name.endswith(".py") or "/" in name:
         records.refuse_recorded(name, f"as the program of `offmarl {VERBS[kind]}`")
         return _load_file(_checked(local(name)))

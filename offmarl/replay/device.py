@@ -156,8 +156,9 @@ def load_rings(rings: SlotRings) -> Replay:
     for ring in rings.members:
         count = ring.table.num_slots + windows.steps
         for slots, fields in read_slots(ring, windows, count, _READ_BYTES):
+            # Each size is compiled: there are eight for each power of two.
             unit = 2 ** max(0, len(slots).bit_length() - 4)
-            size = -(-len(slots) // unit) * unit  # each size is compiled
+            size = -(-len(slots) // unit) * unit
             index = np.full(size, rings.num_rows)
             np.copyto(index[: len(slots)], ring.first_slot + slots, where=slots < count)
             rows = _put(rows, index, packing.pack(fields, layout, size))

@@ -87,17 +87,20 @@ def blank(layout: SlotLayout, count: int, xp: Any = np) -> Rows:
 
 
 def pack(fields: Fields, layout: SlotLayout, count: int) -> Rows:
-    """Pack slots to ``count`` rows; those after the slots' are zero (false)."""
-    rows, slots = blank(layout, count), len(fields["time"])
+    """Pack slots to ``count`` rows; later rows, and fields that are left out, are zero (false)."""
+    rows, slots = blank(layout, count), len(next(iter(fields.values())))
     for name, leaf in layout.arrays.items():
-        rows[name][:slots] = fields[name].reshape(slots, leaf.size)
+        if name in fields:
+            rows[name][:slots] = fields[name].reshape(slots, leaf.size)
     words = rows[WORDS]
     for name, (leaf, start, size) in layout.words.items():
-        values = np.ascontiguousarray(fields[name], leaf.numpy_dtype).reshape(slots, size)
-        words[:slots, start : start + size] = values.view(np.uint32)
+        if name in fields:
+            values = np.ascontiguousarray(fields[name], leaf.numpy_dtype).reshape(slots, size)
+            words[:slots, start : start + size] = values.view(np.uint32)
     bits = np.zeros((slots, 32 * (layout.width - layout.num_words)), bool)
     for name, (_, start, size) in layout.bits.items():
-        bits[:, start : start + size] = fields[name].reshape(slots, size)
+        if name in fields:
+            bits[:, start : start + size] = fields[name].reshape(slots, size)
     packed = np.packbits(bits, axis=-1, bitorder="little")
     words[:slots, layout.num_words :] = packed.view(np.dtype("<u4"))
     return rows

@@ -27,7 +27,8 @@ Chosen = NDArray[np.int64] | None
 def numbers_of(episodes: Any, count: int, path: PurePath) -> NDArray[np.int64]:
     """Return the numbers of episodes, from numbers or from a mask of all ``count`` of them.
 
-    `OptionError` if these are not numbers of episodes of ``path``, or one is named twice.
+    `OptionError` if these are not numbers of episodes of ``path``, or one is named twice;
+    `ShapeError` if it has none.
     """
     array = np.asarray(episodes if hasattr(episodes, "__array__") else [*episodes])
     if array.dtype == bool:
@@ -42,6 +43,8 @@ def numbers_of(episodes: Any, count: int, path: PurePath) -> NDArray[np.int64]:
             f"episodes cannot be chosen by values of type {array.dtype}: give their numbers, or a "
             "truth for each."
         )
+    if not count:
+        raise ShapeError(f"{path} holds no steps yet: record into it first.")
     if not array.size or array.ndim != 1 or array.min() < 0 or array.max() >= count:
         raise OptionError(f"{path} has episodes 0 to {count - 1}: choose some of these.")
     if len(np.unique(array)) < len(array):

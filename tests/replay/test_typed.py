@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,6 +135,11 @@ def test_flags_take_a_bit_and_numbers_no_more_than_their_bytes(
     assert layout.slot_bytes == 4 * size
     leaves = fields_of(spec, Windows(1, 2))
     fields = {name: entries(leaf, (4,), rng) for name, leaf in leaves.items()}
+    part = pack({"alive": fields["alive"], "time": fields["time"]}, layout, 4)
+    zeros = {name: np.zeros_like(x) for name, x in fields.items()}
+    both = zeros | {"alive": fields["alive"], "time": fields["time"]}
+    chex.assert_trees_all_equal(part["words"], pack(both, layout, 4)["words"])
+
     starts, packed = np.array([2, 0]), pack(fields, layout, 6)
     assert not any(array[4:].any() for array in packed.values())
     rows = jax.tree.map(jnp.asarray, packed)

@@ -54,8 +54,10 @@ def environment_of(args: Args) -> str:
 
 def _shares(vaults: Vaults) -> dict[str, float | None]:
     """Return vaults and their shares, None where no share is given."""
-    if isinstance(vaults, Mapping | str | Path):
-        return dict(vaults) if isinstance(vaults, Mapping) else {str(vaults): None}
+    if isinstance(vaults, Mapping):
+        return dict(vaults)
+    if isinstance(vaults, str | Path):
+        return {str(vaults): None}
     pairs = [_share(text) for text in vaults]
     paths = [path for path, _ in pairs]
     if twice := [path for path in paths if paths.count(path) > 1]:

@@ -181,13 +181,14 @@ def _opened_record(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str
     ):
         same_vault = existing.get("vault") == record.get("vault") and "vaults" not in record
         sources = {"vault_digest": same_vault and record.get("vault"), "sha256": record.get("file")}
+        saved = complete or (directory / tracking.CHECKPOINTS).is_dir()
+        hint = "" if saved else " It has saved nothing yet: if it is not running, remove it."
         if theirs and (source := sources.get(path)):
             raise RunError(
                 f"{directory} holds an earlier run: the content of {source} was another ({path} "
-                f"{theirs!r}, now {ours!r}). Choose another --out to train with what it holds now."
+                f"{theirs!r}, now {ours!r}). Choose another --out to train with what it holds "
+                f"now.{hint}"
             )
-        saved = complete or (directory / tracking.CHECKPOINTS).is_dir()
-        hint = "" if saved else " It has saved nothing yet: if it is not running, remove it."
         raise RunError(
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
             f"directory with --out, or give the arguments of that run to resume it.{hint}"

@@ -9,6 +9,7 @@ with the schema.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl._ahead import ahead, depth_of, in_pool
-from offmarl.errors import VaultFormatError, VaultLayoutError
+from offmarl.errors import OffmarlError, VaultFormatError, VaultLayoutError
 from offmarl.teams import teams_of
 from offmarl.terminal import Advance, Progress, quiet
 from offmarl.vault.format import compat, encoding, layout, tables, values
@@ -122,11 +123,18 @@ def verify(
         There is no vault at the path.
     """
     store = find(path)
+    commit = _commit_of(store)
     verification = examine(store, deep=deep, progress=progress)
-    signs = "missing or truncated", "NOT_FOUND"  # the vault may have been compacted meanwhile
-    if any(sign in fault.what for fault in verification.faults for sign in signs):
+    if verification.faults and _commit_of(store) != commit:  # files were replaced meanwhile
         return examine(store, deep=deep, progress=progress)
     return verification
+
+
+def _commit_of(store: Store) -> bytes | None:
+    """Return what changes with each commit; None if it cannot be read."""
+    with suppress(OffmarlError, OSError, ValueError):
+        return store.read(MANIFEST)
+    return None
 
 
 def find(path: str | os.PathLike[str]) -> Store:

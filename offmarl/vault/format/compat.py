@@ -35,7 +35,7 @@ MEANINGS = {
     "padded observations": "observations are padded with -inf, which is read as 0",
     "time limit terminal": "the time limit is flagged as termination and read as truncation",
     LIMIT_UNKNOWN: "all episodes of the greatest length are flagged as terminated: if that "
-    "is a time limit, give it as --time-limit",
+    "is a time limit, give it (--time-limit, or time_limit in Python)",
     NOT_FINITE: "some observations, states or rewards are NaN or infinite and are kept "
     "unchanged; batches end an episode before the first of them, and episodes without a finite "
     "return are excluded from mean returns",

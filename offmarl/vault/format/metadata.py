@@ -241,10 +241,11 @@ class Grid:
     def _check(self, axes: int) -> None:
         sizes = (*self.shape, *self.chunks)
         fits = 2 + MAX_AXES >= len(self.shape) == len(self.chunks) >= axes and min(sizes) > 0
+        inner = zip(self.shape[2:], self.chunks[2:], strict=False)
         if (
             not fits
             or self.chunk_bytes > MAX_CHUNK_BYTES
-            or math.prod(map(math.ceil, np.divide(self.shape[2:], self.chunks[2:]))) > _MOST_PARTS
+            or math.prod(-(-size // chunk) for size, chunk in inner) > _MOST_PARTS
         ):
             raise VaultFormatError(
                 f"the .zarray of {self.name} says that it has shape {self.shape} and chunks "

@@ -334,17 +334,18 @@ def with_known_causes(table: Table) -> Table:
 
 
 def are_contiguous(table: Table, length: int, rows: int) -> bool:
-    """Whether the episodes of each row cover it without gaps."""
-    table = table[np.lexsort((table["start"], table["row"]))]
-    ends = table["start"] + table["length"]
-    first = np.diff(table["row"], prepend=-1) != 0
+    """Whether the episodes of each row cover its ``length`` steps without gaps."""
+    order = np.lexsort((table["start"], table["row"]))
+    row, start, steps = (table[name][order] for name in ("row", "start", "length"))
+    ends = start + steps
+    first = np.diff(row, prepend=-1) != 0
     before = np.where(first, 0, np.roll(ends, 1))
     last = np.roll(first, -1)
     return bool(
-        (table["length"] > 0).all()
-        and (table["start"] == before).all()
+        (steps > 0).all()
+        and (start == before).all()
         and (ends[last] == length).all()
-        and table["row"][first].tolist() == list(range(rows if length else 0))
+        and row[first].tolist() == list(range(rows if length else 0))
     )
 
 

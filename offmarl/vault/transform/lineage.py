@@ -145,7 +145,7 @@ def merge(present: Iterable[Named]) -> list[Named]:
         ]
         origins.append(Named(origin._replace(first=first), renumbered))
         first = origins[-1].origin.stop
-    if len(origins) > 1 and first >= 2**31:
+    if len(origins) > 1 and first > 2**31:
         raise VaultError(
             f"the policies of {', '.join(named.origin.vault for named in origins)} have {first:,} "
             "ids, more than a vault can hold."
