@@ -112,7 +112,7 @@ def test_time_limit_tells_truncation_from_termination(offmarl, xor_file):
         warnings.simplefilter("default")
         unlimited = offmarl("convert", xor_file, "a.vlt", "--json")
     assert unlimited.json["ends"] == {"terminated": 3}
-    assert "if that is a time limit, give it as --time-limit" in unlimited.err
+    assert "if that is a time limit, give it (--time-limit" in unlimited.err
     limited = offmarl("convert", xor_file, "b.vlt", "--time-limit", 50, "--json").json
     assert limited["ends"] == {"truncated": 3}
 
