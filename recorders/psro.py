@@ -485,7 +485,7 @@ def main(args: Args) -> Recorded:
         outcome = "recorded"
     rows = [{"seed": seed, **describe_vault(job.vaults[seed], "matches")} for seed in job.seeds]
     for row in rows:
-        row["path"] = path_text(row["path"])
+        row["path"] = path_text(Path(row["path"]))
     data, view = summarise(Path(path_text(job.path)), rows, outcome)
     mixtures = final_mixtures(job.path)
     lines = [quote(f"{side}={x}") for mixture in mixtures.values() for side, x in mixture.items()]
