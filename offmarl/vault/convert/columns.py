@@ -53,7 +53,6 @@ from offmarl.vault.format.tables import CAUSES, CUT, OPEN
 _TABLES = ("episodes.length", "episodes.cause", "episodes.final")
 _FINALS = "finals."
 _ABOUT = "about"
-_FILE = f"{_ABOUT}.npy"
 _SHARD_BYTES = 2**26
 _CHUNK_BYTES = 2**20
 
@@ -130,7 +129,8 @@ def read_numpy(source: StrPath) -> Iterator[Imported]:
     source = local(source)
     with readable(source), ZipFile(source) as archive, np.load(source, allow_pickle=False) as file:
         check_layout(source, "plain NumPy's", file.files, _NEEDED)
-        if any(x.file_size > 2**24 and x.filename == _FILE for x in archive.infolist()):
+        names = _ABOUT, f"{_ABOUT}.npy"
+        if any(x.file_size > 2**24 and x.filename in names for x in archive.infolist()):
             raise ValueError(f"{_ABOUT} has more than 16 MiB, unpacked")
         about = json.loads(str(file[_ABOUT]))
     with open_arrays(source, "plain NumPy's", lambda names: names - {_ABOUT}) as arrays:
