@@ -33,7 +33,6 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from offmarl import cli, programs
 from offmarl.config import Fraction, Positive
 from offmarl.distributions import categorical, select
-from offmarl.errors import OptionError
 from offmarl.losses import cross_entropy, masked_mean, q_lambda_targets, softmax_weights
 from offmarl.networks import (
     MixedParams,
@@ -54,6 +53,7 @@ from offmarl.programs import (
     Stage,
     Values,
 )
+from offmarl.programs.learning.learner import require_next_action
 from offmarl.programs.learning.offline_q_learning import MixedArgs, make_mixed_values
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
@@ -187,11 +187,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    if args.length < 2:
-        raise OptionError(
-            "targets need the data's next action, which windows of one step do not have: give "
-            "--length 2 or more."
-        )
+    require_next_action(args.length)
     return programs.train(make, args)
 
 

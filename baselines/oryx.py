@@ -76,6 +76,7 @@ from offmarl.programs import (
     TargetState,
     Values,
 )
+from offmarl.programs.learning.learner import require_next_action
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
@@ -310,11 +311,7 @@ def make_model(spec: EnvSpec, args: Args) -> Model:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    if args.length < 2:
-        raise OptionError(
-            "targets need the data's next action, which windows of one step do not have: give "
-            "--length 2 or more."
-        )
+    require_next_action(args.length)
     return programs.train(make, args)
 
 

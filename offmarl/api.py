@@ -37,9 +37,8 @@ def list_datasets(
     if remote:
         start = str(directory)
         return [asdict(card) for card in hub.cards("" if start == "." else start, env, agents)]
-    return [
-        {"path": path, **summary._asdict()} for path, summary in list_vaults(directory, env, agents)
-    ]
+    vaults = list_vaults(directory, env, agents)
+    return [{"path": path, **summary._asdict()} for path, summary in vaults]
 
 
 def train(program: str, vault: Vaults | Dataset | Subset | Mixture, **options: Any) -> RunReport:

@@ -166,8 +166,8 @@ def check_rules(name: str, hint: Any, value: Any) -> None:
     """Raise `OptionError` if the value of a field breaks one of the rules in its type."""
     for rule in _rules(hint):
         if value is not None and not rule.holds(value):
-            found = "" if value in ((), [], "") else f", not {value}"
-            raise OptionError(f"{name} must be {rule.words}{found}.")
+            actual = "" if value in ((), [], "") else f", not {value}"
+            raise OptionError(f"{name} must be {rule.words}{actual}.")
 
 
 def _rules(hint: Any) -> Iterator[Rule]:

@@ -234,10 +234,9 @@ def _packed(path: Path, name: str) -> dict[str, Any]:
 
 def holds(directory: Path, name: str) -> bool:
     """Whether a run's directory, or a packed run, holds a file."""
-    return (directory / name).exists() or (
-        directory.is_file()
-        and name in records.parse(directory.read_bytes(), str(directory), RunError)
-    )
+    if directory.is_file():
+        return name in records.parse(directory.read_bytes(), str(directory), RunError)
+    return (directory / name).exists()
 
 
 def acting_of(run: Mapping[str, Any]) -> Acting:

@@ -386,7 +386,8 @@ def _program_of(kind: Kind, arguments: list[str]) -> tuple[str, ModuleType, Any]
     options = arguments if name is None else arguments[1:]
     if (config := config_among(options)) is not None:
         name = config.program_for(name)
-    program = load(kind, name := name or arguments[0])
+    name = name or arguments[0]  # an option, which `load` refuses
+    program = load(kind, name)
     about = f"{VERBS[kind]} {name}", program.__doc__
     return name, program, parse_program(program.Args, *about, options, TaskOptions)
 

@@ -96,8 +96,8 @@ def _pair(text: str) -> tuple[str, Any]:
         return name, value == "true"
     with suppress(ValueError):
         return name, int(value)
-    found = finite_number(value)
-    return name, value if found is None else found
+    number = finite_number(value)
+    return name, value if number is None else number
 
 
 class Divided(NamedTuple):

@@ -18,6 +18,7 @@ from rich.live import Live
 from offmarl import tracking
 from offmarl._imports import attribute, import_module
 from offmarl._lock import hold_lock
+from offmarl.config import PositiveInt, check_rules
 from offmarl.errors import OptionError, RunError, Stopped
 from offmarl.launch.task import Call, State, Status, read_status
 from offmarl.launch.work import Work, join_work
@@ -106,8 +107,8 @@ def launch(
     of the work is running, the path has other work's result, or tasks failed and the work does not
     go on without them; `Stopped` after a signal, once the tasks have stopped.
     """
-    if any(count is not None and count < 1 for count in (tasks, workers)):
-        raise OptionError("--tasks and --jobs must be at least 1.")
+    for option, count in (("--tasks", tasks), ("--jobs", workers)):
+        check_rules(option, PositiveInt | None, count)
     if work.is_complete():
         return Launched(join_work(work))
     engine = _launcher(launcher)(work.directory, work.name, workers, options)

@@ -494,8 +494,9 @@ _MOST = 1e30
 
 def is_foreign(path: Path) -> bool:
     """Whether a path is a JSON file, and not a run that a benchmark packed."""
-    is_json = path.suffix == ".json" and path.is_file()
-    return is_json and RUN_FILE not in parse(path.read_bytes(), str(path), RunError)
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    return RUN_FILE not in parse(path.read_bytes(), str(path), RunError)
 
 
 def add_foreign_scores(scores: Runs, paths: Sequence[Path]) -> Runs:

@@ -27,6 +27,7 @@ import optax
 from jaxtyping import Array, Int
 
 from offmarl.config import Fraction, Positive, PositiveInt
+from offmarl.errors import OptionError
 from offmarl.networks import AgentId, PolicyConfig
 from offmarl.programs.learning.optimisers import Number, ScheduleKind, clipped_adam, scheduled
 from offmarl.programs.program import Args, Hyperparameters, OnlineArgs
@@ -92,6 +93,15 @@ class TargetState(NamedTuple):
     target: Any
     optimiser: ArrayTree
     updates: Int[Array, ""]
+
+
+def require_next_action(length: int) -> None:
+    """Raise `OptionError` if windows are too short for targets of the data's next action."""
+    if length < 2:
+        raise OptionError(
+            "targets need the data's next action, which windows of one step do not have: give "
+            "--length 2 or more."
+        )
 
 
 def policy_config(args: LearnerArgs, head: Any, **other: Any) -> PolicyConfig:
