@@ -133,6 +133,6 @@ def _leave() -> None:
         thread.join(None if thread.name == COMPILING else max(end - time.monotonic(), 0.0))
 
 
-def depth_of(item_bytes: int, memory: int = 2**26) -> int:
-    """Return how many items of this size fit in ``memory`` bytes, at least 2."""
-    return max(2, math.ceil(memory / max(item_bytes, 2**16)))
+def depth_of(item_bytes: int) -> int:
+    """Return how many items of this size fit in 64 MB, at least 2 and at most 1024."""
+    return max(2, math.ceil(2**26 / max(item_bytes, 2**16)))

@@ -92,7 +92,7 @@ class Checkpoints:
         }
         about = _sealed(
             {
-                "info": dict(info),
+                "info": info,
                 "leaves": {name: _leaf_types(part) for name, part in tree.items()},
                 "checksums": {name: _checksums(part) for name, part in host.items()},
             }
@@ -379,7 +379,7 @@ def _checksums(tree: ArrayTree) -> dict[str, str]:
 
     def checksum(array: NDArray[Any]) -> str:
         crc = google_crc32c.value(f"{array.dtype}{list(array.shape)}".encode())
-        return f"{google_crc32c.extend(crc, np.asarray(array).tobytes()):08x}"
+        return f"{google_crc32c.extend(crc, array.tobytes()):08x}"
 
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path): checksum(leaf) for path, leaf in leaves}

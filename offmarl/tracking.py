@@ -392,7 +392,7 @@ def progress(
             task = bar.add_task(description, total=total, completed=completed, note=note)
             yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
     else:
-        lines = _Lines(description, total, completed, unit, compiles=bool(note))
+        lines = _Lines(description, total, completed, unit, bool(note))
         if note:
             lines.show(note)
         yield lines
@@ -446,9 +446,7 @@ class _RateColumn(ProgressColumn):
 class _Lines:
     """Progress without a terminal: a line every few seconds, and one at the end."""
 
-    def __init__(
-        self, description: str, total: int, completed: int, unit: str, compiles: bool = False
-    ):
+    def __init__(self, description: str, total: int, completed: int, unit: str, compiles: bool):
         self._description = description
         self._unit = "B" if unit == "bytes" else ""
         self._total = total

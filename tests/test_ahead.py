@@ -33,9 +33,11 @@ def test_an_error_of_the_start_leaves_what_came_before():
         next(work)
 
 
-@pytest.mark.parametrize(("item_bytes", "depth"), [(0, 16), (2**16, 16), (2**18, 4), (2**30, 2)])
+@pytest.mark.parametrize(
+    ("item_bytes", "depth"), [(0, 1024), (2**16 + 1, 1024), (2**24, 4), (2**24 + 1, 4), (2**30, 2)]
+)
 def test_items_fit_in_memory(item_bytes, depth):
-    assert depth_of(item_bytes, memory=2**20) == depth
+    assert depth_of(item_bytes) == depth
 
 
 ABANDONED = """

@@ -164,7 +164,14 @@ def test_what_other_threads_of_a_save_say_of_the_same_error_is_not_shown(tmp_pat
 def test_files_of_the_user_are_left_alone(tmp_path):
     """Only whole checkpoints count, and saving removes only what a killed save left."""
     directory, elsewhere = tmp_path / "c", tmp_path / "elsewhere"
-    for name in ("my.backup", "7.backup", "12", "3.orbax-checkpoint-tmp-old"):
+    for name in (
+        "007/about",
+        "²/about",
+        "my.backup",
+        "7.backup",
+        "12",
+        "3.orbax-checkpoint-tmp-old",
+    ):
         (directory / name).mkdir(parents=True)
         (directory / name / "note").write_text("mine")
     for name in (".DS_Store", "notes.txt", "13", "5.deleted", "p.orbax-checkpoint-tmp"):

@@ -288,10 +288,32 @@ def remote(monkeypatch):
     monkeypatch.setattr(trackers, "_SECONDS", 1.0)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:9", "offmarl.invalid:80", "127.0.0.1:99999"])
-def test_a_server_that_is_not_there_is_found_before_a_training(remote, host):
-    with pytest.raises(RunError, match=f"remote=http://{host} cannot be opened.* start its server"):
-        trackers.check_trackers([f"remote=http://{host}"])
+GONE = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        (f"remote={GONE}", {}),
+        ("remote=http://offmarl.invalid:80", {}),
+        ("remote=http://127.0.0.1:99999", {}),
+        (f"mlflow={GONE}", {}),
+        ("mlflow", {"MLFLOW_TRACKING_URI": GONE}),
+        ("wandb=project", {"WANDB_MODE": "online", "WANDB_BASE_URL": GONE}),
+    ],
+)
+def test_a_server_that_is_not_there_is_found_before_a_training(
+    remote, place, monkeypatch, text, settings
+):
+    for kind in ("mlflow", "wandb"):
+        monkeypatch.setattr(KINDS[kind], "module", "json")
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunError, match=f"{text} cannot be opened.* start its server"):
+        trackers.check_trackers([text])
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///runs.db")
+    trackers.check_trackers([text.partition("=")[0]])  # which is asked for files
 
 
 def test_a_server_that_never_answers_is_an_error_soon(remote, server, place):

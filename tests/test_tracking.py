@@ -43,6 +43,7 @@ def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path, torn):
     tracking.cut(resumed, step=3)
     tracking.append(resumed, *records[3:])
     assert resumed.read_bytes() == full.read_bytes()
+    assert (tracking.last(full, "loss"), tracking.last(full, "speed")) == (1 / 6, 0)
 
 
 @pytest.mark.parametrize(
@@ -140,16 +141,38 @@ def test_slow_progress_shows_the_time_of_one_piece(screen, monkeypatch):
 
 def test_rates_and_times_are_those_of_the_last_seconds_without_compilation(screen, monkeypatch):
     text = screen(terminal=False)
-    clock = iter([0.0, 100.0, 120.0])
+    clock = iter([0.0, 100.0, 110.0, 119.9])
     monkeypatch.setattr(tracking.time, "monotonic", lambda: next(clock))
     with tracking.progress("train bc", 1000, note="compiling") as advance:
         advance(1)
         advance(200)
+        advance(200)
     assert text.getvalue().splitlines() == [
         "train bc: compiling",
         "train bc: 1/1,000",
-        "train bc: 201/1,000, 10.0/s, 0:01:20 left",
+        "train bc: 201/1,000, 20.0/s, 0:00:40 left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("total", "seconds", "unit", "shown"),
+    [
+        (2_000_000, 2.0, "steps", "2,000,000/2,000,000, 1.0M/s"),
+        (1_999_000, 2.0, "steps", "1,999,000/1,999,000, 999.5k/s"),
+        (2_000, 2.0, "bytes", "2,000/2,000 B, 1.0kB/s"),
+        (200, 2.0, "steps", "200/200, 100/s"),
+        (199, 2.0, "steps", "199/199, 99.5/s"),
+        (1, 2.0, "steps", "1/1, 0.5/s"),
+        (1, 4.0, "steps", "1/1, 4 s each"),
+        (1, 4.0, "bytes", "1/1 B, 0.2B/s"),
+    ],
+)
+def test_a_rate_has_few_digits(screen, monkeypatch, total, seconds, unit, shown):
+    text, clock = screen(terminal=False), iter([0.0, seconds])
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: next(clock))
+    with tracking.progress("pull", total, unit=unit, note="compiling") as advance:
+        advance(total)
+    assert text.getvalue().splitlines() == ["pull: compiling", f"pull: {shown}"]
 
 
 def test_progress_can_be_silenced(screen, monkeypatch):

@@ -1,9 +1,6 @@
 """Policies are played in environments of PettingZoo's parallel API that the user names."""
 
 import multiprocessing
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +8,14 @@ import chex
 import pytest
 
 from offmarl import envs
+from offmarl.checkpoint import Checkpoints
 from offmarl.envs.translator import Translator
 from offmarl.networks import PolicyConfig
 from offmarl.programs import load_policy
 from offmarl.programs.recording import python as recording
 from offmarl.programs.runs import parallel
 from offmarl.programs.runs.parallel import ParallelEnvironment
-from offmarl.tracking import RETURN, RUN_FILE, read, read_run, write_json
+from offmarl.tracking import CHECKPOINTS, RETURN, RUN_FILE, read, read_run, write_json
 from tests import plain
 from tests.programs.pettingzoo import Duel
 from tests.runs import write_policy
@@ -43,6 +41,7 @@ def evaluate(offmarl: Any, tmp_path: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_returns_are_those_of_the_same_environment_in_jax(evaluate: Any) -> None:
     ours = evaluate("--render", "episode.png").json
     theirs = evaluate("--env", "mine.py:make").json
@@ -62,6 +61,7 @@ def test_sampled_returns_do_not_depend_on_the_number_of_processes(evaluate: Any)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("env", [ENV, "mine.py:make"])
 def test_ope_shows_the_returns_in_an_environment(
     evaluate: Any, offmarl: Any, random_data: Any, env: str
@@ -132,14 +132,14 @@ class Swapped(Duel):
         self.possible_agents = self.possible_agents[::-1]
 
 
-class Kills(Duel):
+class Expires(Duel):
     def reset(self, seed=None, options=None):
         if os.path.exists("armed"):
             with open("armed", "a") as file:
                 file.write(".")
             if os.path.getsize("armed") > 80:  # in the third evaluation
                 os.remove("armed")
-                os.kill(os.getppid(), 9)
+                raise OSError("no licence")
         return super().reset(seed, options)
 
 
@@ -217,7 +217,7 @@ def test_training_evaluates_greedy_and_sampled_actions_in_it(train: Any, offmarl
     assert "mine.py:Duel" in offmarl("compare", "run", "--json").out
 
     for same in ("mine.py:Duel", "mine.py:Swapped"):  # agents are told apart by their names
-        scores = offmarl("evaluate", "run", "--env", same, "--json").json
+        scores = offmarl("evaluate", "run", "--env", same, "--jobs", 1, "--json").json
         for first, second in zip(scores["seeds"], outcome.json["seeds"], strict=True):
             assert first["mean"] == second["greedy_mean"]  # the duel draws nothing
 
@@ -249,26 +249,26 @@ def test_evaluations_in_it_do_not_change_what_is_learned(train: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
-def test_a_killed_training_ends_with_the_same_policies_and_returns(train: Any, duel: Any) -> None:
-    assert train("mine.py:Kills", out="whole").code == 0
+def test_a_training_that_it_ended_goes_on_to_the_same_policies_and_returns(train: Any) -> None:
+    assert train("mine.py:Expires", out="whole").code == 0
     Path("armed").touch()
-    command = [sys.executable, "-m", "offmarl", "train", "bc", "--vault", str(duel)]
-    options = [*train.sizes, "--env", "mine.py:Kills", "--out", "killed"]
-    killed = subprocess.run([*command, *map(str, options)], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert not read_run(Path("killed")).get("complete")
-    assert train("mine.py:Kills", out="killed").code == 0
+    refused = train("mine.py:Expires", "--checkpoint-seconds", 0, out="ended")
+    assert "mine.py:Expires failed: OSError: no licence" in refused.json["error"]["message"]
+    assert not read_run(Path("ended")).get("complete")
+    assert 4 <= Checkpoints(Path("ended") / CHECKPOINTS).latest() < 8
+    assert train("mine.py:Expires", out="ended").code == 0
     for seed in (0, 1):
-        params = [load_policy(run, seed).params for run in ("whole", "killed")]
+        params = [load_policy(run, seed).params for run in ("whole", "ended")]
         chex.assert_trees_all_equal(*params)
     logged = [
         [(row["step"], row["seed"], row[RETURN]) for row in rows if RETURN in row]
-        for rows in (read(Path(run) / "metrics.jsonl") for run in ("whole", "killed"))
+        for rows in (read(Path(run) / "metrics.jsonl") for run in ("whole", "ended"))
     ]
     assert logged[0] == logged[1]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     ("factory", "message"),
     [

@@ -11,8 +11,9 @@ from filelock import FileLock
 
 from offmarl import launch as launching
 from offmarl.errors import MissingExtraError, OptionError, RunError, Stopped
+from offmarl.launch import local
 from offmarl.launch.launching import MOST_DEATHS
-from offmarl.launch.local import LocalLauncher, core_groups, own_cores
+from offmarl.launch.local import LocalLauncher, core_groups, environment, own_cores, threads
 from tests.launch.toy import BLOCKS, ENTRY, Squares, Tolerant, is_whole
 
 each_engine = pytest.mark.parametrize(
@@ -209,13 +210,53 @@ def test_workers_run_on_cores_of_their_own():
     assert cores[0] and cores[1] and not cores[0] & cores[1]
 
 
-@pytest.mark.parametrize(
-    ("count", "groups"),
-    [(None, [(0,), (1,), (2,), (3,)]), (2, [(0, 2), (1, 3)]), (5, [(-1 - i,) for i in range(5)])],
-)
-def test_cores_of_a_system_without_affinity(count, groups, monkeypatch):
+@pytest.fixture
+def four_cores(monkeypatch):
+    """A system of four cores without affinity."""
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     for name in ("sched_getaffinity", "sched_setaffinity"):
         monkeypatch.delattr(os, name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
+
+
+@pytest.mark.usefixtures("four_cores")
+@pytest.mark.parametrize(
+    ("count", "groups"),
+    [
+        (None, [(0,), (1,), (2,), (3,)]),
+        (2, [(0, 2), (1, 3)]),
+        (4, [(0,), (1,), (2,), (3,)]),
+        (5, [(-1 - i,) for i in range(5)]),
+    ],
+)
+def test_cores_of_each_process(count, groups, monkeypatch):
     assert core_groups(count) == groups
+    monkeypatch.setattr(local, "_has_accelerator", lambda: True)
+    assert core_groups(count) == ([(0, 1, 2, 3)] if count is None else groups)
+
+
+@pytest.mark.usefixtures("four_cores")
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({}, 4),
+        ({"NPROC": "3"}, 3),
+        ({"NPROC": "3", "PJRT_NPROC": "2"}, 2),
+        ({"NPROC": "0"}, 4),
+        ({"PJRT_NPROC": "many"}, 4),
+    ],
+)
+def test_threads_are_those_that_the_user_chose_or_as_many_as_cores(settings, count, monkeypatch):
+    for name in ("NPROC", "PJRT_NPROC"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    assert threads() == count
+
+
+def test_a_process_of_one_core_starts_no_threads_and_tasks_are_not_quiet(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=b")
+    monkeypatch.setenv("OFFMARL_QUIET", "1")
+    flags = [environment(cores)["XLA_FLAGS"] for cores in ((3,), (0, 1))]
+    assert flags == ["--xla_a=b --xla_cpu_multi_thread_eigen=false", "--xla_a=b"]
+    assert "OFFMARL_QUIET" not in environment((3,))

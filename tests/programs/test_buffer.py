@@ -1,5 +1,8 @@
 """Every step of a rollout reaches the vault once, or an error says that it cannot."""
 
+import time
+from contextlib import nullcontext
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -12,7 +15,8 @@ from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultFullError
 from offmarl.programs import ChunkWriter, init_capture, make_buffer
 from offmarl.programs import add as add_eagerly
-from offmarl.programs.experience.buffer import take_chunk
+from offmarl.programs.experience import buffer as buffers
+from offmarl.programs.experience.buffer import chunks_at_once, take_chunk
 from offmarl.types import Continuous, Discrete, EnvSpec
 from tests.rollouts import steps_of, view_of
 
@@ -173,19 +177,42 @@ def test_steps_overwritten_or_taken_twice_are_noticed(taken):
     buffer = make_buffer(E, 4)
     capture = init_capture(buffer, SPEC)
 
-    def run():
-        nonlocal capture
-        with ChunkWriter(Memory(), "run") as chunks:
-            for index, size in enumerate(taken):
-                capture = add(buffer, capture, *stretch(4 * index, 4, rng))
-                if size:
-                    chunks.put(capture, size)
+    error = pytest.raises(VaultError, match="overwritten in the buffer or written twice")
+    with error if taken != [4, 4] else nullcontext(), ChunkWriter(Memory(), "run") as chunks:
+        for index, size in enumerate(taken):
+            capture = add(buffer, capture, *stretch(4 * index, 4, rng))
+            if size:
+                chunks.put(capture, size)
 
-    if taken == [4, 4]:
-        run()
-    else:
-        with pytest.raises(VaultError, match="overwritten in the buffer or written twice"):
-            run()
+
+class Slow(Memory):
+    def append(self, *args, **kwargs):
+        time.sleep(0.05)
+        super().append(*args, **kwargs)
+
+
+def test_few_chunks_wait_for_the_disk(monkeypatch):
+    monkeypatch.setattr(buffers, "_WAITING_BYTES", 1)
+    rng, buffer, memory = np.random.default_rng(0), make_buffer(E, 2), Slow()
+    capture = init_capture(buffer, SPEC)
+    with ChunkWriter(memory, "run") as chunks:
+        for index in range(4):
+            capture = add(buffer, capture, *stretch(2 * index, 2, rng))
+            chunks.put(capture, 2)
+            assert len(memory.records) >= index  # all before it are written
+        chunks.flush()
+        assert len(memory.records) == 4
+
+
+def test_as_many_chunks_are_written_at_once_as_the_buffer_and_memory_hold(monkeypatch):
+    capture = init_capture(make_buffer(E, 16), SPEC)
+    assert [chunks_at_once(capture, steps) for steps in (1, 5, 16, 17)] == [16, 3, 1, 1]
+    step_bytes = sum(x.nbytes for x in jax.tree.leaves(capture.buffer.experience.transition)) // 16
+    monkeypatch.setattr(buffers, "_WAITING_BYTES", 24 * step_bytes)  # a quarter of it for the copy
+    assert [chunks_at_once(capture, steps) for steps in (1, 2, 4)] == [6, 3, 1]
+    monkeypatch.setattr(buffers, "_SMALL_BYTES", 0)
+    sampled = init_capture(make_buffer(E, 16), SPEC, sampled=True, num_steps=3)
+    assert [chunks_at_once(sampled, steps) for steps in (1, 2)] == [3, 1]  # 3 final views in a row
 
 
 class Broken(Memory):
@@ -200,16 +227,10 @@ def test_what_goes_wrong_in_the_thread_is_raised_and_nothing_follows_it():
     buffer = make_buffer(E, 2)
     capture = init_capture(buffer, SPEC)
     memory = Broken()
-
-    def run():
-        nonlocal capture
-        with ChunkWriter(memory, "run") as chunks:
-            for index in range(200):
-                capture = add(buffer, capture, *stretch(2 * index, 2, rng))
-                chunks.put(capture, 2)
-
-    with pytest.raises(VaultFullError, match="no room"):
-        run()
+    with pytest.raises(VaultFullError, match="no room"), ChunkWriter(memory, "run") as chunks:
+        for index in range(200):
+            capture = add(buffer, capture, *stretch(2 * index, 2, rng))
+            chunks.put(capture, 2)
     assert len(memory.records) == 1
     assert memory.closed
 
@@ -218,18 +239,12 @@ def test_an_interrupt_loses_nothing_that_was_handed_over(tmp_path):
     rng = np.random.default_rng(0)
     buffer = make_buffer(E, 5)
     capture = init_capture(buffer, SPEC)
-
-    def run():
-        nonlocal capture
-        writer = vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=E)
-        with ChunkWriter(writer, "run") as chunks:
-            for index in range(3):
-                capture = add(buffer, capture, *stretch(5 * index, 5, rng))
-                chunks.put(capture, 5)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
+    writer = vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=E)
+    with pytest.raises(KeyboardInterrupt), ChunkWriter(writer, "run") as chunks:
+        for index in range(3):
+            capture = add(buffer, capture, *stretch(5 * index, 5, rng))
+            chunks.put(capture, 5)
+        raise KeyboardInterrupt
     dataset = vault.open_vault(tmp_path / "a.vlt" / "b")
     assert dataset.length == 15
     expected = np.arange(15) * E + np.arange(E)[:, None]

@@ -201,7 +201,7 @@ def test_a_run_goes_on_with_as_many_shards(tmp_path):
     [
         ({"process": 1}, "--process needs --coordinator"),
         ({"coordinator": "here"}, "--coordinator here is not HOST:PORT"),
-        ({"coordinator": "here:123456"}, "is not HOST:PORT"),
+        *(({"coordinator": x}, f"{x} is not HOST:PORT") for x in ("here:65536", "here:0", ":1")),
         ({"coordinator": "h:1", "processes": 2, "process": 2}, "--process 2 does not exist"),
         (
             {"coordinator": "127.0.0.1:1", "processes": 2, "process": 1},

@@ -72,6 +72,11 @@ def test_a_policy_acts_as_the_one_of_several_that_its_parameters_name(which):
     np.testing.assert_array_equal(carries[1 - which], [0, 0])
 
 
+@pytest.mark.parametrize(("most", "chosen"), [(1, [3]), (4, [3, 6, 9, 12]), (99, range(3, 13))])
+def test_held_out_episodes_are_spread_evenly(most, chosen):
+    assert evaluating._spread(np.arange(3, 13), most).tolist() == [*chosen]
+
+
 @pytest.mark.parametrize("held_out", [0.0, 0.5])
 def test_the_best_episodes_that_are_not_held_out(random_data, held_out):
     data = open_vault(random_data("probe/observation"))

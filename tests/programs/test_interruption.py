@@ -1,13 +1,16 @@
-"""Saving at intervals, and on the signals that ask a program to stop."""
+"""Saving at intervals and on the signals that ask a program to stop, and what lines say of time."""
 
 import signal
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from offmarl import tracking
 from offmarl.errors import OffmarlError, Stopped
 from offmarl.programs.runs import training
-from offmarl.programs.runs.training import checkpoint_timer, more_to_come
+from offmarl.programs.runs.training import Means, checkpoint_timer, more_to_come
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -38,8 +41,10 @@ def test_a_checkpoint_is_due_when_its_time_has_come(monkeypatch):
         assert not timer.is_due()
 
 
-@pytest.mark.parametrize("seconds", [0.01, 10.0])
-def test_processes_ask_one_another_about_once_a_second_and_at_each_save(monkeypatch, seconds):
+@pytest.mark.parametrize(("seconds", "asked"), [(0.01, 25), (10.0, 1999)])
+def test_processes_ask_one_another_about_once_a_second_and_at_each_save(
+    monkeypatch, seconds, asked
+):
     """An exchange takes milliseconds, and blocks of updates may, too."""
     now, counts, of_another = [100.0], [0], [None]
 
@@ -56,7 +61,7 @@ def test_processes_ask_one_another_about_once_a_second_and_at_each_save(monkeypa
             timer.work_done()
             assert not timer.is_due()
             now[0] += seconds
-        assert counts[0] >= 1999 if seconds > 1 else 20 <= counts[0] <= 30
+        assert counts[0] == asked
         timer.saved(5)
         of_another[0] = signal.SIGTERM
         timer.saved(6)
@@ -165,3 +170,47 @@ def test_other_threads_get_no_handlers(handlers):
     thread.start()
     thread.join()
     assert tuple(inside) == handlers
+
+
+# ---------------------------------------------------------------------------------- lines
+
+
+def test_the_speed_is_that_of_the_work_and_the_time_that_of_the_run(monkeypatch):
+    now, rows = [100.0], []
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+
+    def work():
+        for step in (14, 24):
+            now[0] += 2
+            yield step
+
+    clock = training._Clock(elapsed=30.0, steps=4)
+    for _ in clock.timed(work()):
+        now[0] += 50  # evaluations and checkpoints
+        rows.append(clock.times(14 + 10 * len(rows)))
+    assert rows == [{tracking.WALL_TIME: t, tracking.SPEED: 5.0} for t in (82.0, 134.0)]
+
+
+def test_each_update_of_a_call_has_its_line_and_its_time():
+    lines = []
+    journal = SimpleNamespace(
+        _training=SimpleNamespace(unit=8),
+        _schedule=SimpleNamespace(log_every=1),
+        _write=lambda *line: lines.append(line),
+    )
+    times = {tracking.WALL_TIME: 100.0, tracking.SPEED: 4.0}
+    clock = SimpleNamespace(times=lambda step: times if step == 80 else None)
+    training._Journal._log(journal, 10, {"loss": np.array([[1, 2, 3], [4, 5, 6]])}, 3, clock)
+    assert [step for step, *_ in lines] == [64, 72, 80]
+    assert [row["loss"].tolist() for _, row, _ in lines] == [[1, 4], [2, 5], [3, 6]]
+    assert [t for _, _, t in lines] == [times | {tracking.WALL_TIME: t} for t in (96, 98, 100)]
+
+
+def test_means_are_those_of_a_block_however_it_is_divided():
+    first = Means()
+    first.add({"loss": np.array([[1.0, 2.0], [3.0, 4.0]])}, 2)
+    resumed = Means(first.sums, first.count)
+    resumed.add({"loss": np.array([[6.0], [5.0]])}, 1)
+    assert resumed.take()["loss"].tolist() == [3.0, 4.0]
+    assert (resumed.sums, resumed.count) == ({}, 0)
+    assert (first.sums, first.count) == ({"loss": [3.0, 7.0]}, 2)

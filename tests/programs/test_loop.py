@@ -146,6 +146,17 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     same_run(stopped.out, whole)
 
 
+@pytest.mark.parametrize(
+    ("size", "seconds", "wanted"),
+    [(1, 0.1, 2), (5, 0.1, 10), (8, 0.1, 10), (8, 0.25, 4), (3, 9, 1)],
+)
+def test_a_call_takes_about_a_second_and_at_most_twice_the_updates_of_the_last(
+    size: int, seconds: float, wanted: int
+) -> None:
+    assert loop.next_size(size, seconds, 1.0) == wanted
+    assert loop.next_size(size, 0.0, 1.0) == 2 * size
+
+
 BIT_IDENTITY = (
     "programs/test_loop.py::test_a_stopped_run_goes_on_to_the_same_bits",
     "programs/test_loop.py::test_a_stream_trains_to_the_bits_of_the_device",

@@ -154,13 +154,14 @@ def test_stages_that_do_not_fit_the_run_are_refused(random_data, tmp_path):
 )
 def test_where_stages_start(lengths, starts):
     stages = tuple(Stage(lambda *_: None, length) for length in lengths)
-    assert stage_starts(stages, 9) == starts
+    assert stage_starts(stages, 9, "--updates 9") == starts
 
 
 @pytest.mark.parametrize("lengths", [(9, None), (None, None), (3, 3), (5, 5)])
 def test_stages_that_do_not_add_up(lengths):
-    with pytest.raises(OptionError, match="updates in stages"):
-        stage_starts(tuple(Stage(lambda *_: None, length) for length in lengths), 9)
+    stages = tuple(Stage(lambda *_: None, length) for length in lengths)
+    with pytest.raises(OptionError, match=r"--updates 9 is 9 updates, .* in stages"):
+        stage_starts(stages, 9, "--updates 9")
 
 
 def test_a_recorder_whose_stages_do_not_add_up_is_refused():

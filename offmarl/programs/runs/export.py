@@ -29,7 +29,7 @@ _Named = dict[str, Any]
 """The arrays of a tree, or their shapes, by names such as "params.Dense_0.kernel"."""
 
 
-def export_policy(loaded: "LoadedPolicy", out: str | Path, onnx: bool = False) -> list[Path]:
+def export_policy(loaded: "LoadedPolicy", out: str | Path, onnx: bool) -> list[Path]:
     """Write a policy to a directory; see `LoadedPolicy.export`."""
     directory = local(out)
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):

@@ -68,7 +68,7 @@ class CheckpointTimer:
     positions, such as "update"; ``work`` what is stopped, if it is a part of what the command does.
     """
 
-    def __init__(self, seconds: float, unit: str, work: str = ""):
+    def __init__(self, seconds: float, unit: str, work: str):
         self._seconds, self._unit = seconds, unit
         self._of = f" of {work}" if work else ""
         self._saved: int | None = None
