@@ -14,7 +14,7 @@ from offmarl import launch as launching
 from offmarl import vault
 from offmarl.cli.tasks import work_of
 from offmarl.errors import OptionError, RunError
-from tests.launch.toy import is_whole
+from tests.launch.toy import is_whole, signal_task
 
 pytestmark = pytest.mark.nightly
 
@@ -22,34 +22,22 @@ DIGEST = "c38d7aa2a8fe89ff69ef1f5497769ff03e8e785a315b9e1e30db3a887af2b6f4"
 """Of the recording below, in one process or many."""
 
 
-def signal_task(tmp_path, signum):
-    """Send task 1 a signal, once it runs the block with a mishap."""
-
-    def send():
-        while not (tmp_path / ".out.tasks" / "deaths").exists():
-            time.sleep(0.05)
-        state = json.loads((tmp_path / ".out.tasks" / "state" / "task-1.json").read_text())
-        os.kill(state["pid"], signum)
-
-    threading.Thread(target=send).start()
-
-
 of_slurm = pytest.mark.parametrize("engine", ["slurm"], indirect=True)
 
 
 @of_slurm
 @pytest.mark.skipif("OFFMARL_REAL_SLURM" not in os.environ, reason="needs SLURM, which requeues")
-def test_a_task_that_slurm_preempts_is_queued_again(launch, tmp_path):
-    signal_task(tmp_path, signal.SIGUSR2)
+def test_a_task_that_slurm_preempts_is_queued_again(launch, tmp_path, directory):
+    signal_task(directory, signal.SIGUSR2)
     assert launch("wait:5") and is_whole(tmp_path)
-    assert (tmp_path / ".out.tasks" / "deaths").read_text() == "xx"  # it ran twice
+    assert (directory / "deaths").read_text() == "xx"  # it ran twice
 
 
 @of_slurm
-def test_a_task_that_slurm_ends_by_sigterm_leaves_no_result(launch, tmp_path):
-    signal_task(tmp_path, signal.SIGTERM)
+def test_a_task_that_slurm_ends_by_sigterm_leaves_no_result(launch, tmp_path, directory):
+    signal_task(directory, signal.SIGTERM)
     assert launch("wait:5") and is_whole(tmp_path)  # SLURM did not requeue it: the launcher does
-    assert (tmp_path / ".out.tasks" / "deaths").read_text() == "xx"  # it ran twice
+    assert (directory / "deaths").read_text() == "xx"  # it ran twice
 
 
 @of_slurm

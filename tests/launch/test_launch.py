@@ -14,7 +14,7 @@ from offmarl.errors import MissingExtraError, OptionError, RunError, Stopped
 from offmarl.launch import local
 from offmarl.launch.launching import MOST_DEATHS
 from offmarl.launch.local import LocalLauncher, core_groups, environment, own_cores, threads
-from tests.launch.toy import BLOCKS, ENTRY, Squares, Tolerant, is_whole
+from tests.launch.toy import BLOCKS, ENTRY, Squares, Tolerant, is_whole, signal_task
 
 each_engine = pytest.mark.parametrize(
     "engine",
@@ -38,12 +38,20 @@ def test_a_task_that_was_killed_is_run_again(launch, tmp_path, directory):
     assert (directory / "deaths").read_text() == "xx"  # it ran twice
 
 
+def test_a_task_that_was_stopped_from_elsewhere_is_run_again(launch, tmp_path, directory, notices):
+    signal_task(directory, signal.SIGINT)
+    assert launch("wait:5") and is_whole(tmp_path)
+    assert (directory / "deaths").read_text() == "xx"
+    assert "task 1 of 4 was stopped and is started again" in "".join(notices)
+
+
 @pytest.mark.parametrize(
     ("engine", "mishap", "deaths", "message"),
     [
         ("local", "die:5", MOST_DEATHS, "died 3 times, at last: killed by signal 9"),
         ("local", "crash:5", MOST_DEATHS, "died 3 times, at last: RuntimeError: a bug"),
         ("local", "fail:5", 1, "failed: the block cannot be run."),
+        ("local", "exit:5", 1, "failed: exit code 3"),
         *(
             pytest.param(name, "die:5", MOST_DEATHS, "died 3 times", marks=pytest.mark.nightly)
             for name in ("slurm", "ray")

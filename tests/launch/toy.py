@@ -1,8 +1,10 @@
 """Work that takes no time: block b is the file b with the number b * b."""
 
+import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -43,6 +45,8 @@ class Squares(Work):
         deaths.write_text(f"{before}x")
         if kind == "die" or (kind == "once" and not before):
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "exit":
+            raise SystemExit(3)
         if kind == "fail":
             raise OptionError("the block cannot be run.")
         if kind == "crash":
@@ -60,6 +64,17 @@ class Squares(Work):
     def join(self):
         files = (self.directory / "blocks" / str(block) for block in range(self.count))
         self.path.write_text("".join(file.read_text() for file in files))
+
+
+def signal_task(directory, signum):
+    """Send task 1 a signal, once it runs the block with a mishap."""
+
+    def send():
+        while not (directory / "deaths").exists():
+            time.sleep(0.05)
+        os.kill(json.loads((directory / "state" / "task-1.json").read_text())["pid"], signum)
+
+    threading.Thread(target=send).start()
 
 
 def is_whole(tmp_path):

@@ -1,5 +1,6 @@
 """Continuing from another run: what is carried over, what starts anew, and what does not fit."""
 
+import shutil
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from baselines import bc, cfcql, iql_cql, maicq, qmix_bcq, qmix_cql
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.checkpoint import Checkpoints
-from offmarl.errors import OptionError, ShapeError
+from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.networks import PolicyConfig, QParams, make_policy
 from offmarl.programs import hyperparameters, record_policy
 from offmarl.programs.program import Program, structure
@@ -214,6 +215,9 @@ def test_a_refused_start_leaves_no_run_behind(before, tmp_path):
     args = iql_cql.Args(vault=data, out=tmp_path / "new", updates=2, hidden=4, init=run, env="none")
     with pytest.raises(ShapeError, match=r"another network.*\(.*hidden=8"):
         iql_cql.main(args)
+    shutil.copytree(run, tmp_path / "none", ignore=shutil.ignore_patterns(tracking.CHECKPOINTS))
+    with pytest.raises(RunError, match="none/checkpoints has no checkpoint: give the directory"):
+        iql_cql.main(replace(args, init=tmp_path / "none"))
     assert not (tmp_path / "new").exists()
     online_args = qmix.Args(env="probe/observation", out=tmp_path / "online", hidden=4, init=run)
     with pytest.raises(ShapeError, match="another network"):

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -234,6 +235,28 @@ def test_long_texts_of_arguments_are_compared(monkeypatch):
     monkeypatch.setattr("orbax.checkpoint.multihost.get_jax_distributed_client", lambda: client)
     join(bc.Args("a.vlt", weight=weight, coordinator="127.0.0.1:1", processes=1, process=0))
     assert json.loads(client.entries[0][1])["--weight"] == weight
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (
+            {"coordinator": "auto"},
+            ValueError("of none"),
+            r"missing \(of none\): .* or give --coordinator HOST:PORT, --processes N and",
+        ),
+        ({"coordinator": "h:1"}, ValueError("of none"), r"or give --processes N and --process I\."),
+        (
+            {"coordinator": "h:1"},
+            jax.errors.JaxRuntimeError("DEADLINE\nmore"),
+            r"h:1: the processes did not join within \d+ s: .* \(DEADLINE\)$",
+        ),
+    ],
+)
+def test_why_processes_did_not_join(given, error, words, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "initialize", Mock(side_effect=error))
+    with pytest.raises(OptionError, match=words):
+        join(DeviceArgs(**given))
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-5", "1.5"])

@@ -62,7 +62,8 @@ def test_seeds_of_other_data_are_not_joined(args, random_data, tmp_path):
     policy = make_policy(PolicyConfig("random"), env.spec)
     record_policy(env, policy, (), second, steps=512, num_envs=16)
     data.symlink_to(first)
-    work = SeedsWork(BC.main, replace(args("run", seeds=2), vault=data), tmp_path / "run")
+    unplayed = args("run", seeds=2, env="none", held_out=0.0)
+    work = SeedsWork(BC.main, replace(unplayed, vault=data), tmp_path / "run")
     run_share(work, Share(0, 2))
     data.unlink()
     data.symlink_to(second.parent)
@@ -71,6 +72,11 @@ def test_seeds_of_other_data_are_not_joined(args, random_data, tmp_path):
         join_work(work)
     shutil.rmtree(work.directory / "blocks" / "seed-4")  # as the message says
     run_share(work, Share(0, 2))
+    checkpoints = work.directory / "blocks" / "seed-5" / tracking.CHECKPOINTS
+    moved = checkpoints.rename(tmp_path / "moved")
+    with pytest.raises(RunError, match=r"the run in .*seed-5 is not finished: run its task again"):
+        join_work(work)
+    moved.rename(checkpoints)
     assert join_work(work)
 
 

@@ -198,13 +198,7 @@ def test_another_hyperparameter_compiles_nothing_anew(trained, random_data, tmp_
     assert not np.allclose(weights(other), weights(trained))
 
 
-def test_make_must_not_compute_with_what_does_not_shape_the_program():
-    args = structure(two_stage.Args(vault=Path("x"), learning_rate=0.5))
-    assert args.pretrain == 7
-    with pytest.raises(TypeError, match=r"args.learning_rate \(mul\), .* `hyper.learning_rate`"):
-        _ = args.learning_rate * 2
-    with pytest.raises(TypeError, match=r"args.seed \(add\), which is for the loop only"):
-        _ = args.seed + 1
+def test_a_hyperparameter_is_an_array_of_its_name():
     hyper = programs.hyperparameters(two_stage.Args(vault=Path("x"), learning_rate=0.5))
     assert hyper.learning_rate == 0.5
     with pytest.raises(AttributeError, match=r"no hyperparameter 'gamma': .*learning_rate"):
@@ -214,16 +208,21 @@ def test_make_must_not_compute_with_what_does_not_shape_the_program():
 @pytest.mark.parametrize(
     ("use", "what"),
     [
+        (lambda rate: rate * 2, "mul"),
+        (lambda rate: 2 - rate, "rsub"),
         (lambda rate: rate == 0, "eq"),
         (lambda rate: rate in {0.0, 1.0}, "hash"),
         (lambda rate: f"{rate}", "format"),
         (str, "str"),
     ],
 )
-def test_make_must_not_compare_or_format_a_hyperparameter(use, what):
+def test_make_must_not_use_what_does_not_shape_the_program(use, what):
     args = structure(two_stage.Args(vault=Path("x"), learning_rate=0.5))
+    assert args.pretrain == 7
     with pytest.raises(TypeError, match=rf"make uses args.learning_rate \({what}\), .* `hyper."):
         use(args.learning_rate)
+    with pytest.raises(TypeError, match=rf"args.seed \({what}\), which is for the loop only"):
+        use(args.seed)
     assert "learning_rate=<learning_rate: a hyperparameter" in repr(args)
 
 

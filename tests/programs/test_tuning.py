@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ SPACE = {"rate": Range(0.01, 3.0, log=True)}
 
 def arguments(**changes):
     small = {"total_steps": 48, "num_envs": 4, "evaluations": 3, "eval_episodes": 16}
-    return bandit.Args(env=ENV, **small | changes)
+    return bandit.Args(**{"env": ENV} | small | changes)
 
 
 @pytest.mark.slow
@@ -142,28 +143,32 @@ def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
         tune(bandit, arguments(num_envs=8), SPACE, file, SearchSpace(trials=8, seeds=2))
 
 
-@pytest.mark.parametrize("name", ["tuned", "tuned.journal", "directory.toml"])
-def test_settings_are_written_to_a_toml_file(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "changes", "search", "message"),
+    [
+        ("tuned", {}, {}, r"give one that ends in \.toml"),
+        ("tuned.journal", {}, {}, r"give one that ends in \.toml"),
+        ("directory.toml", {}, {}, r"give one that ends in \.toml"),
+        ("mine.toml", {}, {}, "has no trials beside it to continue"),
+        ("t.toml", {"env": "swarm/absent"}, {}, "swarm/absent"),
+        ("t.toml", {"env": "swarm/pursuit-2-1:evaders=learned"}, {}, "has 2 teams"),
+        (
+            "t.toml",
+            {"init": Path("run")},
+            {},
+            "from nothing: leave out init, and give --init",
+        ),
+        ("t.toml", {"prefill": Path("run")}, {}, "leave out prefill, and give --prefill"),
+        ("t.toml", {}, {"track": ("wandb",)}, "searches are tracked by mlflow alone"),
+    ],
+)
+def test_what_no_trial_can_do_is_found_before_the_first(tmp_path, name, changes, search, message):
     (tmp_path / "directory.toml").mkdir()
-    with pytest.raises(OptionError, match=r"give one that ends in \.toml"):
-        tune(bandit, arguments(), SPACE, tmp_path / name)
-
-
-def test_a_file_of_the_users_is_not_replaced(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text("[qmix]\nhidden = 8\n")
-    with pytest.raises(OptionError, match="has no trials beside it to continue"):
-        tune(bandit, arguments(), SPACE, file)
-    assert "hidden" in file.read_text()
-
-
-def test_what_no_trial_can_do_is_found_before_the_first(tmp_path):
-    file = tmp_path / "tuned.toml"
-    with pytest.raises(UnknownNameError, match="swarm/absent"):
-        tune(bandit, replace(arguments(), env="swarm/absent"), SPACE, file)
-    with pytest.raises(OptionError, match="has 2 teams"):
-        tune(bandit, replace(arguments(), env="swarm/pursuit-2-1:evaders=learned"), SPACE, file)
-    assert not file.with_suffix(".journal").exists()
+    (tmp_path / "mine.toml").write_text("of the user")
+    with pytest.raises((OptionError, UnknownNameError), match=message):
+        tune(bandit, arguments(**changes), SPACE, tmp_path / name, SearchSpace(**search))
+    assert {path.name for path in tmp_path.iterdir()} == {"directory.toml", "mine.toml"}
+    assert (tmp_path / "mine.toml").read_text() == "of the user"
 
 
 def test_a_score_for_each_team_is_none_of_the_whole():
@@ -231,11 +236,6 @@ def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch, ho
         tune(bandit, arguments(), SPACE, again, search)
     result = tune(bandit, arguments(), SPACE, again, search)
     assert (result.trials, result.best) == (expected.trials, expected.best)
-
-
-def test_a_tracker_that_nests_no_runs_is_refused(tmp_path):
-    with pytest.raises(OptionError, match="searches are tracked by mlflow alone"):
-        tune(bandit, arguments(), SPACE, tmp_path / "t.toml", SearchSpace(track=("wandb",)))
 
 
 @pytest.mark.nightly

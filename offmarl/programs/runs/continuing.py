@@ -255,8 +255,6 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
             "of a program that learns, such as ippo."
         )
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
-    if checkpoints.latest() is None:
-        raise RunError(f"{directory} has no checkpoint: repeat its command first.")
     if online:
         # The rest depends on the environment and its opponents, which may not exist here.
         unused = dict.fromkeys(set(like._fields) - learned_fields(like).keys())
