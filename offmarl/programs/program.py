@@ -62,7 +62,7 @@ steps in ``update`` (see `Program.num_steps`), and calls `record_online`.
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
@@ -363,8 +363,8 @@ def hyperparameter_names(args: Validated) -> list[str]:
 
 def shared_names(args: Validated) -> set[str]:
     """Return the names of the arguments that all programs of a kind share."""
-    bases = [base for base in type(args).__mro__ if base in (Args, OnlineArgs)]
-    return {field.name for base in bases if is_dataclass(base) for field in fields(base)}
+    kinds: tuple[type[_Configurable], ...] = (Args, OnlineArgs)
+    return {field.name for kind in kinds if isinstance(args, kind) for field in fields(kind)}
 
 
 def recorded_args(args: Validated) -> dict[str, Any]:

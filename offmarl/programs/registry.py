@@ -48,10 +48,8 @@ def find(kind: Kind) -> dict[str, Path]:
     underscore; the program's name does not.
     """
     package = Path(__file__).parents[1]
-    folder = next(
-        (place for place in (package / f"{kind}s", package.parent / f"{kind}s") if place.is_dir()),
-        package,
-    )
+    inside = package / f"{kind}s"
+    folder = inside if inside.is_dir() else package.parent / f"{kind}s"
     return {path.stem.rstrip("_"): path for path in sorted(folder.glob("[!_]*.py"))}
 
 

@@ -22,6 +22,7 @@ from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNa
 from offmarl.programs import registry
 from offmarl.programs.offline import run_directory
 from offmarl.programs.runs import loop
+from offmarl.programs.runs.run import Run
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
 from tests.children import python, run, stopped
@@ -101,6 +102,50 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
     assert times == sorted(times) and times[0] > 0 and runs["seed_1"]["step_1"]["steps_per_second"]
     assert other["seed_1"]["absolute_metrics"] == {tracking.RETURN: last[tracking.SAMPLED_RETURN]}
     assert runs["seed_1"]["absolute_metrics"][tracking.RETURN] == evaluations[-1][tracking.RETURN]
+
+
+@pytest.mark.parametrize(
+    ("env", "data", "environment", "task"),
+    [
+        ("probe/match", "data/main", "probe", "match/main"),
+        ("xor", None, "xor", "xor"),
+        ("", "data/main", "unknown", "data/main"),
+    ],
+)
+def test_scores_are_written_as_other_tools_read_them(
+    tmp_path: Path, env: str, data: str | None, environment: str, task: str
+) -> None:
+    def at(seed: int, step: int) -> dict[str, list[int]]:
+        names = tracking.SAMPLED_RETURN, tracking.AGREEMENT, tracking.RETURN
+        return {name: [100 * seed + 10 * step + i] for i, name in enumerate(names)}
+
+    run = Run(tmp_path, {"program": "bc", "seeds": [3, 4], "vault": data}, complete=True)
+    lines = [{"seed": s, "step": step} | at(s, step) for step in (0, 8) for s in (3, 4)]
+    first = {"seed": 3, "step": 1, tracking.WALL_TIME: 5.0, tracking.SPEED: 2.0}
+    later = {"seed": 3, "step": 9, tracking.WALL_TIME: 7.0, tracking.SPEED: 3.0}
+    tracking.append(run.metrics, first, *lines, later, later | at(3, 9))  # 4 has lost its line
+    run.write_marl_eval(env)
+
+    def runs(name: str) -> dict[str, Any]:
+        times = {3: {"elapsed_time": 5.0, "steps_per_second": 2.0}, 4: {}}
+        names = {tracking.RETURN: name, tracking.AGREEMENT: tracking.AGREEMENT}
+        of = {
+            (s, k): {label: at(s, k)[x] for label, x in names.items()}
+            for s in (3, 4)
+            for k in (0, 8)
+        }
+        return {
+            f"seed_{s}": {
+                "step_0": {"step_count": 0, **times[s], **of[s, 0]},
+                "step_1": {"step_count": 8, **times[s], **of[s, 8]},
+                "absolute_metrics": of[s, 8],
+            }
+            for s in (3, 4)
+        }
+
+    ways = {"bc (greedy)": tracking.RETURN, "bc (sampled)": tracking.SAMPLED_RETURN}
+    written = json.loads((tmp_path / tracking.MARL_EVAL_FILE).read_text())
+    assert written == {environment: {task: {way: runs(name) for way, name in ways.items()}}}
 
 
 @pytest.mark.parametrize(

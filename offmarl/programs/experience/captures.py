@@ -185,7 +185,7 @@ class _Files:
 
     def __iter__(self) -> Iterator[_File]:
         """Iterate over the files, the newest first."""
-        paths = self._directory.glob("*-*.npz") if self._directory.is_dir() else ()
+        paths = self._directory.glob("*-*.npz")
         files = [_File(path, *map(int, path.stem.split("-"))) for path in paths]
         return iter(sorted(files, key=lambda file: file.number, reverse=True))
 
