@@ -95,8 +95,6 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
     algorithms = scores["probe"]["observation/random"]
     runs, other = algorithms["bc (greedy)"], algorithms["bc (sampled)"]
     assert set(algorithms) == {"bc (sampled)", "bc (greedy)"}
-    assert [*runs["seed_0"]] == [*other["seed_0"]]  # marl-eval's reader expects the same steps
-    assert set(runs) == set(other) == {"seed_0", "seed_1"}
     *_, last = [row for row in rows if tracking.SAMPLED_RETURN in row and row["seed"] == 1]
     times = [step.get("elapsed_time") for step in [*runs["seed_0"].values()][:-1]]
     assert times == sorted(times) and times[0] > 0 and runs["seed_1"]["step_1"]["steps_per_second"]

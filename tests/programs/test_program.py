@@ -528,11 +528,18 @@ def no_cache(monkeypatch, tmp_path):
         jax.config.update(name, value)
 
 
-def test_compiled_programs_are_kept_by_default(no_cache):
+@pytest.mark.parametrize("by", ["default", "switch", "choice"])
+def test_compiled_programs_are_kept_unless_the_user_chose_otherwise(no_cache, monkeypatch, by):
     assert compilation_cache() == no_cache
+    if by == "switch":
+        monkeypatch.setenv("OFFMARL_COMPILATION_CACHE", "off")
+    elif by == "choice":
+        jax.config.update("jax_compilation_cache_dir", "elsewhere")
     keep_compiled_programs()
-    assert jax.config.jax_compilation_cache_dir == str(no_cache)
-    assert no_cache.is_dir()
+    expected = {"default": str(no_cache), "switch": None, "choice": "elsewhere"}[by]
+    assert jax.config.jax_compilation_cache_dir == expected
+    assert no_cache.is_dir() == (by == "default")
+    assert (jax.config.jax_compilation_cache_max_size == 2**31) == (by == "default")
 
 
 def test_what_was_compiled_ahead_is_not_compiled_again():
@@ -544,19 +551,6 @@ def test_what_was_compiled_ahead_is_not_compiled_again():
     x = jnp.arange(3.0)
     compile_ahead(scaled, 2, x).result()
     np.testing.assert_array_equal(scaled(2, x), [0, 2, 4])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("by", ["switch", "choice"])
-def test_the_cache_can_be_turned_off_or_be_another(no_cache, monkeypatch, by):
-    if by == "switch":
-        monkeypatch.setenv("OFFMARL_COMPILATION_CACHE", "off")
-    else:
-        jax.config.update("jax_compilation_cache_dir", "elsewhere")
-    keep_compiled_programs()
-    expected = None if by == "switch" else "elsewhere"
-    assert jax.config.jax_compilation_cache_dir == expected
-    assert not no_cache.exists()
 
 
 # ---------------------------------------------------------------------------------- the directory
