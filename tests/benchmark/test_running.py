@@ -418,16 +418,19 @@ def test_a_dataset_without_a_common_score_leaves_the_others(read, tmp_path):
     assert note in " ".join(benchmark.notes(results, {}))
 
 
-def test_cells_of_other_code_are_noted(read, tmp_path):
+def test_cells_of_other_code_and_machines_are_noted(read, tmp_path):
     results = cells(read(), tmp_path, SCORES)
     assert "different" not in " ".join(benchmark.notes(results, {}))
     path = results.files["one"]["bc"]
     cell = json.loads(path.read_text())
     assert len(cell["code"]) == 64
-    path.write_text(json.dumps(cell | {"code": "f" * 64}))
-    text = " ".join(benchmark.notes(benchmark.read_results(read()), {}))
-    assert "The cells were made with different code of offmarl: " in text
-    assert "ffffffff (1 cells)" in text
+    other = {"code": "f" * 64, "versions": {"jax": "9"}, "hardware": {"device": "x"}}
+    path.write_text(json.dumps(cell | other))
+    *_, code, versions, machines = benchmark.notes(benchmark.read_results(read()), {})
+    texts = f"{cell['code'][:8]} (3 cells), ffffffff (1 cells)", "None (3 cells), 9 (1 cells)"
+    assert code == f"The cells were made with different code of offmarl: {texts[0]}."
+    assert versions == f"The cells were made with different versions of JAX: {texts[1]}."
+    assert machines == "The cells ran on different machines: None, None; x, None."
 
 
 def test_labels_are_escaped_and_drawn_as_they_are(read, tmp_path):

@@ -1,6 +1,7 @@
 """Help, errors, exit codes and JSON of all commands, and commands that need no training."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -78,6 +79,9 @@ def test_unknown_names_are_answered_with_the_nearest(offmarl, arguments, message
     assert outcome.err.count("\n") == 1
 
 
+HF_HOME = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+
+
 class JaxRuntimeError(RuntimeError):
     """The error of JAX, by its name."""
 
@@ -102,7 +106,17 @@ def failing(offmarl, monkeypatch):
         (VaultError("the vault [/] is locked"), 1, "the vault [/] is locked"),
         (UnknownNameError("no such tier"), 2, "no such tier"),
         (OptionError("no such number"), 2, "no such number"),
-        (PermissionError(13, "Permission denied", "vaults"), 1, "[Errno 13] Permission denied"),
+        (OSError(5, "No", "vaults"), 1, "error: [Errno 5] No: 'vaults'\n"),  # without advice
+        *(
+            (OSError(number, "No", str(place)), 1, f"[Errno {number}] No: '{place}': {advice}")
+            for number in (1, 13, 30)  # a right is missing, or a disk is read-only
+            for place, advice in (
+                (Path("vaults"), "choose a place that you may use, or change its permissions.\n"),
+                (HF_HOME.parent, "set HF_HOME to a directory that can be written.\n"),
+                (HF_HOME / "a", "set HF_HOME to a directory that can be written.\n"),
+            )
+        ),
+        (OSError(errno.EDQUOT, "No"), 1, "] No: free some space, and repeat the command.\n"),
         (MemoryError(), 1, "not enough memory (MemoryError): take smaller"),
         (RecursionError("x"), 1, "nested too deeply"),
         (MemoryError("Unable to allocate 3 TiB"), 1, "memory (Unable to allocate 3 TiB): take"),
@@ -332,6 +346,9 @@ def test_compare_takes_results_of_other_projects(offmarl, tmp_path):
     ippo = alone["datasets"]["smax/3m (marl-eval)"]["ff_ippo (mava.json)"]
     assert ippo["normalised"]["value"] == 0.5
     assert "mat (mava.json)" in alone["probability_of_improvement"]["ff_ippo (mava.json)"]
+    write_run(tmp_path / "unplayed", "bc", "x", [[1]], metric=tracking.AGREEMENT)
+    unlike = offmarl("compare", "unplayed", "mava.json")
+    assert unlike.code == 1 and "mava.json holds returns, and the runs have none" in unlike.err
 
 
 def test_two_files_of_one_name_stay_apart(offmarl, tmp_path):

@@ -181,13 +181,15 @@ def test_agreement_with_other_held_out_episodes_is_kept_apart(tmp_path):
     runs = [
         write_run(tmp_path / str(i), "bc", "a/b", [[1]], metric=AGREEMENT, args=args, **digest, **e)
         for i, (args, e) in enumerate(
-            [(o, {}) for o in held_out] + [(validation, {"validation_digest": "abcdefghij"})]
+            [(o, {}) for o in held_out]
+            + [(validation, {"validation_digest": x}) for x in ("abcdefghij", None)]
         )
     ]
     assert list(report.read_runs(runs, AGREEMENT).results) == [
         "a/b (evaluated in 5% of the episodes)",
         "a/b (evaluated in 30% of the episodes)",
         "a/b (evaluated in data abcdefgh)",
+        "a/b (evaluated in data unknown)",
     ]
 
 
