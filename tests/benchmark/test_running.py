@@ -77,8 +77,9 @@ def record_of(tmp_path, cell):
 
 @pytest.mark.slow
 def test_all_cells_run_once_with_their_options_and_vaults(run, tmp_path, capsys, monkeypatch):
+    """With this seed, the recording ends after a cell of the other dataset has run."""
     monkeypatch.delenv("OFFMARL_QUIET", raising=False)
-    assert run() == (True, {})
+    assert run(seed=1) == (True, {})
     lines = re.findall(r"^bc on (\w+): episode return 3.200 after", capsys.readouterr().err, re.M)
     assert sorted(lines) == ["one", "two"]
     assert record_of(tmp_path, "two--deep_wide")["args"] == {
@@ -88,13 +89,13 @@ def test_all_cells_run_once_with_their_options_and_vaults(run, tmp_path, capsys,
     }
     cell = json.loads((tmp_path / "out" / "cells" / "one--bc.json").read_text())
     assert cell["run.json"]["args"]["vault"] == cell["data"] == "cover:random"
-    assert cell["recorded"] == {"program": "mappo", "env": "swarm/coverage-3", "seed": 0}
+    assert cell["recorded"] == {"program": "mappo", "env": "swarm/coverage-3", "seed": 1}
     assert cell["options"] == {"seeds": 5}
     (trained,) = (tmp_path / "out" / "runs").glob("one--bc-*/run")
     assert tracking.read_run(trained)["args"]["vault"].endswith("/vaults/mappo-random")
     assert str(tmp_path) not in json.dumps(cell)
     assert cell["seeds"] == [0, 1, 2, 3, 4]
-    assert run() == (False, {})  # nothing is missing
+    assert run(seed=1) == (False, {})  # nothing is missing
 
 
 def labels(work):
@@ -176,11 +177,6 @@ def test_one_task_goes_on_after_failures_of_every_kind(read, capsys):
     missing = ["two", "deep & wide on one", "bc on two", "deep & wide on two"]
     assert labels(work) == missing
     assert "ValueError: a bug of the program" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_cells_of_other_datasets_run_while_one_is_recorded(run):
-    assert run(seed=1) == (True, {})  # the recording ends after such a cell
 
 
 @pytest.fixture

@@ -267,15 +267,6 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("runs", "code", "message"),
-    [([], 2, "no runs to compare"), (["missing"], 1, "missing is not the directory")],
-)
-def test_compare_says_what_is_wrong(offmarl, runs, code, message):
-    outcome = offmarl("compare", *runs)
-    assert outcome.code == code and message in outcome.err
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["ope", "run", "--vault", "x", "--eval-episodes", 3], "leave out --eval-episodes."),
@@ -287,18 +278,16 @@ def test_compare_says_what_is_wrong(offmarl, runs, code, message):
         ),
         (["report", "run", "--time-limit", 3], "leave out --time-limit."),
         (["report", "run", "--env", "x", "--html", "x.html"], "leave out --env."),
+        (["ope", "--vault", "x"], "runs must be at least one (give the path of each)."),
+        (["compare"], "no runs to compare: give the directory of at least one run."),
     ],
 )
-def test_an_option_without_a_use_is_refused(offmarl, tmp_path, arguments, message):
+def test_an_option_without_a_use_and_a_command_without_paths_are_refused(
+    offmarl, tmp_path, arguments, message
+):
     write_run(tmp_path / "run", "bc", "a/b", [[1, 2]])
     refused = offmarl(*arguments)
     assert refused.code == 2 and message in refused.err and refused.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", [["ope", "--vault", "x"], ["compare"], ["report"]])
-def test_a_command_without_its_paths_has_wrong_arguments(offmarl, command):
-    refused = offmarl(*command)
-    assert refused.code == 2 and "give the" in refused.err and refused.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("env", ["", "another/place"])
@@ -407,6 +396,7 @@ def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
     without_evaluation(write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2]]), True)
     outcome = offmarl("compare", "bc")
     assert outcome.code == 1 and "bc was trained without an evaluation" in outcome.err
+    assert "missing is not the directory of a run" in offmarl("compare", "missing").err
 
 
 def test_compare_leaves_out_what_is_not_finished(offmarl, tmp_path):

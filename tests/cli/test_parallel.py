@@ -269,6 +269,7 @@ def test_a_killed_training_ends_with_the_same_policies_and_returns(train: Any, d
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
