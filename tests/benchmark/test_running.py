@@ -399,19 +399,29 @@ def test_a_cell_whose_evaluation_is_not_finite_is_empty_and_named(read, tmp_path
     assert benchmark.write_results(results)
 
 
-def test_a_dataset_without_a_common_score_leaves_the_others(read, tmp_path):
+@pytest.mark.parametrize(
+    ("is_played", "why"),
+    [(True, "these runs have a return for each team"), (False, "was trained without an evaluatio")],
+)
+def test_a_dataset_without_a_common_score_leaves_the_others(read, tmp_path, is_played, why):
     plan = read()
     for cell in plan.cells:
         run = write_run(tmp_path / cell.slug, cell.baseline.program, "data", RETURNS)
-        if cell.data.label == "two":
+        if cell.data.label == "two" and is_played:
             text = (run / "marl_eval.json").read_text()
             (run / "marl_eval.json").write_text(text.replace("episode_return", "episode_return_a"))
+        elif cell.data.label == "two":
+            (run / "marl_eval.json").unlink()
+            (run / "metrics.jsonl").unlink()
         pack(cell, run, cell_file(plan, cell))
     results = benchmark.read_results(plan)
     (score,) = scores(results)["bc"]
     assert score.value == pytest.approx(8 / 3)
-    note = "bc on two is not in the tables: these runs have a return for each team"
-    assert note in " ".join(benchmark.notes(results, {}))
+    (note,) = (x for x in benchmark.notes(results, {}) if x.startswith("bc on two is not in the"))
+    assert why in note
+    work = CellsWork(plan, stub.run)
+    told = [work.result(block) for block in (0, 2, 4)]  # a recording, and two cells
+    assert told[:2] == ["", "episode return 3.200"] and why in told[2]
 
 
 def test_cells_of_other_code_and_machines_are_noted(read, tmp_path):

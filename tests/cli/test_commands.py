@@ -18,9 +18,12 @@ from offmarl import tracking
 from offmarl import vault as vaults
 from offmarl.cli import verbs
 from offmarl.cli.parse import parse, parse_script
+from offmarl.cli.programs import _returns_report
 from offmarl.cli.tasks import TaskOptions
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
 from offmarl.programs import registry
+from offmarl.report import estimate
+from offmarl.terminal import interval
 from tests.children import python
 from tests.runs import write_run
 from tests.vault.experience import whole_episodes, written
@@ -224,6 +227,26 @@ def test_compare_writes_tables_to_files_and_to_standard_output(offmarl, tmp_path
     outcome = offmarl("compare", "bc", "maicq", "--markdown", "t.md")
     assert "wrote t.md" in outcome.out and "| +2.500 |" in (tmp_path / "t.md").read_text()
     assert "--latex" in offmarl("compare", "bc", "--latex", ".").err
+
+
+@pytest.mark.parametrize(
+    ("seeds", "note"),
+    [
+        (1, None),
+        (2, "{}: {} (intervals need at least 3 seeds)"),
+        (4, "{} [95% interval]: {} (below 5 seeds it covers less often than 95%)"),
+        (5, "{} [95% interval]: {}"),
+    ],
+)
+@pytest.mark.parametrize("teams", [["red"], ["red", "blue"]])
+def test_the_returns_of_a_run_are_summed_up(seeds, note, teams):
+    by_seed = {seed: np.array([seed, seed + 2.0]) for seed in range(seeds)}
+    report = _returns_report("title", {}, dict.fromkeys(teams, by_seed))
+    _, *notes = report.text.renderables
+    iqm = interval(*estimate(np.arange(1.0, seeds + 1)))
+    names = [f"IQM of {team} over seeds" for team in teams] if teams[1:] else ["IQM over seeds"]
+    assert notes == ([note.format(name, iqm) for name in names] if note else [])
+    assert [row["mean"] for row in report.data["seeds"]] == [*range(1, seeds + 1)] * len(teams)
 
 
 def test_compare_names_what_the_summary_leaves_out(offmarl, tmp_path):

@@ -8,6 +8,7 @@ import yaml
 
 from offmarl import hub as library
 from offmarl import vault
+from offmarl.cli import hub as commands
 from offmarl.errors import CardError, OptionError, UnknownNameError
 from offmarl.hub import card as catalogue
 from offmarl.hub import licences
@@ -251,6 +252,14 @@ def test_pages_state_the_licence(licence, front, url):
     metadata = yaml.safe_load(readme(card, "org/x").split("---")[1])
     assert {key: metadata[key] for key in front} == front
     assert json.loads(croissant(card, "org/x", "https://hub", "2026-01-31"))["license"] == url
+
+
+def test_a_licence_is_told_with_its_link_its_code_and_who_states_it():
+    for licence, words in (
+        (Licence("MIT"), "data MIT"),
+        (Licence("other", "MIT", "https://x", "So"), "data other (https://x); code MIT. So"),
+    ):
+        assert commands._licence(catalogue.Card("a/b/c", "s", 2, "", licence)) == words
 
 
 def test_every_licence_has_a_name_that_hugging_face_knows():
