@@ -8,7 +8,7 @@ import pytest
 from offmarl import report, tracking
 from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
-from offmarl.report import Entry
+from offmarl.report import ComparedData, DatasetResult, Entry
 from offmarl.report.comparison import comparison_tables, notes, score_list
 from offmarl.report.run_scores import scores_in
 from offmarl.report.tables import Section, to_csv, to_latex, to_markdown
@@ -231,6 +231,47 @@ def test_scores_are_normalised_by_references_whatever_the_runs():
         assert row.iqm.value == 1.5
         assert row.normalised.value == pytest.approx((1.5 + 1) / 10)
         np.testing.assert_allclose(comparison.common[BC][:, 0], (LOW + 1) / 10)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_notes_on_a_comparison(pooled):
+    mappo, two = Entry("mappo", "sampled"), np.array([1.0, 2.0])
+    results = {
+        "a": {BC: DatasetResult(two, best=two), SAMPLED: DatasetResult(two)},
+        "b": {BC: DatasetResult(two)},
+    }
+    results["a"][mappo] = DatasetResult(np.array([3.0, 4.0, 5.0]))
+    data = {name: ComparedData(name, "", f"env {name}") for name in results}
+    runs = report.Runs(results, data, {"bc": ["learning_rate"]})
+    known = {name: Reference(0.0, 5.0) for name in ("a", "b")[: 1 + pooled]}
+    comparison = report.compare(results, known)
+    scale = "are normalised: 0 is random play (0.000), 1 is the expert (5.000)."
+    heads = [
+        f"Returns in env a {scale}",
+        f"Returns in env b {scale}"
+        if pooled
+        else "The reference returns of env b are unknown, so returns there are not normalised: "
+        "give them with --references 'env b' RANDOM EXPERT. Without them the datasets are not sum",
+        "bc was trained with other settings on one dataset than on another (learning_rate): "
+        + (
+            "its runs are summarised together, because"
+            if pooled
+            else "such runs are not summarised"
+        ),
+        "bc (sampled) is in no summary over the datasets and no probability: it was not run on b.",
+        "mappo (sampled) is in no summary over the datasets and no probability: it was not run on",
+        "Headline: the last policy's best actions (greedy).",
+        "mappo (sampled) was not evaluated greedily, so it is compared only with other sampled pol",
+        "mappo (sampled) has no pairs with bc: no seed is in both (a).",
+        "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes",
+        "* (bold in files): the best of those that acted alike",
+        "Intervals need at least 3 seeds; without them only the best has a *.",
+        "warning: some runs have 2 seeds. Below 5 seeds, intervals cover less often than 95%",
+    ]
+    lines = [*notes(comparison, runs, RETURN, pooled)]
+    assert all(line.startswith(head) for line, head in zip(lines, heads, strict=True))
+    first, *_ = comparison_tables(comparison)
+    assert first.columns[2] == "IQM [95% interval]"  # of one of them
 
 
 def test_several_datasets_are_put_on_one_scale_by_their_references():
