@@ -249,17 +249,6 @@ def test_the_returns_of_a_run_are_summed_up(seeds, note, teams):
     assert [row["mean"] for row in report.data["seeds"]] == [*range(1, seeds + 1)] * len(teams)
 
 
-def test_compare_names_what_the_summary_leaves_out(offmarl, tmp_path):
-    cells = [("bc", "a/x", 3), ("bc", "a/y", 3), ("omar", "a/x", 3), ("omar", "a/y", 4)]
-    for place, (program, vault, seeds) in enumerate([*cells, ("maicq", "a/x", 3)]):
-        write_run(tmp_path / f"{place}", program, vault, [[1, 2]] * seeds, vault_digest=vault)
-    notes = offmarl("compare", *range(5), "--json").json["notes"]
-    parts = [note.partition(" is in no summary")[::2] for note in notes if "no summary" in note]
-    assert [label for label, _ in parts] == ["omar (greedy)", "maicq (greedy)"]
-    assert "its numbers of seeds differ (3, 4)" in parts[0][1]
-    assert "it was not run on a/y" in parts[1][1]
-
-
 def test_the_best_checkpoint_by_agreement_takes_no_environment(offmarl, tmp_path):
     run = write_run(tmp_path / "bc", "bc", "a/x", [[0.5, 0.6]] * 3, metric=tracking.AGREEMENT)
     for seed in range(3):

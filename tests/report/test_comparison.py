@@ -11,7 +11,7 @@ from offmarl.hub.card import references
 from offmarl.report import ComparedData, DatasetResult, Entry
 from offmarl.report.comparison import comparison_tables, notes, score_list
 from offmarl.report.run_scores import scores_in
-from offmarl.report.tables import Section, to_csv, to_latex, to_markdown
+from offmarl.report.tables import Score, Section, to_csv, to_latex, to_markdown
 from offmarl.statistics import Reference, mean_interval
 from offmarl.terminal import interval, number
 from offmarl.tracking import AGREEMENT, RETURN
@@ -235,12 +235,12 @@ def test_scores_are_normalised_by_references_whatever_the_runs():
 
 @pytest.mark.parametrize("pooled", [False, True])
 def test_the_notes_on_a_comparison(pooled):
-    mappo, two = Entry("mappo", "sampled"), np.array([1.0, 2.0])
+    mappo, omar, two = Entry("mappo", "sampled"), Entry("omar", "greedy"), np.array([1.0, 2.0])
     results = {
         "a": {BC: DatasetResult(two, best=two), SAMPLED: DatasetResult(two)},
-        "b": {BC: DatasetResult(two)},
+        "b": {BC: DatasetResult(two), omar: DatasetResult(np.array([0.0, 1.0, 2.0]))},
     }
-    results["a"][mappo] = DatasetResult(np.array([3.0, 4.0, 5.0]))
+    results["a"] |= {mappo: DatasetResult(np.array([3.0, 4.0, 5.0])), omar: DatasetResult(two)}
     data = {name: ComparedData(name, "", f"env {name}") for name in results}
     runs = report.Runs(results, data, {"bc": ["learning_rate"]})
     known = {name: Reference(0.0, 5.0) for name in ("a", "b")[: 1 + pooled]}
@@ -260,9 +260,12 @@ def test_the_notes_on_a_comparison(pooled):
         ),
         "bc (sampled) is in no summary over the datasets and no probability: it was not run on b.",
         "mappo (sampled) is in no summary over the datasets and no probability: it was not run on",
+        "omar (greedy) is in no summary over the datasets and no probability: its numbers of seeds "
+        "differ (2, 3).",
         "Headline: the last policy's best actions (greedy).",
         "mappo (sampled) was not evaluated greedily, so it is compared only with other sampled pol",
         "mappo (sampled) has no pairs with bc: no seed is in both (a).",
+        "omar (greedy) has no pairs with bc: no seed is in both (a, b).",
         "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes",
         "* (bold in files): the best of those that acted alike",
         "Intervals need at least 3 seeds; without them only the best has a *.",
@@ -404,6 +407,12 @@ def test_names_in_tables_are_text():
     assert latex.startswith("% a\\nb\n\\begin{tabular}{lr}\n\\toprule\nx\\&y & 50\\% ")
     assert "\\textbackslash{}input\\{z\\}\\textbackslash{}n & " in latex
     assert "\\ensuremath{\\lambda}\\_1 \\textasciitilde{} & 3" in latex
+
+
+def test_a_column_of_scores_has_its_ends_in_csv_wherever_it_is_empty():
+    section = Section("", ["Name", "IQM of all"], [["r", Score(1.0, 0.5, 2.0)], ["s", None]])
+    head = "name,iqm_of_all,iqm_of_all_low,iqm_of_all_high"
+    assert to_csv(section).splitlines() == [head, "r,1.0,0.5,2.0", "s,,,"]
 
 
 @pytest.mark.parametrize("label", ["[2mm]", "*"])

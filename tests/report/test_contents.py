@@ -245,6 +245,8 @@ def test_what_is_unusual_is_said(tmp_path):
 
 
 ENDS = np.arange(100) % 10 == 9
+FIRST = np.random.default_rng(0).normal(size=(100, 1))
+LED_TO = np.where(ENDS[:, None], 9.0, np.roll(FIRST, -1, 0))
 INSIDE = np.random.default_rng(1).uniform(-0.9, 0.9, (100, 1))
 FEW = "Few states occur twice, so coverage, which compares states bit by bit, says little."
 OPEN = "10 truncated episodes have no final observation, so their last step cannot be bootstrapped."
@@ -263,6 +265,7 @@ OPEN = "10 truncated episodes have no final observation, so their last step cann
             ["Rewards are sparse: 4.00% of the steps have one."],
         ),
         (100, {"terminals": None, "truncations": ENDS}, [OPEN]),
+        (100, {"terminals": None, "truncations": ENDS, "next_observations": LED_TO}, []),
         (100, {"states": np.zeros((100, 2))}, ["Constant features of the state: 0-1."]),
         (100, {"actions": np.where(np.arange(100) < 10, 1, INSIDE.T).T}, []),
         (
