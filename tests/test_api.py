@@ -90,11 +90,6 @@ def test_comparisons_are_shown_and_their_names_are_text(tmp_path):
     assert "2.500 *" in page.texts and "maicq (greedy)" in page.texts
 
 
-def test_a_comparison_needs_runs():
-    with pytest.raises(errors.OptionError, match="no runs to compare"):
-        offmarl.compare()
-
-
 def test_datasets_and_episodes_are_shown(vault):
     data = offmarl.open(vault)
     texts = Texts(data._repr_html_()).texts

@@ -67,5 +67,6 @@ def test_what_people_write_stays():
 
 
 def test_numbers_round_to_four_digits():
-    values = [999.94, 999.96, -999.96, 12.345678, 1234.5, 7]
-    assert list(map(number, values)) == ["999.9", "1,000", "-1,000", "12.35", "1,234", "7"]
+    values = [999.94, 999.95, -999.96, 12.345678, 1234.5, 1e15, 9.9e14, 7]
+    texts = "999.9 1,000 -1,000 12.35 1,234 1.000e+15 990,000,000,000,000 7"
+    assert list(map(number, values)) == texts.split()

@@ -63,11 +63,8 @@ def pull(
         return _planned(hub.plan(name, out))
     pulled = hub.pull(name, out, time_limit)
     limit = {"time limit": f"{pulled.time_limit} steps"} if pulled.time_limit else {}
-    about = {"commit": pulled.commit, "fetched": decimal(pulled.fetched)}
-    facts = _about(pulled.card) | limit | about
+    facts = _about(pulled.card) | limit | _arrival(pulled)
     checks = {f"{uid} checked by": check for uid, check in pulled.checks.items()}
-    if not pulled.asked:
-        facts["hub"] = _NOT_ASKED
     text = Group(
         *map(as_is, pulled.paths.values()),
         grid(facts | checks),
@@ -79,15 +76,15 @@ def pull(
 
 def _pulled_policy(name: str, out: Path | None) -> Report:
     pulled = hub.pull_policy(name, out)
-    facts = {
-        "policy": pulled.card["summary"],
-        "licence": pulled.card["licence"],
-        "commit": pulled.commit,
-        "fetched": decimal(pulled.fetched),
-    }
-    if not pulled.asked:
-        facts["hub"] = _NOT_ASKED
-    return Report(pulled._asdict(), Group(as_is(pulled.path), grid(facts)))
+    about = {"policy": pulled.card["summary"], "licence": pulled.card["licence"]}
+    text = Group(as_is(pulled.path), grid(about | _arrival(pulled)))
+    return Report(pulled._asdict(), text)
+
+
+def _arrival(pulled: "hub.Pulled | hub.PulledPolicy") -> dict[str, str]:
+    """Say what is here now, how much was fetched for it, and whether the hub was not asked."""
+    facts = {"commit": pulled.commit, "fetched": decimal(pulled.fetched)}
+    return facts if pulled.asked else {**facts, "hub": _NOT_ASKED}
 
 
 def _planned(plan: "hub.PullPlan") -> Report:
@@ -152,22 +149,19 @@ def push(
     if any((path / RUN_FILE).is_file() for path in vaults):
         if len(vaults) > 1 or name or citation:
             raise OptionError("push publishes one policy at a time, without --name and --citation.")
-        return _pushed_policy(
-            hub.push_policy(vaults[0], to, licence, licence_link, summary, private, message)
-        )
+        policy = hub.push_policy(vaults[0], to, licence, licence_link, summary, private, message)
+        facts = _publication(policy, policy.card["summary"], policy.card["licence"])
+        return Report(vars(policy), grid(facts))
     pushed = hub.push(vaults, to, licence, name, summary, citation, private, message, licence_link)
     rows = [[uid, entry.digest, len(entry.files)] for uid, entry in pushed.card.uids.items()]
-    facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
-    facts |= {"summary": pushed.card.summary, "licence": _licence(pushed.card)}
+    facts = _publication(pushed, pushed.card.summary, _licence(pushed.card))
     text = Group(table(["uid", "digest", "files"], rows), grid(facts))
     return Report({**vars(pushed), "card": asdict(pushed.card)}, text)
 
 
-def _pushed_policy(pushed: "hub.Pushed[dict[str, Any]]") -> Report:
-    card = pushed.card
+def _publication(pushed: "hub.Pushed[Any]", summary: str, licence: str) -> dict[str, str]:
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
-    facts |= {"summary": card["summary"], "licence": card["licence"]}
-    return Report(vars(pushed), grid(facts))
+    return facts | {"summary": summary, "licence": licence}
 
 
 def cache(

@@ -97,7 +97,6 @@ def summary_of(name: str, verb: Verb) -> str:
     """
     first_line = re.compile(rf'(?ms)^def {name.replace("-", "_")}\(.*?"""(.*?)\.?("""|$)')
     package = Path(__file__).parents[1]
-    for file in (package / "cli" / f"{verb.module}.py", package / "vault" / "verbs.py"):
-        if match := first_line.search(file.read_text("utf-8")):
-            return match[1]
-    raise LookupError(name)
+    files = package / "cli" / f"{verb.module}.py", package / "vault" / "verbs.py"
+    matches = (first_line.search(file.read_text("utf-8")) for file in files)
+    return next(match[1] for match in matches if match)

@@ -106,7 +106,7 @@ class PageCache:
         with self._lock:
             self._recent.pop(name, None)
         with suppress(OSError):
-            self._path(name).unlink(missing_ok=True)
+            self._path(name).unlink()
 
     @property
     def size(self) -> int:

@@ -222,18 +222,17 @@ def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
         The vault cannot be read, or is damaged.
     """
     accumulator, leaves = StatsAccumulator(vault), leaf_statistics.stored_statistics(vault)
-    fresh = StatisticsAccumulator(vault.spec, vault.num_steps) if leaves is None else None
+    fresh = StatisticsAccumulator(vault.spec, vault.num_steps)
     with progress(f"read {vault.uid}", 2 * vault.length) as advance:
         for begin, stop in vault.blocks():
             steps = vault.transitions(begin, stop)
             accumulator.add(begin, steps)
-            if fresh:
+            if leaves is None:
                 fresh.add(steps)
             advance(stop - begin)
-        if fresh:
+        if leaves is None:
             leaves = fresh.statistics
             leaf_statistics.store_statistics(vault, leaves)
-        assert leaves is not None
         return accumulator.survey(known_digest(vault, advance), leaves)
 
 

@@ -85,7 +85,7 @@ def common_curves(
     normalised.
     """
     common = {}
-    for entry in next(iter(curves.values()), {}):
+    for entry in next(iter(curves.values())):
         group = {name: entries[entry] for name, entries in curves.items() if entry in entries}
         steps = reduce(np.intersect1d, (curve.steps for curve in group.values()))
         if len(group) < len(curves) or len({len(curve.values) for curve in group.values()}) > 1:

@@ -259,8 +259,6 @@ def _draw_values(axes: Axes, actions: ContinuousActions) -> None:
 
 def _draw_map(axes: Axes, values: Float[np.ndarray, "R C"], highest: float) -> None:
     axes.grid(visible=False)
-    if not values.size:
-        return
     drawing = axes.imshow(values, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
     axes.locator_params(integer=True)
     if len(values) > _MOST_CELLS or values.shape[1] > _MOST_CELLS:

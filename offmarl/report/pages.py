@@ -134,7 +134,7 @@ class RunReport(NamedTuple):
         wall = self.curves.get(WALL_TIME)
         facts = {
             "directory": str(self.directory),
-            "kind": self.record.get("kind", ""),
+            "kind": self.record["kind"],
             "data": self.record.get("vault") or "",
             "digest": str(self.record.get("vault_digest") or "")[:12],
             "environment": self.record["spec"]["name"],

@@ -366,13 +366,12 @@ def _nested(value: Any, depth: int, where: str) -> Iterator[tuple[tuple[str, ...
 
 
 def _data(run: Mapping[str, Any], metric: str) -> ComparedData:
-    spec, args = run["spec"]["name"], run.get("args", {})
+    spec, args = run["spec"]["name"], run["args"]
     environment = args.get("env") or spec
     if metric == AGREEMENT:
         share = f"{args.get('held_out') or 0:.0%} of the episodes"
-        environment = (
-            f"data {run.get('validation_digest', '')[:8]}" if args.get("validation") else share
-        )
+        digest = run.get("validation_digest") or "unknown"
+        environment = f"data {digest[:8]}" if args.get("validation") else share
     elif code := run.get("environment_source", {}).get("sha256"):
         environment = labelled(environment, f"code {code[:8]}")
     return ComparedData(str(run.get("vault") or spec), run.get("vault_digest") or "", environment)
@@ -475,7 +474,7 @@ def _names(
 
 def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the result of a run depends on besides its data and its seeds."""
-    args = {name: x for name, x in run.get("args", {}).items() if name not in _NO_SETTINGS}
+    args = {name: x for name, x in run["args"].items() if name not in _NO_SETTINGS}
     return args | ({"code": run["sha256"][:8]} if run.get("sha256") else {})
 
 

@@ -1,6 +1,7 @@
 """Help, errors, exit codes and JSON of all commands, and commands that need no training."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -17,9 +18,12 @@ from offmarl import tracking
 from offmarl import vault as vaults
 from offmarl.cli import verbs
 from offmarl.cli.parse import parse, parse_script
+from offmarl.cli.programs import _returns_report
 from offmarl.cli.tasks import TaskOptions
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
 from offmarl.programs import registry
+from offmarl.report import estimate
+from offmarl.terminal import interval
 from tests.children import python
 from tests.runs import write_run
 from tests.vault.experience import whole_episodes, written
@@ -78,6 +82,9 @@ def test_unknown_names_are_answered_with_the_nearest(offmarl, arguments, message
     assert outcome.err.count("\n") == 1
 
 
+HF_HOME = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+
+
 class JaxRuntimeError(RuntimeError):
     """The error of JAX, by its name."""
 
@@ -102,7 +109,17 @@ def failing(offmarl, monkeypatch):
         (VaultError("the vault [/] is locked"), 1, "the vault [/] is locked"),
         (UnknownNameError("no such tier"), 2, "no such tier"),
         (OptionError("no such number"), 2, "no such number"),
-        (PermissionError(13, "Permission denied", "vaults"), 1, "[Errno 13] Permission denied"),
+        (OSError(5, "No", "vaults"), 1, "error: [Errno 5] No: 'vaults'\n"),  # without advice
+        *(
+            (OSError(number, "No", str(place)), 1, f"[Errno {number}] No: '{place}': {advice}")
+            for number in (1, 13, 30)  # a right is missing, or a disk is read-only
+            for place, advice in (
+                (Path("vaults"), "choose a place that you may use, or change its permissions.\n"),
+                (HF_HOME.parent, "set HF_HOME to a directory that can be written.\n"),
+                (HF_HOME / "a", "set HF_HOME to a directory that can be written.\n"),
+            )
+        ),
+        (OSError(errno.EDQUOT, "No"), 1, "] No: free some space, and repeat the command.\n"),
         (MemoryError(), 1, "not enough memory (MemoryError): take smaller"),
         (RecursionError("x"), 1, "nested too deeply"),
         (MemoryError("Unable to allocate 3 TiB"), 1, "memory (Unable to allocate 3 TiB): take"),
@@ -212,15 +229,24 @@ def test_compare_writes_tables_to_files_and_to_standard_output(offmarl, tmp_path
     assert "--latex" in offmarl("compare", "bc", "--latex", ".").err
 
 
-def test_compare_names_what_the_summary_leaves_out(offmarl, tmp_path):
-    cells = [("bc", "a/x", 3), ("bc", "a/y", 3), ("omar", "a/x", 3), ("omar", "a/y", 4)]
-    for place, (program, vault, seeds) in enumerate([*cells, ("maicq", "a/x", 3)]):
-        write_run(tmp_path / f"{place}", program, vault, [[1, 2]] * seeds, vault_digest=vault)
-    notes = offmarl("compare", *range(5), "--json").json["notes"]
-    parts = [note.partition(" is in no summary")[::2] for note in notes if "no summary" in note]
-    assert [label for label, _ in parts] == ["omar (greedy)", "maicq (greedy)"]
-    assert "its numbers of seeds differ (3, 4)" in parts[0][1]
-    assert "it was not run on a/y" in parts[1][1]
+@pytest.mark.parametrize(
+    ("seeds", "note"),
+    [
+        (1, None),
+        (2, "{}: {} (intervals need at least 3 seeds)"),
+        (4, "{} [95% interval]: {} (below 5 seeds it covers less often than 95%)"),
+        (5, "{} [95% interval]: {}"),
+    ],
+)
+@pytest.mark.parametrize("teams", [["red"], ["red", "blue"]])
+def test_the_returns_of_a_run_are_summed_up(seeds, note, teams):
+    by_seed = {seed: np.array([seed, seed + 2.0]) for seed in range(seeds)}
+    report = _returns_report("title", {}, dict.fromkeys(teams, by_seed))
+    _, *notes = report.text.renderables
+    iqm = interval(*estimate(np.arange(1.0, seeds + 1)))
+    names = [f"IQM of {team} over seeds" for team in teams] if teams[1:] else ["IQM over seeds"]
+    assert notes == ([note.format(name, iqm) for name in names] if note else [])
+    assert [row["mean"] for row in report.data["seeds"]] == [*range(1, seeds + 1)] * len(teams)
 
 
 def test_the_best_checkpoint_by_agreement_takes_no_environment(offmarl, tmp_path):
@@ -253,15 +279,6 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("runs", "code", "message"),
-    [([], 2, "no runs to compare"), (["missing"], 1, "missing is not the directory")],
-)
-def test_compare_says_what_is_wrong(offmarl, runs, code, message):
-    outcome = offmarl("compare", *runs)
-    assert outcome.code == code and message in outcome.err
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["ope", "run", "--vault", "x", "--eval-episodes", 3], "leave out --eval-episodes."),
@@ -273,18 +290,16 @@ def test_compare_says_what_is_wrong(offmarl, runs, code, message):
         ),
         (["report", "run", "--time-limit", 3], "leave out --time-limit."),
         (["report", "run", "--env", "x", "--html", "x.html"], "leave out --env."),
+        (["ope", "--vault", "x"], "runs must be at least one (give the path of each)."),
+        (["compare"], "no runs to compare: give the directory of at least one run."),
     ],
 )
-def test_an_option_without_a_use_is_refused(offmarl, tmp_path, arguments, message):
+def test_an_option_without_a_use_and_a_command_without_paths_are_refused(
+    offmarl, tmp_path, arguments, message
+):
     write_run(tmp_path / "run", "bc", "a/b", [[1, 2]])
     refused = offmarl(*arguments)
     assert refused.code == 2 and message in refused.err and refused.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", [["ope", "--vault", "x"], ["compare"], ["report"]])
-def test_a_command_without_its_paths_has_wrong_arguments(offmarl, command):
-    refused = offmarl(*command)
-    assert refused.code == 2 and "give the" in refused.err and refused.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("env", ["", "another/place"])
@@ -332,6 +347,9 @@ def test_compare_takes_results_of_other_projects(offmarl, tmp_path):
     ippo = alone["datasets"]["smax/3m (marl-eval)"]["ff_ippo (mava.json)"]
     assert ippo["normalised"]["value"] == 0.5
     assert "mat (mava.json)" in alone["probability_of_improvement"]["ff_ippo (mava.json)"]
+    write_run(tmp_path / "unplayed", "bc", "x", [[1]], metric=tracking.AGREEMENT)
+    unlike = offmarl("compare", "unplayed", "mava.json")
+    assert unlike.code == 1 and "mava.json holds returns, and the runs have none" in unlike.err
 
 
 def test_two_files_of_one_name_stay_apart(offmarl, tmp_path):
@@ -390,6 +408,7 @@ def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
     without_evaluation(write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2]]), True)
     outcome = offmarl("compare", "bc")
     assert outcome.code == 1 and "bc was trained without an evaluation" in outcome.err
+    assert "missing is not the directory of a run" in offmarl("compare", "missing").err
 
 
 def test_compare_leaves_out_what_is_not_finished(offmarl, tmp_path):

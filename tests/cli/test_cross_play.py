@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -12,6 +13,7 @@ import pytest
 
 from offmarl import envs, tracking
 from offmarl.cli import output
+from offmarl.cli.cross_play import _map, _notes
 from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError, UnknownNameError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig
@@ -316,6 +318,38 @@ def test_intervals_of_the_gap_cover_as_often_as_they_claim(partners):
         half = 1.96 * np.sqrt(cells.var(ddof=1) / cells.size + itself.var(ddof=1) / 5)
         over_cells += abs(itself.mean() - cells.mean() - 3) <= half
     assert 0.93 <= covered / 400 <= 0.985 and over_cells / 400 < 0.75
+
+
+@pytest.mark.parametrize(
+    ("scored", "partners", "one_side", "note"),
+    [
+        (2, [0, 1], [], "Intervals need at least 3 policies: train more seeds."),
+        (3, [0, 1, 2], [], "Intervals over fewer than 5 policies cover less often than 95%."),
+        (4, [0, 1, 2], [], "Intervals over fewer than 5 policies cover less often than 95%."),
+        (5, [0, 5, 6], [], "Intervals hold for these partners: fewer than 3 are no sample of par"),
+        (5, [5, 6, 7], [4, 6], "They act for one side only, without self-play: m4, m6."),
+        (5, range(5), [], None),
+    ],
+)
+def test_what_intervals_are_of_is_said(scored, partners, one_side, note):
+    members = [SimpleNamespace(name=f"m{n}", seats=(True, n not in one_side)) for n in range(8)]
+    work = SimpleNamespace(scored=[*range(scored)], partners=partners, members=members)
+    notes = [*_notes(work)]
+    assert len(notes) == (note is not None) and all(x.startswith(note) for x in notes)
+
+
+def test_a_map_has_numbers_where_there_is_room():
+    names = ["runs/a", "runs/b"]
+    seats = {"first": [[0.0, 8.0], [4.0, None]], "second": [[0.0, 4.0], [8.0, None]]}
+    data = {"policies": names, "partners": names, "greedy": {"returns": seats}}
+    among = _map(data, "greedy")
+    assert among.columns == ["policy", "as first"] and among.title == (
+        "Returns, best actions, beside each partner in order: ▁ 0.000 to █ 8.000"
+    )
+    assert among.rows == [["a", "0.000 ▁  8.000 █  "], ["b", "4.000 ▅  " + 9 * " "]]
+    beside = {"first": [[1.0] * 4], "second": [[2.0, None, 1.0, 2.0]]}
+    data = {"policies": names[:1], "partners": ["x"] * 4, "greedy": {"returns": beside}}
+    assert _map(data, "greedy").rows == [["runs/a", "▁▁▁▁", "█ ▁█"]]
 
 
 # ----------------------------------------------------------------------------------- the command

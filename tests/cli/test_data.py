@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from offmarl import vault
+from offmarl.cli.data import _ids, _source
 from offmarl.cli.transform import convert
 from offmarl.vault.storage import files
 from offmarl.vault.write import creation
@@ -105,6 +106,36 @@ def test_a_lineage_that_another_program_wrote_is_shown_as_it_is(
         text = value if isinstance(value, str) else json.dumps(value)
         assert f"{name} {text}" in " ".join(outcome.out.split())
     assert offmarl("show", "a.vlt", "--json").json["provenance"] == about
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "v  1 of 2 episodes  000000000000"),
+        (
+            {"native": False, "quirks": ["a", "b"], "unverified": [[0, 2]]},
+            "v  1 of 2 episodes, by another program, a, b, unverified steps [[0, 2]]  000000000000",
+        ),
+    ],
+)
+def test_a_source_is_told_with_what_is_odd_about_it(changes, text):
+    assert _source(SOURCE | changes).plain == text
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "unknown", "origins", "text"),
+    [
+        (2, 3, False, 2, "2 to 4"),
+        (2, 1, False, 2, "2"),
+        (2, 1, True, 2, "2 to 3"),  # the last one stands for all that are not known
+        (2, 1, True, 1, "2"),
+        (0, 0, True, 2, "0"),
+        (0, 0, True, 1, "unknown"),
+    ],
+)
+def test_the_policies_of_a_recording_are_told_by_number(first, count, unknown, origins, text):
+    origin = {"first": first, "num_policies": count, "unknown": unknown}
+    assert _ids(origin, origins) == text
 
 
 def test_time_limit_tells_truncation_from_termination(offmarl, xor_file):

@@ -7,6 +7,7 @@ import pytest
 
 from tests.children import run
 from tests.hub.conftest import NAME, UIDS, hub, write_card  # noqa: F401  (a fixture)
+from tests.runs import write_run
 from tests.vault.experience import SPEC, make, written
 
 pytestmark = pytest.mark.usefixtures("hub")
@@ -32,6 +33,26 @@ def test_pull_look_verify_remove(offmarl):
     assert "no dataset was pulled" in offmarl("cache", "ls").out
     assert "no dataset was pulled" in offmarl("cache", "verify", "--all").out
     assert f"run `offmarl pull {NAME}`" in offmarl("verify", NAME).err
+
+
+def test_a_policy_is_pushed_and_pulled(offmarl, hub, tmp_path):  # noqa: F811
+    run = write_run(tmp_path / "run", "x", "data", [[1.0]])
+    (run / "checkpoints" / "1").mkdir(parents=True)
+    (run / "checkpoints" / "1" / "array").write_text("numbers")
+    to = "--to", "org/policy", "--licence", "mit"
+    for more in (["run"], ["--name", "a"], ["--citation", "a"]):
+        refused = offmarl("push", "run", *more, *to)
+        assert refused.code == 2 and "publishes one policy at a time, without" in refused.err
+    pushed = " ".join(offmarl("push", "run", *to).out.split())
+    about = "summary x, trained on data, to act in swarm/coverage-3. licence MIT Next: offmarl pull"
+    assert pushed.startswith(f"repository {hub.url}/org/policy commit ")
+    assert pushed.endswith(f" {about} org/policy --policy")
+    pulled = offmarl("pull", "org/policy", "--policy").out
+    assert "policy   x, trained on data" in pulled and "could not be reached" not in pulled
+    again = offmarl("pull", "org/policy", "--policy", "--json").json
+    assert (again["fetched"], again["asked"], again["card"]["licence"]) == (0, True, "MIT")
+    hub.close()
+    assert "it could not be reached" in offmarl("pull", "org/policy", "--policy").out
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,8 @@ def test_room_goes_to_the_columns_that_need_it():
     row = ["name", "many words that are wrapped into a few lines", "more of them"]
     first = printed(["a", "b", "c"], [row], 40).splitlines()[3]
     assert first == "name  many words that are   more of them"
+    gaps = printed(["a", "n"], [["x", 12], ["y", None], ["z", 3]], 40).splitlines()
+    assert gaps[1:] == ["a   n", "\u2500" * 5, "x  12", "y", "z   3", ""]  # numbers end in line
 
 
 def test_a_name_with_a_line_of_its_own_leaves_the_room_to_the_other_columns():

@@ -1,9 +1,11 @@
 """``offmarl tune``: its options, its file, and that programs take it."""
 
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 
+from offmarl.cli.tune import _about_default
 from offmarl.programs.registry import find, load
 from tests.programs import bandit
 
@@ -52,6 +54,20 @@ def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
 def test_mistakes_are_named(offmarl, arguments, message):
     outcome = offmarl("tune", *arguments)
     assert outcome.code == 2 and message in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("default", "text"),
+    [
+        (0, ""),  # the search never tried them
+        (1, "The default settings scored 0.5000."),
+        (2, "No trial beat the default settings."),
+        (3, "The default settings scored nothing: they could not be run."),
+    ],
+)
+def test_it_is_said_whether_the_search_beat_the_default_settings(default, text):
+    trials = [{"score": score} for score in (0.5, 2.0, None)]
+    assert _about_default(SimpleNamespace(trials=trials, default=default, score=2.0)) == text
 
 
 def test_help_lists_the_options_of_the_search_and_of_the_program(offmarl):

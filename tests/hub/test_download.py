@@ -1,11 +1,13 @@
 """Downloads in parts: which answers are accepted, and which data is kept from earlier attempts."""
 
 import hashlib
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
-from offmarl.errors import HubChecksumError, HubError
+from offmarl.errors import HubChecksumError, HubError, HubUnreachableError
 from offmarl.hub import client, install
 from offmarl.hub.client import Remote
 from tests.web import Handler, WebServer
@@ -151,6 +153,29 @@ def test_a_connection_is_used_for_the_next_request(server, read):
     for start in range(0, 100, 10):
         assert read(start, start + 10) == DATA[start : start + 10]
     assert (len(server.asked), server.connections) == (10, 1)
+
+
+def refusal(kind, status):
+    return kind("no\nmore", response=Mock(status_code=status, headers={}))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (refusal(GatedRepoError, 403), HubError, "org/x is gated: request access"),
+        (refusal(HfHubHTTPError, 401), HubError, r"refuses access to org/x \(401\): log in"),
+        (refusal(HfHubHTTPError, 403), HubError, r"refuses access to org/x \(403\): log in"),
+        (refusal(HfHubHTTPError, 499), HubError, "refused a request about org/x: no$"),
+        (refusal(HfHubHTTPError, 500), HubUnreachableError, "not answer about org/x: no$"),
+        (client.TransportError("no"), HubUnreachableError, "not answer about org/x: no$"),
+        (ConnectionError("no"), HubUnreachableError, "not answer about org/x: no$"),
+        (FileNotFoundError(2, "gone", "a"), HubError, r"^org/x: \[Errno 2\] gone: 'a'$"),
+    ],
+)
+def test_errors_of_the_client_are_told_apart(error, kind, message):
+    with pytest.raises(HubError, match=message) as caught, client.errors_of("org/x"):
+        raise error
+    assert type(caught.value) is kind
 
 
 # ------------------------------------------------------------------ what is kept

@@ -8,6 +8,7 @@ import yaml
 
 from offmarl import hub as library
 from offmarl import vault
+from offmarl.cli import hub as commands
 from offmarl.errors import CardError, OptionError, UnknownNameError
 from offmarl.hub import card as catalogue
 from offmarl.hub import licences
@@ -26,6 +27,8 @@ PUBLISHED = {
     "licence": "CC-BY-4.0",
     "citation": "@misc{them}",
 }
+EXPERT = {"training_steps": 5000, "return": 1.5, "return_interval": [1.0, 2.0]}
+EXPERT |= {"share_of_best_known": 0.5}
 SOURCE = {"format": "pymarl", "file": "data.npz", "sha256": "0" * 64}
 
 
@@ -44,6 +47,16 @@ def recorded(tmp_path):
     ("provenance", "words"),
     [
         (RECORDED, "Recorded with offmarl (program mappo, tier expert, seed 3)."),
+        (
+            RECORDED | {"training_seed": 7, "policies": [EXPERT], "recorded": {"return": 2}},
+            "Recorded with offmarl (program mappo, tier expert, seed 7, after 5,000 training "
+            "steps, return on fresh seeds 1.500 [1.000, 2.000] (50.0% of the way to the best "
+            "known), recorded return 2).",
+        ),
+        (
+            RECORDED | {"policies": [{"training_steps": "x"}, EXPERT]},  # of a population
+            "Recorded with offmarl (program mappo, tier expert, seed 3).",
+        ),
         ({"recorded": "in Python"}, "Recorded with offmarl."),
         (
             {"source": SOURCE},
@@ -183,6 +196,26 @@ def test_recordings_beside_converted_data_need_a_choice(hub, recorded, tmp_path)
 
 
 @pytest.mark.parametrize(
+    ("steps", "category"),
+    [
+        (999, "n<1K"),
+        (1000, "1K<n<10K"),
+        (10**9 - 1, "100M<n<1B"),
+        (10**9, "1B<n<10B"),
+        (10**12 - 1, "100B<n<1T"),
+        (10**12, "n>1T"),
+    ],
+)
+def test_a_page_states_how_many_steps_there_are(steps, category):
+    half = catalogue.Uid(steps // 2, 1)
+    uids = {"a": half, "b": catalogue.Uid(), "c": catalogue.Uid(steps - steps // 2)}
+    card = catalogue.Card("a/b/c", "s", 2, "", Licence("MIT"), uids)
+    page = readme(card, "org/x")
+    assert yaml.safe_load(page.split("---")[1])["size_categories"] == [category]
+    assert "| b |  |  |  |  |" in page  # another program may have written that part of the card
+
+
+@pytest.mark.parametrize(
     ("licence", "front", "url"),
     [
         (Licence("CC0-1.0"), {"license": "cc0-1.0"}, "https://spdx.org/licenses/CC0-1.0.html"),
@@ -219,6 +252,14 @@ def test_pages_state_the_licence(licence, front, url):
     metadata = yaml.safe_load(readme(card, "org/x").split("---")[1])
     assert {key: metadata[key] for key in front} == front
     assert json.loads(croissant(card, "org/x", "https://hub", "2026-01-31"))["license"] == url
+
+
+def test_a_licence_is_told_with_its_link_its_code_and_who_states_it():
+    for licence, words in (
+        (Licence("MIT"), "data MIT"),
+        (Licence("other", "MIT", "https://x", "So"), "data other (https://x); code MIT. So"),
+    ):
+        assert commands._licence(catalogue.Card("a/b/c", "s", 2, "", licence)) == words
 
 
 def test_every_licence_has_a_name_that_hugging_face_knows():

@@ -174,9 +174,10 @@ def test_the_cache_is_bounded(monkeypatch, tmp_path):
     cache.forget()
     assert cache.get("ab0") is None and cache.get("ab49") == bytes(1000)
     assert cache.clear() and cache.size == 0
-    monkeypatch.setenv(STREAM_CACHE, "little")
-    with pytest.raises(OptionError, match="OFFMARL_STREAM_CACHE_GB is a size in GB"):
-        pages.limit_bytes()
+    for wrong in ("little", "-1", "inf", "nan"):
+        monkeypatch.setenv(STREAM_CACHE, wrong)
+        with pytest.raises(OptionError, match=f"_CACHE_GB is a size in GB.* not '{wrong}'"):
+            pages.limit_bytes()
 
 
 def test_a_file_that_is_missing(hub, pushed):
@@ -377,6 +378,8 @@ def test_pages_in_flight_are_not_fetched_again(hub, monkeypatch):
     assert [read.result() for read in reads] == [bytes(9)] * 2
     assert [*map(len, futures.pop().result().values())] == [pages.PAGE] * 2
     assert asked == [(0, 2 * pages.PAGE)]
+    many = [*range(9), 10]  # of which one request has at most eight
+    assert pages._runs(many) == [range(8), range(8, 9), range(10, 11)]
 
 
 def test_a_signal_ends_a_stream_that_waits_for_the_network(hub, pushed, monkeypatch):

@@ -8,10 +8,10 @@ import pytest
 from offmarl import report, tracking
 from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
-from offmarl.report import Entry
+from offmarl.report import ComparedData, DatasetResult, Entry
 from offmarl.report.comparison import comparison_tables, notes, score_list
 from offmarl.report.run_scores import scores_in
-from offmarl.report.tables import Section, to_csv, to_latex, to_markdown
+from offmarl.report.tables import Score, Section, to_csv, to_latex, to_markdown
 from offmarl.statistics import Reference, mean_interval
 from offmarl.terminal import interval, number
 from offmarl.tracking import AGREEMENT, RETURN
@@ -181,13 +181,15 @@ def test_agreement_with_other_held_out_episodes_is_kept_apart(tmp_path):
     runs = [
         write_run(tmp_path / str(i), "bc", "a/b", [[1]], metric=AGREEMENT, args=args, **digest, **e)
         for i, (args, e) in enumerate(
-            [(o, {}) for o in held_out] + [(validation, {"validation_digest": "abcdefghij"})]
+            [(o, {}) for o in held_out]
+            + [(validation, {"validation_digest": x}) for x in ("abcdefghij", None)]
         )
     ]
     assert list(report.read_runs(runs, AGREEMENT).results) == [
         "a/b (evaluated in 5% of the episodes)",
         "a/b (evaluated in 30% of the episodes)",
         "a/b (evaluated in data abcdefgh)",
+        "a/b (evaluated in data unknown)",
     ]
 
 
@@ -229,6 +231,50 @@ def test_scores_are_normalised_by_references_whatever_the_runs():
         assert row.iqm.value == 1.5
         assert row.normalised.value == pytest.approx((1.5 + 1) / 10)
         np.testing.assert_allclose(comparison.common[BC][:, 0], (LOW + 1) / 10)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_notes_on_a_comparison(pooled):
+    mappo, omar, two = Entry("mappo", "sampled"), Entry("omar", "greedy"), np.array([1.0, 2.0])
+    results = {
+        "a": {BC: DatasetResult(two, best=two), SAMPLED: DatasetResult(two)},
+        "b": {BC: DatasetResult(two), omar: DatasetResult(np.array([0.0, 1.0, 2.0]))},
+    }
+    results["a"] |= {mappo: DatasetResult(np.array([3.0, 4.0, 5.0])), omar: DatasetResult(two)}
+    data = {name: ComparedData(name, "", f"env {name}") for name in results}
+    runs = report.Runs(results, data, {"bc": ["learning_rate"]})
+    known = {name: Reference(0.0, 5.0) for name in ("a", "b")[: 1 + pooled]}
+    comparison = report.compare(results, known)
+    scale = "are normalised: 0 is random play (0.000), 1 is the expert (5.000)."
+    heads = [
+        f"Returns in env a {scale}",
+        f"Returns in env b {scale}"
+        if pooled
+        else "The reference returns of env b are unknown, so returns there are not normalised: "
+        "give them with --references 'env b' RANDOM EXPERT. Without them the datasets are not sum",
+        "bc was trained with other settings on one dataset than on another (learning_rate): "
+        + (
+            "its runs are summarised together, because"
+            if pooled
+            else "such runs are not summarised"
+        ),
+        "bc (sampled) is in no summary over the datasets and no probability: it was not run on b.",
+        "mappo (sampled) is in no summary over the datasets and no probability: it was not run on",
+        "omar (greedy) is in no summary over the datasets and no probability: its numbers of seeds "
+        "differ (2, 3).",
+        "Headline: the last policy's best actions (greedy).",
+        "mappo (sampled) was not evaluated greedily, so it is compared only with other sampled pol",
+        "mappo (sampled) has no pairs with bc: no seed is in both (a).",
+        "omar (greedy) has no pairs with bc: no seed is in both (a, b).",
+        "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes",
+        "* (bold in files): the best of those that acted alike",
+        "Intervals need at least 3 seeds; without them only the best has a *.",
+        "warning: some runs have 2 seeds. Below 5 seeds, intervals cover less often than 95%",
+    ]
+    lines = [*notes(comparison, runs, RETURN, pooled)]
+    assert all(line.startswith(head) for line, head in zip(lines, heads, strict=True))
+    first, *_ = comparison_tables(comparison)
+    assert first.columns[2] == "IQM [95% interval]"  # of one of them
 
 
 def test_several_datasets_are_put_on_one_scale_by_their_references():
@@ -361,6 +407,12 @@ def test_names_in_tables_are_text():
     assert latex.startswith("% a\\nb\n\\begin{tabular}{lr}\n\\toprule\nx\\&y & 50\\% ")
     assert "\\textbackslash{}input\\{z\\}\\textbackslash{}n & " in latex
     assert "\\ensuremath{\\lambda}\\_1 \\textasciitilde{} & 3" in latex
+
+
+def test_a_column_of_scores_has_its_ends_in_csv_wherever_it_is_empty():
+    section = Section("", ["Name", "IQM of all"], [["r", Score(1.0, 0.5, 2.0)], ["s", None]])
+    head = "name,iqm_of_all,iqm_of_all_low,iqm_of_all_high"
+    assert to_csv(section).splitlines() == [head, "r,1.0,0.5,2.0", "s,,,"]
 
 
 @pytest.mark.parametrize("label", ["[2mm]", "*"])

@@ -9,7 +9,7 @@ import pytest
 from offmarl import report, vault
 from offmarl.errors import VaultError
 from offmarl.report import tables
-from offmarl.report.contents import data_warnings
+from offmarl.report.contents import _columns, data_warnings
 from offmarl.testing import image_spec, typed_spec
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, map_tree
 from offmarl.vault.dataset import open_vault
@@ -207,8 +207,11 @@ def test_what_is_unusual_is_said(tmp_path):
     observation = np.random.default_rng(0).normal(size=(1, 8, 3, 2)).astype(np.float32)
     observation[0, :, 1, 0] = 7.0
     observation[0, 3:5, 2, 1] = np.nan
+    state = np.random.default_rng(1).normal(size=steps.view.state.shape).astype(np.float32)
+    state[0, 6, 1] = np.inf
     view = steps.view._replace(
         observation=observation,
+        state=state,
         alive=np.ones_like(steps.view.alive),
         legal_actions=np.ones_like(steps.view.legal_actions),
     )
@@ -223,7 +226,7 @@ def test_what_is_unusual_is_said(tmp_path):
         truncated=nobody,
         last=np.zeros_like(steps.last),
     )
-    with pytest.warns(UserWarning, match="is nan|must be legal"):
+    with pytest.warns(UserWarning, match="is nan|is inf|must be legal"):
         data = write(tmp_path / "a.vlt", DISCRETE, steps, rows=1, on_invalid="keep")
     contents = report.survey(data)
     messages = data_warnings(contents)
@@ -235,9 +238,66 @@ def test_what_is_unusual_is_said(tmp_path):
         "Legal actions that were never taken: 0, 3 (agent 0), 1-3 (agents 1-2).",
         "Observed values that are not finite: 2, in features 1 (agent 2).",
         "Constant features of the observation: 0 (agent 1).",
+        "The state is not always finite, in features 1.",
     ):
         assert sentence in messages
     assert contents.observations.finite[2].tolist() == [8, 6]
+
+
+ENDS = np.arange(100) % 10 == 9
+FIRST = np.random.default_rng(0).normal(size=(100, 1))
+LED_TO = np.where(ENDS[:, None], 9.0, np.roll(FIRST, -1, 0))
+INSIDE = np.random.default_rng(1).uniform(-0.9, 0.9, (100, 1))
+FEW = "Few states occur twice, so coverage, which compares states bit by bit, says little."
+OPEN = "10 truncated episodes have no final observation, so their last step cannot be bootstrapped."
+
+
+@pytest.mark.parametrize(
+    ("steps", "changes", "messages"),
+    [
+        (100, {}, []),
+        (110, {}, [FEW]),
+        (100, {"rewards": np.ones(100)}, ["All episodes have the same return, 10."]),
+        (100, {"rewards": np.arange(100) < 5}, []),
+        (
+            100,
+            {"rewards": np.arange(100) < 4},
+            ["Rewards are sparse: 4.00% of the steps have one."],
+        ),
+        (100, {"terminals": None, "truncations": ENDS}, [OPEN]),
+        (100, {"terminals": None, "truncations": ENDS, "next_observations": LED_TO}, []),
+        (100, {"states": np.zeros((100, 2))}, ["Constant features of the state: 0-1."]),
+        (100, {"actions": np.where(np.arange(100) < 10, 1, INSIDE.T).T}, []),
+        (
+            100,
+            {"actions": np.where(np.arange(100) < 11, -1, INSIDE.T).T},
+            ["11.0% of the values of actions are at a bound or beyond."],
+        ),
+        (
+            100,
+            {"provenance": {"complete": False}},
+            ["The recording was stopped before it was complete."],
+        ),
+    ],
+)
+def test_each_sentence_has_its_bounds(tmp_path, steps, changes, messages):
+    """Episodes of ten steps, with nothing else about them that is unusual."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "observations": rng.normal(size=(steps, 1)),
+        "actions": rng.integers(0, 2, steps),
+        "rewards": rng.normal(size=steps),
+        "terminals": np.arange(steps) % 10 == 9,
+    }
+    data = vault.from_arrays(tmp_path / "a.vlt", **arrays | changes)
+    assert data_warnings(report.survey(data)) == messages
+
+
+def test_columns_are_listed_by_groups_of_agents():
+    apart = [f"{n} (agent {n})" for n in range(6)]
+    assert _columns(np.eye(6, dtype=bool)) == ", ".join(apart)
+    assert _columns(np.eye(8, dtype=bool)) == ", ".join([*apart, "and 2 more groups"])
+    assert _columns(np.tile([True, False, True, True], (3, 1))) == "0, 2-3"
 
 
 def test_damage_does_not_go_unnoticed(tmp_path):
