@@ -6,6 +6,7 @@ import pickle
 import shutil
 import struct
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -230,6 +231,24 @@ def test_an_absurd_directory_is_refused_before_it_is_read(tmp_path, wide):
     path.write_bytes((wide_end(size, 1) if wide else b"") + end)
     with pytest.raises(VaultFormatError, match=f"directory takes {size} bytes"):
         vault.open_vault(path)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_largest_directory_and_the_largest_number_of_files(wide):
+    size, files = 2**24, 2**17 if wide else 2**16 - 1
+
+    def end(size, files):
+        counts = (2**16 - 1,) * 2 if wide else (files, files)
+        narrow = struct.pack(
+            "<4s4H2LH", b"PK\5\6", 0, 0, *counts, 2**32 - 1 if wide else size, 0, 0
+        )
+        return (wide_end(size, files) if wide else b"") + narrow
+
+    tail = b"something before" + end(size, files)
+    assert archive.directory_bytes(Path("a.zip"), tail) == size + len(end(size, files))
+    for more in ((size + 1, files), *([(size, files + 1)] * wide)):
+        with pytest.raises(VaultFormatError, match="not safe to open"):
+            archive.directory_bytes(Path("a.zip"), end(*more))
 
 
 def wide_end(size, count):

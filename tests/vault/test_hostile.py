@@ -375,14 +375,33 @@ def test_the_episodes_of_an_index_that_speaks_of_billions(path):
     assert dataset.read(0, 3)["rewards"].shape[1] == 3
 
 
-@pytest.mark.parametrize(
-    ("leaf", "chunk"), [((2**24,), (1,)), ((10**400,), (1,)), ((1,) * 70,) * 2]
-)
-def test_steps_of_more_parts_or_axes_than_any_vault_has(leaf, chunk):
-    """Each part is a key that is looked up."""
+def grid_of(leaf, chunk):
     document = {"dtype": "|u1", "shape": [2, 10**13, *leaf], "chunks": [2, 8, *chunk]}
+    return Grid.of("x", document | {"compressor": None, "fill_value": 0})
+
+
+@pytest.mark.parametrize(
+    ("leaf", "chunk"),
+    [
+        ((2**10 + 1,), (1,)),
+        ((10**400,), (1,)),
+        ((1,) * 17, (1,) * 17),
+        ((1, 1), (1,)),
+        ((0,), (1,)),
+        ((1,), (0,)),
+        ((2**28 + 1,), (2**28 + 1,)),
+    ],
+)
+def test_steps_of_more_parts_axes_or_bytes_than_any_vault_has(leaf, chunk):
+    """Each part is a key that is looked up."""
     with pytest.raises(VaultFormatError, match="which no vault has"):
-        Grid.of("x", document | {"compressor": None, "fill_value": 0})
+        grid_of(leaf, chunk)
+
+
+@pytest.mark.parametrize("leaf", [(2**10,), (1,) * 16, (2**28,)])
+def test_steps_of_the_most_parts_axes_or_bytes(leaf):
+    chunk = (1,) if leaf == (2**10,) else leaf
+    assert grid_of(leaf, chunk).chunks == (2, 8, *chunk)
 
 
 def test_a_blosc_chunk_that_is_shorter_than_its_header_says():

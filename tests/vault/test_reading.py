@@ -1,6 +1,7 @@
 """Slices, windows, episodes and percentiles against NumPy, for vaults of every kind."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from offmarl.errors import VaultError
 from offmarl.types import map_tree
 from offmarl.vault import Dataset
 from offmarl.vault.format import encoding, layout
+from offmarl.vault.read import arrays
+from offmarl.vault.read.arrays import Arrays
 from tests.children import python
 
 from .experience import SPEC, assert_same, make, steps, written
@@ -137,6 +140,32 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
     assert not dataset._arrays._is_mapped
     np.testing.assert_array_equal(dataset[:].reward, transition.reward)
     assert dataset._arrays._is_mapped
+
+
+def test_decoded_chunks_are_kept_until_newer_ones_need_the_memory(
+    vaults: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, decoded = vault.open_vault(vaults["zstd"].path), []
+    decode = Arrays._decode
+
+    def noted(self: Arrays, chunks: Any, place: Any, values: Any) -> Any:
+        decoded.append(place.number)
+        return decode(self, chunks, place, values)
+
+    monkeypatch.setattr(Arrays, "_decode", noted)
+    monkeypatch.setattr(arrays, "_CACHE_BYTES", 2 * 3 * 16 * dataset.leaves["rewards"].step_bytes)
+    reads = [
+        lambda start: dataset.windows([0], [start], 4, ["rewards"]),
+        lambda start: dataset.read(start, start + 4, leaves=["rewards"]),
+    ]
+    for start, again in ((0, [0]), (16, [1]), (0, []), (32, [2]), (16, []), (0, [0])):
+        for read in reads:
+            read(start)
+        assert decoded == again
+        decoded.clear()
+    dataset.read(48, 64, leaves=["rewards"])  # whole chunks are not kept
+    dataset.windows([0], [32], 4, ["rewards"])
+    assert decoded == [3]
 
 
 READING = ("dataset", "format", "read", "storage", "transform", "transform.episode_set")
