@@ -1,5 +1,7 @@
 """The limits of requests: numbers of more than 32 bits, and the last episode."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -126,7 +128,5 @@ def test_facts_without_reading(data):
 
 
 def test_an_archive_is_not_read_to_learn_its_size(data, tmp_path):
-    import shutil
-
     archive = shutil.make_archive(str(tmp_path / "b"), "zip", data.path.parents[1], "a.vlt")
     assert vault.open_vault(f"{archive}/a.vlt").num_bytes is None

@@ -17,8 +17,8 @@ from offmarl.vault.read import arrays
 from offmarl.vault.read.arrays import Arrays
 from tests.children import python
 
-from .experience import SPEC, assert_same, make, steps, written
-from .test_stock import append_with_stock, to_stock
+from .experience import SPEC, assert_same, make, written
+from .test_stock import to_stock, write_stock
 
 ROWS, STEPS = 3, 70
 DATA, FINALS = make(rows=ROWS, steps=STEPS)
@@ -28,8 +28,6 @@ KINDS = ("raw", "mapped", "zstd", "stock")
 @pytest.fixture(scope="module")
 def vaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
     """The same steps in chunks of 16 and of 64 steps, compressed, and as stock writes them."""
-    from flashbax.vault import Vault as StockVault
-
     root = tmp_path_factory.mktemp("reading") / "data.vlt"
     for kind, codec, chunk_steps in (
         ("raw", "raw", 16),
@@ -37,8 +35,7 @@ def vaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
         ("zstd", "zstd", 16),
     ):
         written(root / kind, (DATA, FINALS), chunk_steps=chunk_steps, codec=codec)
-    stock = StockVault("data.vlt", to_stock(steps(DATA, 0, 1)), str(root.parent), "stock")
-    append_with_stock(stock, DATA)
+    write_stock(root / "stock", to_stock(DATA))
     return {kind: vault.open_vault(root / kind) for kind in KINDS}
 
 
