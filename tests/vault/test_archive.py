@@ -19,6 +19,7 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.vault.storage import archive
+from offmarl.vault.storage.store import store_of
 
 from .experience import SPEC, assert_same, make, steps, written
 from .loopback import FileServer
@@ -65,6 +66,10 @@ def test_what_is_not_in_the_archive(folder):
         vault.resume(folder / "stored.zip" / "3m.vlt" / "Good")
     with pytest.raises(VaultError, match="cannot be written to"):
         vault.create(folder / "stored.zip" / "3m.vlt" / "New", SPEC, rows=1)
+    store = store_of(folder / "stored.zip" / "3m.vlt" / "Good")
+    for change in (store.clear, lambda: store.write("metadata.json", b"{}")):
+        with pytest.raises(VaultError, match="Good cannot be written to"):
+            change()
 
 
 @pytest.mark.slow
