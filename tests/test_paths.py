@@ -101,13 +101,6 @@ def test_what_turns_something_off(monkeypatch, value, off):
 def test_paths_are_shown_as_the_arguments_write_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paths, "_texts", {})
-    paths.remember_paths(["../" + tmp_path.name + "/a", f"--out={tmp_path}/b", "--flag", "", "-x"])
-    shown = {name: paths.path_text(tmp_path / name) for name in ("a/v", "b", "c", "b/x")}
-    place = {
-        "a/v": f"../{tmp_path.name}/a/v",
-        "b": f"{tmp_path}/b",
-        "c": "c",
-        "b/x": f"{tmp_path}/b/x",
-    }
-    assert shown == place
-    assert paths.path_text(Path("/elsewhere")) == "/elsewhere"
+    paths.remember_paths([f"--out={tmp_path}/b", "--flag", "", "-x"])
+    places = (tmp_path / "b" / "x", tmp_path / "c", Path("/elsewhere"))
+    assert [*map(paths.path_text, places)] == [f"{tmp_path}/b/x", "c", "/elsewhere"]

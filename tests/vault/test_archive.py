@@ -214,12 +214,12 @@ def test_no_room(tmp_path, folder, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_20_000_members_are_looked_through_once(tmp_path, monkeypatch):
+def test_members_are_looked_through_once(tmp_path, monkeypatch):
     path = tmp_path / "many.zip"
     with zipfile.ZipFile(path, "w") as zip_file:
         zip_file.writestr("a.vlt/b/metadata.json", b"{}")
         zip_file.writestr("a.vlt/b/manifest.ocdbt", b"")
-        for number in range(20_000):
+        for number in range(50):
             zip_file.writestr(f"a.vlt/b/d/{number:032x}", b"")
     checks = []
     monkeypatch.setattr(archive, "_check", lambda *_: checks.append(1))

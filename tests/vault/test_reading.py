@@ -112,22 +112,6 @@ def test_by_percentile(vaults: dict[str, Dataset]) -> None:
             dataset.percentiles(low, high)
 
 
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda v: v.read(0, STEPS + 1), f"steps 0 to {STEPS + 1} were requested"),
-        (lambda v: v.read(5, 3), "steps 5 to 3 were requested"),
-        (lambda v: v.read(rows=slice(None, None, 2)), "a slice of rows must have a stride of 1"),
-        (lambda v: v.read(leaves=["reward"]), "no array named 'reward'"),
-        (lambda v: v.windows([0], [0], 3, ["reward"]), "no array named 'reward'"),
-        (lambda v: v.windows([0], [0], 0), "at least 1 step"),
-    ],
-)
-def test_what_is_not_there(ask, message: str, vaults: dict[str, Dataset]) -> None:
-    with pytest.raises(VaultError, match=message):
-        ask(vaults["mapped"])
-
-
 def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
     """A read of the first steps of a large vault does not list all of its keys."""
     path = tmp_path / "data.vlt"
