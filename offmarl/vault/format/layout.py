@@ -164,7 +164,7 @@ class Schema:
             values = {field.name: data[field.name] for field in fields(cls)}
             schema = cls(**{**values, "spec": EnvSpec.from_json(data["spec"])})
             schema._check()
-        except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
+        except (KeyError, ValueError, ShapeError) as error:
             raise VaultFormatError(
                 f"the vault's schema is damaged ({_reason(error):.200}): copy the vault again "
                 "from its source, or copy its intact episodes with `offmarl salvage`."
@@ -223,11 +223,7 @@ class Head(NamedTuple):
 
 def _reason(error: Exception) -> str:
     """Describe the error of reading a document."""
-    if isinstance(error, KeyError):
-        return f"{error} is missing"
-    if isinstance(error, ValueError | ShapeError):
-        return str(error)
-    return "a value is of the wrong type"
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def prefix_of(name: str) -> str:
