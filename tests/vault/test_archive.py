@@ -128,6 +128,8 @@ def test_unpack(tmp_path, folder, name, members):
     assert [path.name for path in tmp_path.iterdir()] == ["3m.vlt"]
     with pytest.raises(VaultExistsError):
         vault.unpack(folder / name, tmp_path)
+    with pytest.raises(VaultFormatError, match=r"there is no vault in .*3m\.vlt/Goo\."):
+        vault.unpack(folder / name, tmp_path, "3m.vlt/Goo")
 
 
 def member(name, content=b"x", **attributes):
@@ -163,7 +165,16 @@ def lying(size):
     return bytes(data)
 
 
+def overlapping():
+    """Two files that begin at the same place."""
+    data = bytearray(archive_of())
+    place = data.rfind(b"PK\1\2") + 42
+    data[place : place + 4] = bytes(4)
+    return bytes(data)
+
+
 HOSTILE = [
+    ("lies inside another", overlapping),
     ("leads out", lambda: archive_of(member("a.vlt/b/../../../evil"))),
     ("leads out", lambda: archive_of(member("/tmp/evil"))),
     ("leads out", lambda: archive_of(member("a.vlt/b/d\\..\\evil"))),

@@ -205,6 +205,7 @@ def test_metadata_that_is_none(path, text, native):
         ("rewards", "(2, 8, 3)", "float32"),
         ("rewards", 7, None),
         ("rewards", {"deeper": "(2, 8, 2)"}, "float32"),
+        ("rewards", ["(2, 8, 2)"] * 2, "float32"),
         ("nothing", "(2, 8, 2)", "float32"),
     ],
 )
@@ -280,6 +281,45 @@ def test_an_index_that_speaks_of_billions(path):
     assert "length -1" in str(vault.verify(path).faults[0])
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (layout.INDEX_KEY, layout.encode_index(51), "its index was set back to 51"),
+        (layout.HEAD_KEY, None, "offmarl/head is missing"),
+        (layout.episodes_key(0), b"x", "1 bytes are no whole records"),
+        (layout.checksums_key(2), None, "its checksum cannot be read"),
+        (layout.checksums_key(2), b"1234", "its checksum cannot be read: too few"),
+    ],
+)
+def test_keys_that_are_missing_or_too_short(path, key, value, message):
+    store = store_of(path)
+    store._kv.write(key, None).result()
+    if value is not None:
+        store.commit({key: value}, {}).result()
+    assert any(message in str(fault) for fault in vault.verify(path, deep=True).faults)
+    with pytest.raises(VaultFormatError):
+        vault.open_vault(path).digest()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "<f4"}, "the index is not one number"),
+        ({"shape": [2], "chunks": [2]}, "the index is not one number"),
+        (None, "has lost its index"),
+    ],
+)
+def test_a_document_of_another_index(path, change, message):
+    foreign(path)
+    store, key = store_of(path), f"{layout.INDEX_PREFIX}.zarray"
+    if change is None:
+        store._kv.write(key, None).result()
+    else:
+        store.commit({key: layout.dump_json(store.get_json(key) | change)}, {}).result()
+    with pytest.raises(VaultFormatError, match=message):
+        vault.open_vault(path)
+
+
 @pytest.mark.parametrize("value", [b"", b"\1\0\0"])
 def test_an_index_that_is_no_number_is_listed_with_its_error(path, value):
     store_of(path).commit({"vault_index/0": value}, {}).result()
@@ -351,8 +391,9 @@ def test_an_unfinished_chunk_that_unpacks_to_gigabytes(tmp_path):
         vault.resume(path)
 
 
-def test_a_tree_that_names_one_node_many_times(path, monkeypatch):
-    """Each of 60 levels names the next one twice: 2**60 ways lead to the last."""
+@pytest.mark.parametrize(("lie", "count"), [(0, 61), (20, 41)])
+def test_a_tree_that_names_one_node_many_times(path, monkeypatch, lie, count):
+    """Each of 60 levels names the next one twice: 2**60 ways lead to the last, or to a lie."""
     reads = []
 
     def dump(_, *location):
@@ -363,11 +404,13 @@ def test_a_tree_that_names_one_node_many_times(path, monkeypatch):
         height = int(location[0].split(":")[3])
         below = {"key": b"", "location": f"btree:d/:x:{height - 1}:1", "subtree_common_prefix": b""}
         twice = [below, below | {"key": b"1"}] if height else []
-        return _Known({"height": height, "entries": twice})
+        return _Known({"height": height + (height == lie > 0), "entries": twice})
 
     monkeypatch.setattr(ts.ocdbt, "dump", dump)
-    assert not vault.verify(path).sound
-    assert len(reads) == 61
+    faults = vault.verify(path).faults
+    assert faults
+    assert len(reads) == count
+    assert any("is in the wrong place of the tree" in str(fault) for fault in faults) == (lie > 0)
 
 
 def grid_of(leaf, chunk):

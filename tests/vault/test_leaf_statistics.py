@@ -7,7 +7,11 @@ import pytest
 
 from offmarl import vault
 from offmarl.vault.check import leaf_statistics
-from offmarl.vault.check.leaf_statistics import QUANTILES, stored_statistics
+from offmarl.vault.check.leaf_statistics import (
+    QUANTILES,
+    store_statistics,
+    stored_statistics,
+)
 from offmarl.vault.format import layout
 from offmarl.vault.format.column_statistics import (
     QuantileSketch,
@@ -128,7 +132,9 @@ def test_what_is_not_finite_is_no_quantile():
     sketch.add(np.array(rows, np.float32))
     quantiles = sketch.quantiles(np.array([0.25, 0.5, 1.0]))
     np.testing.assert_array_equal(quantiles, [[1, np.nan, 5], [2, np.nan, 5], [4, np.nan, 7]])
-    assert QuantileSketch(2, 8).error == 0
+    empty = QuantileSketch(2, 8)
+    assert empty.error == 0
+    assert np.isnan(empty.quantiles(np.array([0.5]))).all()
 
 
 def test_the_error_of_a_sketch_is_that_of_its_halved_levels():
@@ -176,6 +182,7 @@ def test_statistics_are_computed_once_and_again_after_an_append(tmp_path, monkey
     with vault.resume(data.path) as writer:
         writer.append(*make(steps=3, seed=9))
     longer = vault.open_vault(data.path)
+    assert not store_statistics(dataset, first)  # of what it was before
     assert stored_statistics(longer) is None
     assert longer.statistics()["reward"].count.tolist() == [86, 86]
     assert stored_statistics(vault.open_vault(data.path)) is not None

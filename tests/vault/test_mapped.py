@@ -118,17 +118,20 @@ def test_checked_reads_name_what_is_damaged(tmp_path: Path) -> None:
     assert unchecked.unchecked == ("all arrays: the vault was opened with checked=False",)
 
 
-def test_checks_of_vaults_without_checksums(tmp_path: Path) -> None:
+def test_checks_of_vaults_without_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from .test_stock import append_with_stock, open_stock, to_stock, write_stock
 
     path = record(tmp_path / "data.vlt") / "main"
     transition = make(rows=2, steps=12, seed=1)[0]
     append_with_stock(open_stock(path), transition)  # the chunk's checksum is no longer right
-    dataset = vault.open_vault(path)
-    assert dataset.unchecked == ("steps 32 to 51: another program appended to them",)
-    np.testing.assert_array_equal(
-        dataset.read(leaves=["rewards"])["rewards"][:, 40:], transition.reward
-    )
+    for mapped in (True, False):
+        monkeypatch.setattr(vault.Dataset, "_mapped", mapped)
+        dataset = vault.open_vault(path)
+        assert dataset.unchecked == ("steps 32 to 51: another program appended to them",)
+        rewards = dataset.read(leaves=["rewards"])["rewards"][:, 40:]
+        np.testing.assert_array_equal(rewards, transition.reward)
     theirs = write_stock(tmp_path / "foreign.vlt" / "a", to_stock(transition))
     np.testing.assert_array_equal(theirs.read()["rewards"], transition.reward)
     assert "a program other than offmarl wrote them" in theirs.unchecked[0]
