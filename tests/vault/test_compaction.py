@@ -295,7 +295,6 @@ def test_nothing_is_deleted_where_a_part_of_the_tree_cannot_be_read(path, monkey
     assert damage.content(path) == before
 
 
-@pytest.mark.slow
 def test_a_writer_clears_what_a_killed_compaction_left(path):
     before = damage.content(path)
     leftover = path / compaction.REBUILT
