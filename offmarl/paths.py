@@ -155,7 +155,7 @@ def register_names(finder: Finder) -> None:
     _finders.append(finder)
 
 
-def path_of_name(text: str, single: bool = False) -> Path | None:
+def path_of_name(text: str, single: bool) -> Path | None:
     """Return the path of the data of a name, or None if the text is a path.
 
     With ``single``, the name of a dataset of several vaults is refused, however many are here.

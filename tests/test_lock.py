@@ -6,11 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from offmarl._lock import FileLock, hold_lock, take_over_locks
+from offmarl._lock import FileLock, _age, hold_lock, take_over_locks
 from offmarl.errors import RunError
 
 HOLD = """
@@ -80,6 +81,22 @@ def test_a_process_of_another_machine_is_taken_over_by_a_person(lock):
     with hold_lock(lock, lock.parent, take_over=True):
         assert json.loads(lock.read_text())["host"] == socket.gethostname()
     assert not lock.exists()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0 s"),
+        (119, "119 s"),
+        (120, "2 min"),
+        (7199, "120 min"),
+        (7200, "2 h"),
+        (2e5, "2 days"),
+    ],
+)
+def test_ages_are_in_units_of_which_there_are_two(seconds, text, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 10.0**6)
+    assert _age(10.0**6 - seconds) == text
 
 
 def test_a_task_takes_over_by_itself(lock):

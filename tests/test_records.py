@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import offmarl
-from offmarl import tracking
+from offmarl import records, tracking
 from offmarl.cli import policies
 from offmarl.cli.programs import PolicyOptions
 from offmarl.config import Validated, from_json
@@ -115,6 +116,43 @@ def test_what_is_no_record_is_refused(tmp_path, text):
     (tmp_path / tracking.RUN_FILE).write_text(text, errors="surrogateescape")
     with pytest.raises(RunError, match=r"run\.json (is damaged|holds no JSON object)"):
         tracking.read_run(tmp_path)
+
+
+def test_texts_of_a_record_name_its_file_and_field():
+    data = records.mark_names({"a": ["x:y:z", 1], "b": {"c": "d"}, "e": None}, "run.json")
+    assert data == {"a": ["x:y:z", 1], "b": {"c": "d"}, "e": None}
+    assert data["b"]["c"].where == "run.json (b.c)"
+    name = data["a"][0]
+    for parts, expected in (
+        (name.partition(":"), ("x", ":", "y:z")),
+        (name.rpartition(":"), ("x:y", ":", "z")),
+    ):
+        assert parts == expected
+        assert {parts[0].where, parts[2].where} == {"run.json (a)"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "large"),
+    [
+        *((fine, False) for fine in ((2**20, 2**10), (0, 0.5, "9" * 30, True, None), ())),
+        *((much, True) for much in ((2**20 + 1,), (-(2**20) - 1,), (2**20, 2**10, 2))),
+    ],
+)
+def test_names_that_ask_for_much_memory(numbers, large):
+    records.refuse_large("the user's", numbers)
+    with pytest.raises(OptionError, match="--env") if large else nullcontext():
+        records.refuse_large(records.RecordedName("a record's"), numbers)
+
+
+@pytest.mark.parametrize(("dots", "deep"), [(200, False), (201, True)])
+def test_dots_of_a_card_are_counted_by_part_of_a_line(dots, deep):
+    line = "a" + ".a" * dots
+    content = f"{line}= 1\nb = '{'.' * dots}'\n"
+    if deep:
+        with pytest.raises(OptionError, match="nested too deeply"):
+            records.parse_toml(content, "card", OptionError)
+    else:
+        assert records.parse_toml(content, "card", OptionError)["b"] == "." * dots
 
 
 def test_real_sizes_are_read():

@@ -194,11 +194,10 @@ def _runs(vault: Reader, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pi
 
 def _ids(vault: Reader, runs: Iterable[Pieces]) -> Iterator[NumpyArray]:
     """Yield the policy ids of the copied steps; those of other steps may be damaged."""
-    names = [name for name in (POLICY_IDS,) if name in vault.leaves]
-    for run in runs if names else []:
+    for run in runs if POLICY_IDS in vault.leaves else ():
         row = vault.episodes.row[run.episode]
         stop = int(run.stop.max())
-        for begin, end in vault.blocks(names, int(run.start.min())):
+        for begin, end in vault.blocks([POLICY_IDS], int(run.start.min())):
             if begin < stop:
                 rows = slice(int(row[0]), int(row[-1]) + 1)
-                yield vault.read(begin, min(end, stop), rows, names)[POLICY_IDS]
+                yield vault.read(begin, min(end, stop), rows, [POLICY_IDS])[POLICY_IDS]

@@ -16,9 +16,7 @@ from offmarl.types import (
     EnvSpec,
     FinalObservations,
     Transition,
-    unflatten_tree,
 )
-from offmarl.vault.format import encoding
 
 __all__ = [
     "CONTINUOUS",
@@ -34,7 +32,6 @@ __all__ = [
     "table_of",
     "view",
     "whole_episodes",
-    "write_stock",
     "written",
 ]
 
@@ -155,26 +152,3 @@ def table_of(episodes: vault.Episodes) -> list[Episode]:
     """Return an episode table as `episodes_of` does."""
     names = ("row", "start", "length", "cause", "policy_id", "returns")
     return list(zip(*(getattr(episodes, name).tolist() for name in names), strict=True))
-
-
-_FLAGS = ("terminals", "truncations", "infos.legals", "infos.alive")
-
-
-def write_stock(path: Path, transition: Transition) -> Path:
-    """Write steps ``(rows, T, ...)`` to ``<directory>/<name>.vlt/<uid>`` by stock flashbax."""
-    import flashbax  # tests of environments do not need it
-    import jax
-    from flashbax.vault import Vault
-
-    arrays = {name: array for name, array in encoding.to_disk(transition).items() if array.size}
-    floats = dict.fromkeys(_FLAGS, np.float32)
-    steps = unflatten_tree(
-        {x: jax.numpy.asarray(array, floats.get(x, array.dtype)) for x, array in arrays.items()}
-    )
-    state = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
-        experience=steps, current_index=jax.numpy.array(0), is_full=jax.numpy.array(True)
-    )
-    first = jax.tree.map(lambda x: x[:, :1], steps)
-    stock = Vault(path.parent.name, first, rel_dir=str(path.parents[1]), vault_uid=path.name)
-    stock.write(state, source_interval=(0, transition.last.shape[1]))
-    return path

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import struct
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.vault.storage import archive
+from offmarl.vault.storage.store import store_of
 
 from .experience import SPEC, assert_same, make, steps, written
 from .loopback import FileServer
@@ -64,6 +66,10 @@ def test_what_is_not_in_the_archive(folder):
         vault.resume(folder / "stored.zip" / "3m.vlt" / "Good")
     with pytest.raises(VaultError, match="cannot be written to"):
         vault.create(folder / "stored.zip" / "3m.vlt" / "New", SPEC, rows=1)
+    store = store_of(folder / "stored.zip" / "3m.vlt" / "Good")
+    for change in (store.clear, lambda: store.write("metadata.json", b"{}")):
+        with pytest.raises(VaultError, match="Good cannot be written to"):
+            change()
 
 
 @pytest.mark.slow
@@ -122,6 +128,8 @@ def test_unpack(tmp_path, folder, name, members):
     assert [path.name for path in tmp_path.iterdir()] == ["3m.vlt"]
     with pytest.raises(VaultExistsError):
         vault.unpack(folder / name, tmp_path)
+    with pytest.raises(VaultFormatError, match=r"there is no vault in .*3m\.vlt/Goo\."):
+        vault.unpack(folder / name, tmp_path, "3m.vlt/Goo")
 
 
 def member(name, content=b"x", **attributes):
@@ -157,7 +165,16 @@ def lying(size):
     return bytes(data)
 
 
+def overlapping():
+    """Two files that begin at the same place."""
+    data = bytearray(archive_of())
+    place = data.rfind(b"PK\1\2") + 42
+    data[place : place + 4] = bytes(4)
+    return bytes(data)
+
+
 HOSTILE = [
+    ("lies inside another", overlapping),
     ("leads out", lambda: archive_of(member("a.vlt/b/../../../evil"))),
     ("leads out", lambda: archive_of(member("/tmp/evil"))),
     ("leads out", lambda: archive_of(member("a.vlt/b/d\\..\\evil"))),
@@ -208,12 +225,12 @@ def test_no_room(tmp_path, folder, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_20_000_members_are_looked_through_once(tmp_path, monkeypatch):
+def test_members_are_looked_through_once(tmp_path, monkeypatch):
     path = tmp_path / "many.zip"
     with zipfile.ZipFile(path, "w") as zip_file:
         zip_file.writestr("a.vlt/b/metadata.json", b"{}")
         zip_file.writestr("a.vlt/b/manifest.ocdbt", b"")
-        for number in range(20_000):
+        for number in range(50):
             zip_file.writestr(f"a.vlt/b/d/{number:032x}", b"")
     checks = []
     monkeypatch.setattr(archive, "_check", lambda *_: checks.append(1))
@@ -230,6 +247,24 @@ def test_an_absurd_directory_is_refused_before_it_is_read(tmp_path, wide):
     path.write_bytes((wide_end(size, 1) if wide else b"") + end)
     with pytest.raises(VaultFormatError, match=f"directory takes {size} bytes"):
         vault.open_vault(path)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_largest_directory_and_the_largest_number_of_files(wide):
+    size, files = 2**24, 2**17 if wide else 2**16 - 1
+
+    def end(size, files):
+        counts = (2**16 - 1,) * 2 if wide else (files, files)
+        narrow = struct.pack(
+            "<4s4H2LH", b"PK\5\6", 0, 0, *counts, 2**32 - 1 if wide else size, 0, 0
+        )
+        return (wide_end(size, files) if wide else b"") + narrow
+
+    tail = b"something before" + end(size, files)
+    assert archive.directory_bytes(Path("a.zip"), tail) == size + len(end(size, files))
+    for more in ((size + 1, files), *([(size, files + 1)] * wide)):
+        with pytest.raises(VaultFormatError, match="not safe to open"):
+            archive.directory_bytes(Path("a.zip"), end(*more))
 
 
 def wide_end(size, count):

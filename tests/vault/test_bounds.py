@@ -1,5 +1,7 @@
 """The limits of requests: numbers of more than 32 bits, and the last episode."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,12 @@ def test_final_views_in_the_order_they_are_asked_for(data):
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
+        (lambda v: v.read(0, 21), "steps 0 to 21 were requested, and .* has steps 0 to 20"),
+        (lambda v: v.read(5, 3), "steps 5 to 3 were requested"),
+        (lambda v: v.read(rows=slice(None, None, 2)), "a slice of rows must have a stride of 1"),
+        (lambda v: v.read(leaves=["reward"]), "no array named 'reward'"),
+        (lambda v: v.windows([0], [0], 3, ["reward"]), "no array named 'reward'"),
+        (lambda v: v.windows([0], [0], 0), "at least 1 step"),
         (lambda v: v[::2], "stride of 1: got 2"),
         (lambda v: v[::-1], "stride of 1: got -1"),
         pytest.param(
@@ -91,7 +99,7 @@ def test_final_views_in_the_order_they_are_asked_for(data):
         ),
     ],
 )
-def test_steps_are_read_one_after_the_other(data, ask, message):
+def test_what_is_not_there_and_cannot_be_asked_for(data, ask, message):
     with pytest.raises(VaultError, match=message):
         ask(data)
 
@@ -126,7 +134,5 @@ def test_facts_without_reading(data):
 
 
 def test_an_archive_is_not_read_to_learn_its_size(data, tmp_path):
-    import shutil
-
     archive = shutil.make_archive(str(tmp_path / "b"), "zip", data.path.parents[1], "a.vlt")
     assert vault.open_vault(f"{archive}/a.vlt").num_bytes is None

@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tensorstore as ts
@@ -14,6 +15,7 @@ from offmarl.vault.storage import bulk, commit
 from offmarl.vault.storage import store as store_module
 from offmarl.vault.storage.bulk import PageBlock, allocate, write_blocks
 from offmarl.vault.storage.store import Directory, store_of
+from offmarl.vault.write import writer as writer_module
 
 from . import damage
 from .experience import SPEC, assert_same, concatenate, make, written
@@ -117,6 +119,35 @@ def test_stock_reads_and_appends(tmp_path, always_bulk):
     assert_stock_reads_and_samples(dataset.path, dataset.transitions())
     append_with_stock(open_stock(dataset.path), make(steps=11, seed=5)[0])
     assert vault.open_vault(dataset.path).unverified == ((150, 161),)
+
+
+def test_when_full_chunks_are_committed(tmp_path, monkeypatch):
+    """Once they take enough memory, which grows with the vault, or have waited for some seconds."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(writer_module, "time", clock)
+    path = tmp_path / "a.vlt"
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
+
+        def staged_after(steps):
+            writer._settle()
+            writer.append(*make(steps=steps))
+            return len(writer._buffer.staged)
+
+        assert staged_after(16) == 1
+        size = writer._buffer.staged_bytes
+        monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 3 * size)
+        assert [staged_after(16) for _ in range(4)] == [2, 0, 1, 2]
+        clock.now = 5.0
+        assert staged_after(4) == 2
+        clock.now = 5.1
+        assert staged_after(4) == 0
+        clock.now = 20.0
+        assert staged_after(4) == 0 and writer._committed_at == 5.1  # no chunk was full
+        clock.now = 5.2
+        monkeypatch.setattr(writer_module, "_COMMIT_PARTS", 1)
+        monkeypatch.setattr(writer_module, "_MOST_COMMIT_BYTES", 4 * size)
+        assert [staged_after(steps) for steps in (4, 16, 16, 16)] == [1, 2, 3, 0]
+    assert vault.open_vault(path).length == 9 * 16
 
 
 def test_a_file_is_durable_before_the_vault_refers_to_it(tmp_path, always_bulk, monkeypatch):

@@ -38,7 +38,8 @@ def path(request, tmp_path):
     return damage.record(tmp_path / "v.vlt" / "a", request.param)
 
 
-def test_the_same_content_in_less_room(path):
+def test_the_same_content_in_less_room(path, monkeypatch):
+    monkeypatch.setattr(compaction, "_BATCH_BYTES", 2**13)
     before = damage.content(path)
     done = vault.compact(path)
     files = [file for file in path.rglob("*") if file.is_file()]
@@ -170,7 +171,14 @@ def test_sessions_reclaim_what_earlier_ones_left(tmp_path, reclaiming):
     assert size_of(path) <= 1.2 * live
 
 
-def test_small_vaults_are_left_alone(path):
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"_LEAST_RECLAIMED": 1, "_MOST_MOVED": 1}, {"_LEAST_RECLAIMED": 1, "_MOST_UNUSED": 0.99}],
+    ids=["little is unused", "much is to be moved", "a small part is unused"],
+)
+def test_vaults_of_which_little_is_gained_are_left_alone(path, monkeypatch, limits):
+    for name, value in limits.items():
+        monkeypatch.setattr(compaction, name, value)
     files = sorted(file.name for file in (path / "d").iterdir())
     vault.resume(path).close()
     assert sorted(file.name for file in (path / "d").iterdir()) == files
@@ -287,7 +295,6 @@ def test_nothing_is_deleted_where_a_part_of_the_tree_cannot_be_read(path, monkey
     assert damage.content(path) == before
 
 
-@pytest.mark.slow
 def test_a_writer_clears_what_a_killed_compaction_left(path):
     before = damage.content(path)
     leftover = path / compaction.REBUILT

@@ -15,7 +15,8 @@ from offmarl.testing import DriverConformance, assert_same, experience
 from offmarl.vault.format.layout import METADATA
 from offmarl.vault.storage.store import store_of
 
-from .experience import recorded, write_stock
+from .experience import recorded
+from .test_stock import to_stock, write_stock
 
 MEMORY: dict[str, tuple[bytes, bytes]] = {}
 """URLs of keys, and their values and generations."""
@@ -88,7 +89,7 @@ def test_appended_arrays_are_copied(tmp_path):
 
 def test_a_vault_of_stock_flashbax_is_read(tmp_path):
     transition, _ = experience(DriverConformance.spec, 2, 20)
-    path = write_stock(tmp_path / "stock.vlt" / "a", transition)
+    path = write_stock(tmp_path / "stock.vlt" / "a", to_stock(transition)).path
     place = "memory://m/stock.vlt/a"
     source, target = store_of(path), store_of(place)
     keys = source.keys("")

@@ -2,9 +2,8 @@
 
 import os
 import shutil
-import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,21 +141,24 @@ def test_a_workspace_is_cleared_and_nobody_elses(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_workspace_goes_although_its_writers_are_still_at_it(tmp_path):
+def test_a_workspace_goes_although_its_writers_are_still_at_it(tmp_path, monkeypatch):
     """zarr does not wait for the other writes of a call that has failed."""
-    directory = tmp_path / "beside"
+    directory, waited, again = tmp_path / "beside", [], [True, True]
 
-    def write():
-        for number in range(60):
-            directory.mkdir(exist_ok=True)
-            (directory / str(number)).touch()
-            time.sleep(0.0005)
+    def settle(seconds):
+        waited.append(seconds)
+        (directory / "late").touch()
 
-    late = threading.Thread(target=write)
+    def remove(path, real=shutil.rmtree, **options):
+        real(path, **options)
+        if again and again.pop():
+            path.mkdir()
+
+    monkeypatch.setattr(files, "time", SimpleNamespace(sleep=settle))
+    monkeypatch.setattr(shutil, "rmtree", remove)
     with pytest.raises(OSError, match="full"), files.workspace(directory):
-        late.start()
         raise OSError("full")
-    late.join()
+    assert waited == [0.1] and not again
     assert list(tmp_path.iterdir()) == []
 
 

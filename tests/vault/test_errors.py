@@ -22,6 +22,7 @@ from offmarl.types import Continuous, FinalObservations
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import UNFINISHED
 from offmarl.vault.storage.store import Directory, store_of
+from offmarl.vault.write.chunks import ChunkBuffer
 
 from . import damage
 from .experience import SPEC, assert_same, concatenate, make
@@ -262,6 +263,25 @@ def test_an_interrupt_while_committing(path, monkeypatch):
         assert writer.length == 20
         writer.append(*make())
     assert vault.open_vault(path).length == 30
+
+
+def test_an_append_that_was_interrupted_is_left_out(path, monkeypatch):
+    def interrupted(self, arrays, real=ChunkBuffer.put):
+        real(self, {name: array[:, :3] for name, array in arrays.items()})
+        raise KeyboardInterrupt
+
+    writer = vault.resume(path)
+    writer.append(*make(seed=1))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ChunkBuffer, "put", interrupted)
+        writer.append(*make(seed=2))
+    with pytest.raises(VaultError, match="was interrupted: close the writer"):
+        writer.append(*make(seed=2))
+    writer.close()
+    with vault.resume(path) as writer:
+        writer.append(*make(seed=2))
+    steps = [make(seed=seed)[0] for seed in range(3)]
+    assert_same(vault.open_vault(path).transitions(), concatenate(steps))
 
 
 def test_past_what_stock_can_count(tmp_path):

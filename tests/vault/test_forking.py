@@ -14,9 +14,9 @@ from offmarl.errors import OffmarlError, VaultChecksumError, VaultError
 from offmarl.vault import Dataset
 
 from . import damage
-from .experience import make, steps
+from .experience import make
 from .test_integrity import flip
-from .test_stock import append_with_stock, to_stock
+from .test_stock import to_stock, write_stock
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork")  # of threads, which the child never uses
 
@@ -65,12 +65,8 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
     kind: str = request.param
     path = damage.record(tmp_path / "v.vlt" / "a", codec="zstd" if "zstd" in kind else "raw")
     if kind == "stock":
-        from flashbax.vault import Vault as StockVault
-
-        data, _ = make(rows=3, steps=70)
-        stock = StockVault("stock.vlt", to_stock(steps(data, 0, 1)), str(tmp_path), "a")
-        append_with_stock(stock, data)
         path = tmp_path / "stock.vlt" / "a"
+        write_stock(path, to_stock(make(rows=3, steps=70)[0]))
     return vault.open_vault(path)
 
 

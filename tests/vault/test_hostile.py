@@ -205,6 +205,7 @@ def test_metadata_that_is_none(path, text, native):
         ("rewards", "(2, 8, 3)", "float32"),
         ("rewards", 7, None),
         ("rewards", {"deeper": "(2, 8, 2)"}, "float32"),
+        ("rewards", ["(2, 8, 2)"] * 2, "float32"),
         ("nothing", "(2, 8, 2)", "float32"),
     ],
 )
@@ -269,8 +270,54 @@ def test_an_index_that_speaks_of_billions(path):
     store_of(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
     report = vault.verify(path, deep=True)
     assert "2,147,483,647 steps" in str(report.faults[0])
+    dataset = vault.open_vault(path)
+    begin = time.monotonic()
+    for call in (lambda: dataset.episodes, dataset.digest, dataset.read, lambda: dataset.quirks):
+        with pytest.raises(VaultFormatError, match=r"rows of 2,147,483,647 steps, .* data for 112"):
+            call()
+    assert time.monotonic() - begin < 2
+    assert dataset.read(0, 3)["rewards"].shape[1] == 3
     store_of(path).commit({"vault_index/0": b"\xff\xff\xff\xff"}, {}).result()
     assert "length -1" in str(vault.verify(path).faults[0])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (layout.INDEX_KEY, layout.encode_index(51), "its index was set back to 51"),
+        (layout.HEAD_KEY, None, "offmarl/head is missing"),
+        (layout.episodes_key(0), b"x", "1 bytes are no whole records"),
+        (layout.checksums_key(2), None, "its checksum cannot be read"),
+        (layout.checksums_key(2), b"1234", "its checksum cannot be read: too few"),
+    ],
+)
+def test_keys_that_are_missing_or_too_short(path, key, value, message):
+    store = store_of(path)
+    store._kv.write(key, None).result()
+    if value is not None:
+        store.commit({key: value}, {}).result()
+    assert any(message in str(fault) for fault in vault.verify(path, deep=True).faults)
+    with pytest.raises(VaultFormatError):
+        vault.open_vault(path).digest()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "<f4"}, "the index is not one number"),
+        ({"shape": [2], "chunks": [2]}, "the index is not one number"),
+        (None, "has lost its index"),
+    ],
+)
+def test_a_document_of_another_index(path, change, message):
+    foreign(path)
+    store, key = store_of(path), f"{layout.INDEX_PREFIX}.zarray"
+    if change is None:
+        store._kv.write(key, None).result()
+    else:
+        store.commit({key: layout.dump_json(store.get_json(key) | change)}, {}).result()
+    with pytest.raises(VaultFormatError, match=message):
+        vault.open_vault(path)
 
 
 @pytest.mark.parametrize("value", [b"", b"\1\0\0"])
@@ -344,8 +391,9 @@ def test_an_unfinished_chunk_that_unpacks_to_gigabytes(tmp_path):
         vault.resume(path)
 
 
-def test_a_tree_that_names_one_node_many_times(path, monkeypatch):
-    """Each of 60 levels names the next one twice: 2**60 ways lead to the last."""
+@pytest.mark.parametrize(("lie", "count"), [(0, 61), (20, 41)])
+def test_a_tree_that_names_one_node_many_times(path, monkeypatch, lie, count):
+    """Each of 60 levels names the next one twice: 2**60 ways lead to the last, or to a lie."""
     reads = []
 
     def dump(_, *location):
@@ -356,33 +404,42 @@ def test_a_tree_that_names_one_node_many_times(path, monkeypatch):
         height = int(location[0].split(":")[3])
         below = {"key": b"", "location": f"btree:d/:x:{height - 1}:1", "subtree_common_prefix": b""}
         twice = [below, below | {"key": b"1"}] if height else []
-        return _Known({"height": height, "entries": twice})
+        return _Known({"height": height + (height == lie > 0), "entries": twice})
 
     monkeypatch.setattr(ts.ocdbt, "dump", dump)
-    assert not vault.verify(path).sound
-    assert len(reads) == 61
+    faults = vault.verify(path).faults
+    assert faults
+    assert len(reads) == count
+    assert any("is in the wrong place of the tree" in str(fault) for fault in faults) == (lie > 0)
 
 
-def test_the_episodes_of_an_index_that_speaks_of_billions(path):
-    foreign(path)
-    store_of(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
-    dataset = vault.open_vault(path)
-    begin = time.monotonic()
-    for call in (lambda: dataset.episodes, dataset.digest, dataset.read, lambda: dataset.quirks):
-        with pytest.raises(VaultFormatError, match=r"rows of 2,147,483,647 steps, .* data for 112"):
-            call()
-    assert time.monotonic() - begin < 2
-    assert dataset.read(0, 3)["rewards"].shape[1] == 3
+def grid_of(leaf, chunk):
+    document = {"dtype": "|u1", "shape": [2, 10**13, *leaf], "chunks": [2, 8, *chunk]}
+    return Grid.of("x", document | {"compressor": None, "fill_value": 0})
 
 
 @pytest.mark.parametrize(
-    ("leaf", "chunk"), [((2**24,), (1,)), ((10**400,), (1,)), ((1,) * 70,) * 2]
+    ("leaf", "chunk"),
+    [
+        ((2**10 + 1,), (1,)),
+        ((10**400,), (1,)),
+        ((1,) * 17, (1,) * 17),
+        ((1, 1), (1,)),
+        ((0,), (1,)),
+        ((1,), (0,)),
+        ((2**28 + 1,), (2**28 + 1,)),
+    ],
 )
-def test_steps_of_more_parts_or_axes_than_any_vault_has(leaf, chunk):
+def test_steps_of_more_parts_axes_or_bytes_than_any_vault_has(leaf, chunk):
     """Each part is a key that is looked up."""
-    document = {"dtype": "|u1", "shape": [2, 10**13, *leaf], "chunks": [2, 8, *chunk]}
     with pytest.raises(VaultFormatError, match="which no vault has"):
-        Grid.of("x", document | {"compressor": None, "fill_value": 0})
+        grid_of(leaf, chunk)
+
+
+@pytest.mark.parametrize("leaf", [(2**10,), (1,) * 16, (2**28,)])
+def test_steps_of_the_most_parts_axes_or_bytes(leaf):
+    chunk = (1,) if leaf == (2**10,) else leaf
+    assert grid_of(leaf, chunk).chunks == (2, 8, *chunk)
 
 
 def test_a_blosc_chunk_that_is_shorter_than_its_header_says():

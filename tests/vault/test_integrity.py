@@ -11,8 +11,10 @@ import tensorstore as ts
 import offmarl
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError, VaultLockedError, VaultNotFoundError
+from offmarl.teams import Team
 from offmarl.types import map_tree
 from offmarl.vault.format import layout, tables
+from offmarl.vault.format.faults import merge_faults, with_episodes
 from offmarl.vault.format.layout import METADATA
 from offmarl.vault.storage import commit
 from offmarl.vault.storage.store import Directory, store_of
@@ -71,15 +73,52 @@ def test_a_flipped_bit_is_traced_to_its_episodes(path):
 @pytest.mark.parametrize(
     ("episodes", "message"),
     [
-        ((3,), "(episode 3)"),
-        (tuple(range(3, 901)), "(episodes 3 to 900)"),
-        ((3, 5), "(2 episodes: 3, 5)"),
-        ((3, *range(5, 14)), "(10 episodes: 3, 5, 6, 7, 8, 9, 10, 11, ...)"),
+        ((), ""),
+        ((3,), " (episode 3)"),
+        (tuple(range(3, 901)), " (episodes 3 to 900)"),
+        ((3, *range(5, 12)), " (8 episodes: 3, 5, 6, 7, 8, 9, 10, 11)"),
+        ((3, *range(5, 13)), " (9 episodes: 3, 5, 6, 7, 8, 9, 10, 11, ...)"),
     ],
 )
 def test_the_episodes_of_a_fault(episodes, message):
     fault = vault.Fault("it is lost", None, "rewards", (0, 1), (8, 16), episodes)
-    assert str(fault).endswith(f"it is lost {message}")
+    assert str(fault) == f"rewards, rows 0, steps 8 to 15: it is lost{message}"
+
+
+def test_equal_faults_of_consecutive_steps_are_one():
+    def lost(leaf, first, stop, rows=(0, 2), what="it is lost"):
+        return vault.Fault(what, f"{leaf}./0.{first}", leaf, rows, (first, stop))
+
+    other = [vault.Fault("no head", "head"), vault.Fault("no head", "head")]
+    kept = [lost("a", 0, 8), lost("a", 25, 32), lost("a", 0, 8, (2, 4)), lost("b", 8, 16)]
+    faults = [*kept, lost("a", 16, 24), lost("a", 8, 16), *other, lost("a", 9, 20)]
+    faults.append(lost("a", 24, 25, what="it is wrong"))
+    assert merge_faults(faults) == [
+        *other,
+        lost("a", 0, 24),
+        *kept[1:3],
+        lost("a", 24, 25, what="it is wrong"),
+        lost("b", 8, 16),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "hit"),
+    [
+        ((0, 1), (4, 6), (0, 1)),
+        ((0, 2), (5, 9), (1, 2, 3)),
+        ((1, 2), (0, 5), (3,)),
+        ((2, 4), (0, 9), ()),
+    ],
+)
+def test_the_episodes_that_a_fault_touches(rows, steps, hit):
+    """Row 0 has episodes of the steps 0 to 4, 5 to 6 and 7 to 9, and row 1 one of all steps."""
+    table = tables.none_running(4, tables.dtype(2, 2))
+    for name, column in (("row", (0, 0, 0, 1)), ("start", (0, 5, 7, 0)), ("length", (5, 2, 3, 10))):
+        table[name] = column
+    episodes = tables.to_episodes(table, (Team("all", (0, 1)),))
+    fault = vault.Fault("it is lost", None, "rewards", rows, steps)
+    assert with_episodes(fault, episodes).episodes == hit
 
 
 def test_a_lost_file_is_found_without_reading(path):

@@ -75,9 +75,14 @@ def test_steps_of_another_program_are_always_read(tmp_path, computed, kept):
     assert not kept.exists()
 
 
-def test_unchecked_reads_keep_nothing(tmp_path, kept):
+@pytest.mark.parametrize("reason", ["unchecked reads", "turned off", "no home directory"])
+def test_where_nothing_is_kept(tmp_path, monkeypatch, kept, reason):
+    if reason == "turned off":
+        monkeypatch.setenv("OFFMARL_DIGEST_CACHE", "off")
+    if reason == "no home directory":
+        monkeypatch.setattr(module, "cache_directory", lambda _: None)
     path = write(tmp_path / "a.vlt")
-    dataset = vault.open_vault(path, checked=False)
+    dataset = vault.open_vault(path, checked=reason != "unchecked reads")
     assert dataset.known_digest() == dataset.digest()
     assert not kept.exists()
 
@@ -124,12 +129,6 @@ def test_what_is_kept_may_be_damaged_or_impossible_to_write(tmp_path, computed, 
     assert len(computed) == 3
 
 
-def test_it_can_be_turned_off(tmp_path, monkeypatch, kept):
-    monkeypatch.setenv("OFFMARL_DIGEST_CACHE", "off")
-    vault.open_vault(write(tmp_path / "a.vlt")).known_digest()
-    assert not kept.exists()
-
-
 @pytest.mark.filterwarnings("ignore:.*fork")  # of threads, which the child never uses
 def test_a_forked_process_keeps_nothing(tmp_path, kept):
     path = write(tmp_path / "a.vlt")
@@ -158,10 +157,3 @@ def test_an_archive_that_is_replaced_is_always_read(tmp_path, kept):
     with suppress(VaultError):
         before.known_digest()
     assert after.known_digest() == after.digest() == vault.open_vault(path).known_digest()
-
-
-def test_without_a_home_directory(tmp_path, monkeypatch, kept):
-    monkeypatch.setattr("offmarl.vault.check.digest.cache_directory", lambda _: None)
-    dataset = vault.open_vault(write(tmp_path / "a.vlt"))
-    assert dataset.known_digest() == dataset.digest()
-    assert not kept.exists()

@@ -118,24 +118,22 @@ def test_checked_reads_name_what_is_damaged(tmp_path: Path) -> None:
     assert unchecked.unchecked == ("all arrays: the vault was opened with checked=False",)
 
 
-def test_checks_of_vaults_without_checksums(tmp_path: Path) -> None:
-    from .test_stock import append_with_stock, open_stock, to_stock
+def test_checks_of_vaults_without_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from .test_stock import append_with_stock, open_stock, to_stock, write_stock
 
     path = record(tmp_path / "data.vlt") / "main"
     transition = make(rows=2, steps=12, seed=1)[0]
     append_with_stock(open_stock(path), transition)  # the chunk's checksum is no longer right
-    dataset = vault.open_vault(path)
-    assert dataset.unchecked == ("steps 32 to 51: another program appended to them",)
-    np.testing.assert_array_equal(
-        dataset.read(leaves=["rewards"])["rewards"][:, 40:], transition.reward
-    )
-
-    from flashbax.vault import Vault as StockVault
-
-    foreign = StockVault("foreign.vlt", to_stock(steps(transition, 0, 1)), str(tmp_path), "a")
-    append_with_stock(foreign, transition)
-    theirs = vault.open_vault(tmp_path / "foreign.vlt")
-    np.testing.assert_array_equal(theirs.read()["rewards"], transition.reward[:, : theirs.length])
+    for mapped in (True, False):
+        monkeypatch.setattr(vault.Dataset, "_mapped", mapped)
+        dataset = vault.open_vault(path)
+        assert dataset.unchecked == ("steps 32 to 51: another program appended to them",)
+        rewards = dataset.read(leaves=["rewards"])["rewards"][:, 40:]
+        np.testing.assert_array_equal(rewards, transition.reward)
+    theirs = write_stock(tmp_path / "foreign.vlt" / "a", to_stock(transition))
+    np.testing.assert_array_equal(theirs.read()["rewards"], transition.reward)
     assert "a program other than offmarl wrote them" in theirs.unchecked[0]
 
 
@@ -342,8 +340,6 @@ def test_threads_share_a_map(tmp_path: Path, monkeypatch) -> None:
 
 def test_windows_of_more_than_memory(tmp_path: Path) -> None:
     """Windows of 192 MB with 128 MB to spare, in which reading all of it fails."""
-    from offmarl.types import Discrete, EnvSpec
-
     spec = EnvSpec("", 2, 1200, 1, Discrete(2))
     path = tmp_path / "large.vlt"
     block, _ = make(spec, rows=1, steps=1000)

@@ -116,6 +116,7 @@ def test_documents_that_are_refused(changed, message):
                 ("blosc", Blosc().encode),
             ]
         ),
+        ("zstd", bytes.fromhex("28b52ffd0058010000")),  # which gives no size
         *((codec, b"damaged bytes") for codec in ("zlib", "gzip", "bz2", "zstd", "blosc")),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultExistsError, VaultNotFoundError
 from offmarl.vault.format import layout
+from offmarl.vault.storage.location import absolute_location, kvstore_spec
 from offmarl.vault.storage.store import Bucket, store_of
 from tests.proxy import proxied
 
@@ -47,6 +48,23 @@ def bucket(endpoint, monkeypatch, request):
     name = re.sub("[^a-z0-9]+", "-", request.node.name).strip("-")
     put(f"{endpoint}/{name}")
     return f"s3://{name}"
+
+
+def test_variables_of_the_service_come_before_those_of_all(monkeypatch):
+    path = absolute_location("s3://bucket/a.vlt/b")
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, name)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    place = {"driver": "s3", "bucket": "bucket", "path": "a.vlt/b"}
+    first = {"endpoint": "AWS_ENDPOINT_URL_S3", "aws_region": "AWS_REGION"}
+    assert kvstore_spec(path) == place | first
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    monkeypatch.setenv("AWS_REGION", "")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "me")
+    other = {"endpoint": "AWS_ENDPOINT_URL", "aws_region": "AWS_DEFAULT_REGION"}
+    spec = place | other | {"aws_credentials": {"type": "environment"}}
+    assert kvstore_spec(path, "/") == spec | {"path": "a.vlt/b/"}
+    assert kvstore_spec(absolute_location("s3://bucket"), "/")["path"] == ""
 
 
 def test_create_append_resume_read_and_list(bucket, tmp_path):

@@ -1,6 +1,7 @@
 """Slices, windows, episodes and percentiles against NumPy, for vaults of every kind."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from offmarl.errors import VaultError
 from offmarl.types import map_tree
 from offmarl.vault import Dataset
 from offmarl.vault.format import encoding, layout
+from offmarl.vault.read import arrays
+from offmarl.vault.read.arrays import Arrays
 from tests.children import python
 
-from .experience import SPEC, assert_same, make, steps, written
-from .test_stock import append_with_stock, to_stock
+from .experience import SPEC, assert_same, make, written
+from .test_stock import to_stock, write_stock
 
 ROWS, STEPS = 3, 70
 DATA, FINALS = make(rows=ROWS, steps=STEPS)
@@ -25,8 +28,6 @@ KINDS = ("raw", "mapped", "zstd", "stock")
 @pytest.fixture(scope="module")
 def vaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
     """The same steps in chunks of 16 and of 64 steps, compressed, and as stock writes them."""
-    from flashbax.vault import Vault as StockVault
-
     root = tmp_path_factory.mktemp("reading") / "data.vlt"
     for kind, codec, chunk_steps in (
         ("raw", "raw", 16),
@@ -34,8 +35,7 @@ def vaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
         ("zstd", "zstd", 16),
     ):
         written(root / kind, (DATA, FINALS), chunk_steps=chunk_steps, codec=codec)
-    stock = StockVault("data.vlt", to_stock(steps(DATA, 0, 1)), str(root.parent), "stock")
-    append_with_stock(stock, DATA)
+    write_stock(root / "stock", to_stock(DATA))
     return {kind: vault.open_vault(root / kind) for kind in KINDS}
 
 
@@ -112,22 +112,6 @@ def test_by_percentile(vaults: dict[str, Dataset]) -> None:
             dataset.percentiles(low, high)
 
 
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda v: v.read(0, STEPS + 1), f"steps 0 to {STEPS + 1} were requested"),
-        (lambda v: v.read(5, 3), "steps 5 to 3 were requested"),
-        (lambda v: v.read(rows=slice(None, None, 2)), "a slice of rows must have a stride of 1"),
-        (lambda v: v.read(leaves=["reward"]), "no array named 'reward'"),
-        (lambda v: v.windows([0], [0], 3, ["reward"]), "no array named 'reward'"),
-        (lambda v: v.windows([0], [0], 0), "at least 1 step"),
-    ],
-)
-def test_what_is_not_there(ask, message: str, vaults: dict[str, Dataset]) -> None:
-    with pytest.raises(VaultError, match=message):
-        ask(vaults["mapped"])
-
-
 def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
     """A read of the first steps of a large vault does not list all of its keys."""
     path = tmp_path / "data.vlt"
@@ -137,6 +121,32 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
     assert not dataset._arrays._is_mapped
     np.testing.assert_array_equal(dataset[:].reward, transition.reward)
     assert dataset._arrays._is_mapped
+
+
+def test_decoded_chunks_are_kept_until_newer_ones_need_the_memory(
+    vaults: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, decoded = vault.open_vault(vaults["zstd"].path), []
+    decode = Arrays._decode
+
+    def noted(self: Arrays, chunks: Any, place: Any, values: Any) -> Any:
+        decoded.append(place.number)
+        return decode(self, chunks, place, values)
+
+    monkeypatch.setattr(Arrays, "_decode", noted)
+    monkeypatch.setattr(arrays, "_CACHE_BYTES", 2 * 3 * 16 * dataset.leaves["rewards"].step_bytes)
+    reads = [
+        lambda start: dataset.windows([0], [start], 4, ["rewards"]),
+        lambda start: dataset.read(start, start + 4, leaves=["rewards"]),
+    ]
+    for start, again in ((0, [0]), (16, [1]), (0, []), (32, [2]), (16, []), (0, [0])):
+        for read in reads:
+            read(start)
+        assert decoded == again
+        decoded.clear()
+    dataset.read(48, 64, leaves=["rewards"])  # whole chunks are not kept
+    dataset.windows([0], [32], 4, ["rewards"])
+    assert decoded == [3]
 
 
 READING = ("dataset", "format", "read", "storage", "transform", "transform.episode_set")

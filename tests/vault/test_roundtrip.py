@@ -42,6 +42,35 @@ def test_little_of_the_last_chunk_stays_empty_in_expected_steps(rows, steps, ima
     assert layout.stored_bytes(spec, rows, steps) == number * size * rows * step_bytes
 
 
+IMAGES = dataclasses.replace(SPEC, observation=ArraySpec((84, 84, 3), "uint8"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows", "expected", "steps"),
+    [
+        (SPEC, 1, None, 1024),
+        (SPEC, 248, None, 1024),  # a step of a row takes 132 bytes, and a chunk 32 MB at most
+        (SPEC, 249, None, 512),
+        (SPEC, 10**6, None, 1),
+        (IMAGES, 1, None, 16),  # 42 kB a step, and 1 MB
+        *((SPEC, 1, expected, max(expected, 64)) for expected in (0, 1, 63, 65, 1024)),
+        (SPEC, 1, 1025, 513),
+        (SPEC, 1, 3000, 1000),
+        (IMAGES, 64, 10, 1),
+    ],
+)
+def test_how_many_steps_a_chunk_has(spec, rows, expected, steps):
+    assert layout.default_chunk_steps(spec, rows, expected) == steps
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "together"),
+    [(2, 1024, 2), (4, 1024, 2), (3, 1024, 1), (64, 64, 32), (60, 64, 30), (7, 4096, 1)],
+)
+def test_a_chunk_has_2048_steps_of_several_rows_at_most(rows, steps, together):
+    assert layout.default_chunk_rows(rows, steps) == together
+
+
 def test_more_steps_than_expected(tmp_path):
     transition, finals = make(steps=300, rows=2)
     dataset = written(tmp_path / "v.vlt", (transition, finals), expected_steps=90)
@@ -154,6 +183,8 @@ def test_listing(tmp_path):
     assert (expert.episodes, expert.incomplete) == (len(ended), (~ended).sum())
     assert expert.mean_return == pytest.approx(episodes.returns[ended].mean(), rel=1e-12)
     assert expert.steps == 80
+    total = vault.open_vault(b).manifest.head.total_return
+    assert total == pytest.approx(episodes.returns[ended].mean(-1).sum(), rel=1e-12)
 
 
 def test_a_writer_that_is_left_open_ends_without_a_word(tmp_path):

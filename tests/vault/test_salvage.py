@@ -89,9 +89,11 @@ def test_a_damaged_block_of_final_views(path, tmp_path):
     original = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
     flip(path, layout.finals_key(0), 3)
     done = vault.salvage(path, tmp_path / "out.vlt")
+    check(done, original)
+    flip(path, layout.RUNNING_KEY, 3)  # the unfinished episodes are unknown, too
+    assert vault.salvage(path, tmp_path / "less.vlt").unknown_steps > 0
     first = original.episodes.final[np.argsort(original.episodes.final)]
     assert 0 < len(done.lost) < len(first)
-    check(done, original)
 
 
 def test_nothing_wrong_and_nothing_left(path, tmp_path):

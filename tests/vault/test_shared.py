@@ -8,7 +8,6 @@ from subprocess import PIPE
 
 import numpy as np
 import pytest
-from flashbax.vault import Vault as StockVault
 
 from offmarl import vault
 from offmarl.errors import (
@@ -26,6 +25,7 @@ from tests.children import is_silent
 from .experience import SPEC, assert_same, concatenate, make, whole_episodes
 from .experience import steps as cut
 from .joined import episode
+from .test_stock import open_stock
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def check_all_there(path, acknowledged):
 
 
 def check_stock_reads(path, dataset):
-    stock = StockVault(path.parent.name, rel_dir=str(path.parents[1]), vault_uid=path.name)
+    stock = open_stock(path)
     assert stock.vault_index == dataset.length
     theirs = stock.read().experience
     ours = dataset.read(leaves=["observations", "rewards"])

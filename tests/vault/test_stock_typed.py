@@ -8,9 +8,8 @@ from offmarl import vault
 from offmarl.errors import VaultLayoutError
 from offmarl.types import ArraySpec, Discrete, unflatten_tree
 
-from . import test_stock as stock
-from .experience import assert_same, make, write_stock
-from .test_stock import EXTRA, IMAGE, TYPED
+from .experience import assert_same, make
+from .test_stock import EXTRA, IMAGE, TYPED, to_stock, write_stock
 
 SPECS = pytest.mark.parametrize("spec", [TYPED, IMAGE, EXTRA], ids=["tree", "image", "extra"])
 
@@ -18,13 +17,12 @@ SPECS = pytest.mark.parametrize("spec", [TYPED, IMAGE, EXTRA], ids=["tree", "ima
 @SPECS
 def test_a_stock_vault_is_read_as_a_dataset(tmp_path, spec):
     transition, _ = make(spec, rows=2, steps=30)
-    path = write_stock(tmp_path / "stock.vlt" / "a", transition)
-    dataset = vault.open_vault(path)
+    dataset = write_stock(tmp_path / "stock.vlt" / "a", to_stock(transition))
     assert dataset.spec.observation == spec.observation
     assert dataset.spec.global_state == spec.global_state
     assert dataset.spec.extras == spec.extras
     assert_same(dataset.transitions(), transition)
-    checked = vault.verify(path, deep=True)
+    checked = vault.verify(dataset.path, deep=True)
     assert checked.sound and not checked.other_layout
     copied = vault.recode(dataset, tmp_path / "ours.vlt")
     assert copied.native and copied.digest() == dataset.digest()
@@ -32,9 +30,8 @@ def test_a_stock_vault_is_read_as_a_dataset(tmp_path, spec):
 
 
 def stock_of(path, leaves):
-    return stock.write_stock(
-        path, unflatten_tree({name: jnp.asarray(array) for name, array in leaves.items()})
-    )
+    tree = unflatten_tree({name: jnp.asarray(array) for name, array in leaves.items()})
+    return write_stock(path, tree)
 
 
 PLAIN = {"actions": np.ones((1, 10, 2), np.int32), "rewards": np.ones((1, 10, 2), np.float32)}

@@ -22,7 +22,7 @@ from offmarl.types import (
     map_tree,
     spec_tree,
 )
-from offmarl.vault.format.layout import Schema
+from offmarl.vault.format.layout import Schema, check_leaves
 
 from .damage import content, damages, record
 from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes, written
@@ -166,6 +166,27 @@ def test_a_forged_schema_is_refused(forged):
     data["spec"]["observation"] = forged
     with pytest.raises(VaultFormatError, match="schema is damaged"):
         Schema.from_json(data)
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        lambda more: {f"x{n}": ArraySpec((1,), "uint8") for n in range(256 + more)},
+        lambda more: {"x": ArraySpec((2**29 + more,), "uint8")},  # of each of two agents
+        lambda more: {"x": ArraySpec((1,) * (15 + more), "uint8")},
+    ],
+)
+def test_the_most_that_a_step_may_have(leaves):
+    specs = [dataclasses.replace(IMAGE, observation=leaves(more)) for more in (0, 1)]
+    check_leaves(specs[0])
+    with pytest.raises(ShapeError, match="most"):
+        check_leaves(specs[1])
+
+
+@pytest.mark.parametrize("change", [{"rows": 0}, {"rows": 3}, {"chunk_steps": 2.0}, {"codec": "x"}])
+def test_a_schema_of_impossible_sizes_is_refused(change):
+    with pytest.raises(VaultFormatError, match="schema is damaged"):
+        Schema.from_json(Schema(IMAGE, 2, 2, 8, "raw").to_json() | change)
 
 
 def test_what_a_schema_lacks_is_named():

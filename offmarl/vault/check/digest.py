@@ -82,14 +82,13 @@ def _commit(vault: Reader) -> str | None:
     if manifest is None or vault.unchecked or not shows_commits or is_forked():
         return None
     with suppress(OSError, ValueError, VaultError):
-        content = store.read(layout.MANIFEST)
-        now, counts = read_manifest(vault.store), [manifest.head._asdict(), manifest.stock_length]
-        written = now is None or [now.head._asdict(), now.stock_length] != counts
-        if content is None or written or content != store.read(layout.MANIFEST):
+        content, now = store.read(layout.MANIFEST), read_manifest(store)
+        is_old = now is None or now.counts != manifest.counts
+        if content is None or is_old or content != store.read(layout.MANIFEST):
             return None  # a program has written to the vault since it was opened
-        files = sorted(store.directory.glob(f"{layout.DATA}/*")) if store.is_local else []
-        counts += [(x.name, x.stat().st_ino, x.stat().st_ctime_ns) for x in files]
-        identity = layout.dump_json([_CACHE_VERSION, vault.time_limit, counts])
+        paths = sorted(store.directory.glob(f"{layout.DATA}/*")) if store.is_local else []
+        files = [(x.name, x.stat().st_ino, x.stat().st_ctime_ns) for x in paths]
+        identity = layout.dump_json([_CACHE_VERSION, files]) + manifest.counts
         return hashlib.sha256(identity + content).hexdigest()
     return None
 

@@ -25,7 +25,7 @@ from offmarl.vault.format.column_statistics import (
     capacity_for,
 )
 from offmarl.vault.format.layout import STATISTICS_KEY, Leaf, NumpyArray, column_of
-from offmarl.vault.read.manifest import read_manifest, read_pull_record
+from offmarl.vault.read.manifest import Manifest, read_manifest, read_pull_record
 from offmarl.vault.read.reader import Reader
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -268,7 +268,7 @@ def store_statistics(vault: Reader, computed: Statistics) -> bool:
     """
     if not vault.native or not vault.store.is_local or read_pull_record(vault.store).provenance:
         return False
-    with suppress(VaultError, OSError):
+    with suppress(VaultError, OSError, ValueError):
         lock = vault.store.lock()
         try:
             fingerprint = _fingerprint(vault.manifest)
@@ -278,14 +278,11 @@ def store_statistics(vault: Reader, computed: Statistics) -> bool:
             value = layout.dump_json({"version": _VERSION, "of": fingerprint, "leaves": leaves})
             vault.store.commit({STATISTICS_KEY: value}, fence={}).result()
             return True
-        except ValueError:
-            return False
         finally:
             lock.release()
     return False
 
 
-def _fingerprint(manifest: Any) -> str:
-    """Return a checksum of the counts that every append changes."""
-    state = [manifest.head._asdict(), manifest.stock_length]
-    return hashlib.sha256(layout.dump_json(state)).hexdigest()
+def _fingerprint(manifest: Manifest | None) -> str:
+    """Return a checksum of the counts that every append changes; empty without a manifest."""
+    return hashlib.sha256(manifest.counts).hexdigest() if manifest else ""

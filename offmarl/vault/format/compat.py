@@ -212,7 +212,7 @@ def infer_spec(vault: Any) -> EnvSpec:
     return dataclasses.replace(spec, time_limit=vault.time_limit)
 
 
-def infer_episodes(vault: Any, record: np.dtype[Any], start: int = 0) -> Iterator[Table]:
+def infer_episodes(vault: Any, record: np.dtype[Any], start: int) -> Iterator[Table]:
     """Yield the episodes from a step on; new episodes begin there in all rows."""
     running = tables.none_running(vault.rows, record, start)
     names = [name for name in layout.SIGNALS if name in vault.leaves]

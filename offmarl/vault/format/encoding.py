@@ -232,7 +232,7 @@ def unflatten_view(leaves: Mapping[str, Any]) -> View:
     return View(*map(unflatten_tree, trees.values()))
 
 
-def fit(transition: Transition, schema: Schema, place: str = "") -> dict[str, NumpyArray]:
+def fit(transition: Transition, schema: Schema, place: str) -> dict[str, NumpyArray]:
     """Return the arrays of a record by their names on disk, in the shapes of a vault.
 
     Arrays are not copied if possible. Wider numbers of the same kind, such as float64, are cast

@@ -164,7 +164,7 @@ class Schema:
             values = {field.name: data[field.name] for field in fields(cls)}
             schema = cls(**{**values, "spec": EnvSpec.from_json(data["spec"])})
             schema._check()
-        except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
+        except (KeyError, ValueError, ShapeError) as error:
             raise VaultFormatError(
                 f"the vault's schema is damaged ({_reason(error):.200}): copy the vault again "
                 "from its source, or copy its intact episodes with `offmarl salvage`."
@@ -174,11 +174,11 @@ class Schema:
     def _check(self) -> None:
         """Raise `ValueError` for impossible sizes, before memory is allocated for them."""
         counts = (self.rows, self.chunk_rows, self.chunk_steps)
-        if any(type(size) is not int or size < 0 for size in counts):
-            raise ValueError("sizes are not all natural numbers")
+        if any(type(size) is not int or size < 1 for size in counts):
+            raise ValueError("rows and steps are not all whole numbers of at least 1")
         check_leaves(self.spec)
-        if min(counts) < 1 or self.rows > MAX_ROWS or self.chunk_bytes > MAX_CHUNK_BYTES:
-            raise ValueError("rows or chunks are empty or too large")
+        if self.rows > MAX_ROWS or self.chunk_bytes > MAX_CHUNK_BYTES:
+            raise ValueError("rows or chunks are too large")
         if self.rows % self.chunk_rows or self.codec not in get_args(Codec):
             raise ValueError("chunk_rows does not divide rows, or the codec is unknown")
 
@@ -223,11 +223,7 @@ class Head(NamedTuple):
 
 def _reason(error: Exception) -> str:
     """Describe the error of reading a document."""
-    if isinstance(error, KeyError):
-        return f"{error} is missing"
-    if isinstance(error, ValueError | ShapeError):
-        return str(error)
-    return "a value is of the wrong type"
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def prefix_of(name: str) -> str:
@@ -351,7 +347,7 @@ def default_chunk_rows(rows: int, chunk_steps: int) -> int:
 
     Each key has a fixed cost, which would dominate if a chunk held few steps of a single row.
     """
-    return largest_divisor(rows, 2048 // max(chunk_steps, 1))
+    return largest_divisor(rows, 2048 // chunk_steps)
 
 
 def episodes_key(first: int) -> str:

@@ -146,15 +146,13 @@ def zarrays(schema: Schema) -> dict[str, bytes]:
     return {f"{prefix}.zarray": json.dumps(x).encode() for prefix, x in documents.items()}
 
 
-def without_episodes(
-    schema: Schema, provenance: Mapping[str, Any], head: Head, stock_length: int = 0
-) -> dict[str, bytes]:
-    """Return all keys and values of a vault of offmarl without chunks and episodes."""
+def without_episodes(schema: Schema, provenance: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return all keys and values of a new vault of offmarl, which has no steps."""
     running = tables.none_running(schema.rows, schema.record)
     return zarrays(schema) | {
-        INDEX_KEY: encode_index(stock_length),
+        INDEX_KEY: encode_index(0),
         SCHEMA_KEY: dump_json(schema.to_json()),
-        HEAD_KEY: dump_json(head._asdict()),
+        HEAD_KEY: dump_json(Head()._asdict()),
         RUNNING_KEY: running.tobytes(),
         PROVENANCE_KEY: dump_json(dict(provenance)),
     }

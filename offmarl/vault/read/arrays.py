@@ -13,7 +13,7 @@ import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from threading import Lock
 from typing import Any
 
@@ -24,6 +24,7 @@ from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl._arrays import as_items
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault.format.layout import NumpyArray, Schema, damage_error
+from offmarl.vault.format.metadata import Grid
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import WindowPlaces, put_steps
 from offmarl.vault.read.chunks import Checks, ChunkPart, ChunkPlace, Chunks, MappedArray, map_arrays
@@ -42,7 +43,8 @@ UNBACKED_STEPS = 2**20
 """Steps over all rows that a vault may have, or that may be read, before they are compared with its
 chunks.
 """
-_NUMBER = re.compile(r"\d+[./](\d+)")
+_PLACE = re.compile(r"\d+[./]\d+")
+"""The block of rows and the number of a chunk, at the beginning of its key."""
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process only
 
@@ -366,26 +368,24 @@ def check_length(vault: Description) -> None:
     exist bound the work.
     """
     backed, steps = 0, vault.rows * vault.length
-    for name, grid in vault.grids.items():
+    for backed_by_array in chain([0], (_backed_steps(vault, x) for x in vault.grids.values())):
+        backed = max(backed, backed_by_array)
         if steps <= 2 * backed + UNBACKED_STEPS:
             return
-        places = {match[0] for match in _chunks_of(vault, name)}
-        backed = max(backed, len(places) * math.prod(grid.chunks[:2]))
-    if steps > 2 * backed + UNBACKED_STEPS:
-        lack = (
-            f"it says that it has {vault.rows:,} rows of {vault.length:,} steps, and there is data "
-            f"for {backed:,} steps over all rows at most: it has lost data, or its length is "
-            "damaged or forged"
-        )
-        if vault.manifest:
-            raise damage_error(vault.path, lack)
-        raise VaultFormatError(
-            f"{vault.path} is damaged: {lack}. Copy the vault again from its source."
-        )
+    lack = (
+        f"it says that it has {vault.rows:,} rows of {vault.length:,} steps, and there is data "
+        f"for {backed:,} steps over all rows at most: it has lost data, or its length is "
+        "damaged or forged"
+    )
+    if vault.manifest:
+        raise damage_error(vault.path, lack)
+    raise VaultFormatError(
+        f"{vault.path} is damaged: {lack}. Copy the vault again from its source."
+    )
 
 
-def _chunks_of(vault: Description, name: str) -> Iterator[re.Match[str]]:
-    """Yield the keys of an array's chunks, matched for the number of the chunk of time."""
-    prefix = vault.grids[name].prefix
-    keys = (_NUMBER.match(key.removeprefix(prefix)) for key in vault.store.keys(prefix))
-    return (match for match in keys if match)
+def _backed_steps(vault: Description, grid: Grid) -> int:
+    """Return the steps over all rows that an array's chunks have room for."""
+    keys = (key.removeprefix(grid.prefix) for key in vault.store.keys(grid.prefix))
+    places = {match[0] for key in keys if (match := _PLACE.match(key))}
+    return len(places) * math.prod(grid.chunks[:2])

@@ -42,6 +42,11 @@ class Manifest(NamedTuple):
         return self.head.whole_length(self.stock_length)
 
     @property
+    def counts(self) -> bytes:
+        """The JSON of all counts: another one after every append."""
+        return layout.dump_json([self.head._asdict(), self.stock_length])
+
+    @property
     def unverified(self) -> tuple[tuple[int, int], ...]:
         """Intervals of steps that a stock program appended, adopted or not."""
         begin = self.head.length

@@ -46,11 +46,9 @@ class Summary(NamedTuple):
     """How many of the episodes are not complete."""
 
 
-def open_reader(
-    path: str | os.PathLike[str], *, checked: bool = True, time_limit: int | None = None
-) -> Reader:
+def open_reader(path: str | os.PathLike[str], time_limit: int | None = None) -> Reader:
     """Open a vault for reading, as it is now; see `open_vault`."""
-    return Reader(locate(path), checked, time_limit)
+    return Reader(locate(path), time_limit=time_limit)
 
 
 def place_of(path: str | os.PathLike[str], single: bool = False) -> Store:

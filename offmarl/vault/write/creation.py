@@ -251,7 +251,7 @@ def _at_least(name: str, value: SupportsIndex, least: int = 1) -> int:
 
 def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> Manifest:
     """Write an empty vault in a place that is locked or new."""
-    keys = without_episodes(schema, provenance, Head())
+    keys = without_episodes(schema, provenance)
     store.commit(keys, fence={}).result()
     store.write(METADATA, layout.dump_json(to_metadata(schema)))
     running = none_running(schema.rows, schema.record)
