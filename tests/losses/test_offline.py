@@ -19,11 +19,17 @@ from offmarl.losses import (
 
 @given(st.integers(0, 2**31 - 1))
 def test_sampled_actions_are_legal(seed: int) -> None:
+    legal, actions = drawn(seed)
+    assert actions.shape == (7, 3, 5)
+    assert np.take_along_axis(np.asarray(legal), np.asarray(actions), -1).all()
+
+
+@jax.jit
+def drawn(seed: int) -> tuple[jax.Array, jax.Array]:
+    """Return random legal actions, and five choices of each."""
     key, legal_key = jax.random.split(jax.random.key(seed))
     legal = jax.random.bernoulli(legal_key, 0.3, (7, 3, 6)).at[..., 2].set(True)
-    actions = sample_legal_actions(key, legal, 5)
-    assert actions.shape == (7, 3, 5)
-    assert jnp.take_along_axis(legal, actions, -1).all()
+    return legal, sample_legal_actions(key, legal, 5)
 
 
 def test_sampled_actions_are_uniform_over_the_legal_ones_and_differ_between_agents() -> None:
