@@ -161,9 +161,9 @@ class Killed(BaseException):
     pass
 
 
-def killed_after(when):
-    """Return a `collect` that raises after this many chunks."""
-    collect = recording.collect
+def killed_after(when, module=recording):
+    """Return a `collect` of a module that raises after this many calls of compiled updates."""
+    collect = module.collect
 
     def stopping(*args):
         for index, step in enumerate(collect(*args), start=1):
