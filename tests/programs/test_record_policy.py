@@ -96,6 +96,14 @@ def test_what_is_recorded_is_what_was_played(whole, fixed):
     chex.assert_trees_all_close(finals, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("steps", "chunks"),
+    [(1, (1, 1)), (4 * 64, (1, 64)), (4 * 64 + 1, (2, 33)), (4 * 130 - 3, (3, 44))],
+)
+def test_chunks_have_at_most_64_steps_and_one_size(steps, chunks):
+    assert recording.chunks_of(steps, num_envs=4) == chunks
+
+
 @pytest.mark.slow
 def test_once_ended_a_recording_changes_nothing(whole, fixed):
     path = whole.path
