@@ -104,6 +104,14 @@ def test_chunks_have_at_most_64_steps_and_one_size(steps, chunks):
     assert recording.chunks_of(steps, num_envs=4) == chunks
 
 
+@pytest.mark.parametrize("partly", [True, False])
+@pytest.mark.parametrize("recipe", ["mine", None, ["mine"], {}])
+def test_a_vault_with_a_recipe_of_another_kind_is_another_recording(tmp_path, recipe, partly):
+    vault.create(tmp_path / "a.vlt", ENV.spec, rows=1, provenance={"recipe": recipe}).close()
+    with pytest.raises(RunError, match=r"was started with env=None, not 'swarm/coverage-2'"):
+        recording.check_recipe(tmp_path / "a.vlt", {"env": ENV.spec.name}, partly)
+
+
 @pytest.mark.slow
 def test_once_ended_a_recording_changes_nothing(whole, fixed):
     path = whole.path
