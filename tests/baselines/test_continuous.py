@@ -326,7 +326,6 @@ def test_the_search_finds_the_higher_of_two_peaks():
     assert np.median(action) == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "options"),
     [

@@ -139,8 +139,3 @@ def test_running_moments_are_those_of_all_that_was_seen(sizes, seed):
     np.testing.assert_allclose(moments.mean, values.mean(), rtol=1e-4, atol=1e-4)
     deviation = np.sqrt(max(values.var(), 0.01))
     np.testing.assert_allclose(moments.std, deviation, rtol=1e-3, atol=1e-3)
-
-
-def test_before_anything_is_seen_nothing_is_scaled():
-    assert Moments.zero().mean == 0
-    assert Moments.zero().std == 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import jax
@@ -197,7 +197,7 @@ def _draws(num_envs: int, chunk: int) -> Any:
     return draw
 
 
-def _compare(path: Path, number: int, pairs: Iterable[tuple[str, Any, Any]]) -> bool:
+def _compare(path: PurePath, number: int, pairs: Iterable[tuple[str, Any, Any]]) -> bool:
     """Return whether an episode equals its recording; `OptionError` if it differs."""
     exact = True
     for name, ours, theirs in pairs:
