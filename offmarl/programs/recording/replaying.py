@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import jax
@@ -91,7 +90,7 @@ def replay_episode(
     if not _has_states(dataset):
         compared = ("observation", "the final observation", "reward")
         pairs = (pair for pair in pairs if pair[0] in compared)
-    return result._replace(exact=_compare(dataset.path, number, pairs))
+    return result._replace(exact=_compare(f"{dataset.path}: episode {number}", pairs))
 
 
 def _has_states(dataset: Dataset) -> bool:
@@ -197,7 +196,7 @@ def _draws(num_envs: int, chunk: int) -> Any:
     return draw
 
 
-def _compare(path: PurePath, number: int, pairs: Iterable[tuple[str, Any, Any]]) -> bool:
+def _compare(label: str, pairs: Iterable[tuple[str, Any, Any]]) -> bool:
     """Return whether an episode equals its recording; `OptionError` if it differs."""
     exact = True
     for name, ours, theirs in pairs:
@@ -210,7 +209,7 @@ def _compare(path: PurePath, number: int, pairs: Iterable[tuple[str, Any, Any]])
         if not near.all():
             step = int(np.argwhere(~near)[0][0])
             raise OptionError(
-                f"{path}: episode {number}, played again, differs from the recording in "
+                f"{label}, played again, differs from the recording in "
                 f"{name} at step {step}: the environment or its options have changed, the data "
                 "were edited after the recording, or its random keys are unknown."
             )
