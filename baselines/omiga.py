@@ -80,8 +80,7 @@ def local_losses(
     q = networks.action_values(target.critic.agent, view, first, batch.action)
     v = networks.values(params.value, batch)[:, :-1]
     z = exponents(weight, q, v, alpha)
-    shift = jax.lax.stop_gradient(jnp.where(counts, z, _LEAST_SHIFT).max())
-    shift = jnp.maximum(shift, _LEAST_SHIFT)
+    shift = jax.lax.stop_gradient(z.max(where=counts, initial=_LEAST_SHIFT))
     value_losses = jnp.exp(z - shift) + jnp.exp(-shift) * weight * v / alpha
     outputs = unroll_batch(networks.policy, params.actor, view.observation, first)
     log_probs = networks.head(outputs, view.legal_actions).log_prob(batch.action)

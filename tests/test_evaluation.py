@@ -27,9 +27,12 @@ def constant_policy(num_agents):
     return Policy(lambda: (), act)
 
 
+played = jax.jit(evaluate, static_argnums=(0, 1, 4))
+
+
 def test_returns_and_lengths_of_whole_episodes():
     env = envs.make("probe/two-step")
-    evaluation = evaluate(env, constant_policy(2), jnp.array(1), jax.random.key(0), 5)
+    evaluation = played(env, constant_policy(2), jnp.array(1), jax.random.key(0), 5)
     assert evaluation.lengths.tolist() == [2] * 5
     assert len(set(evaluation.returns.tolist())) == 1
 
@@ -37,9 +40,9 @@ def test_returns_and_lengths_of_whole_episodes():
 @pytest.mark.slow
 def test_what_follows_an_episode_does_not_count():
     env, policy = envs.make("probe/match"), constant_policy(2)
-    single = evaluate(env, policy, jnp.array(1), jax.random.key(0), 3)
+    single = played(env, policy, jnp.array(1), jax.random.key(0), 3)
     several = replace_limit(envs.autoreset(env), 6)
-    evaluation = evaluate(several, policy, jnp.array(1), jax.random.key(0), 3)
+    evaluation = played(several, policy, jnp.array(1), jax.random.key(0), 3)
     assert evaluation.lengths.tolist() == [1] * 3 and evaluation.ended.all()
     np.testing.assert_array_equal(evaluation.returns, single.returns)
     assert (single.returns > 0).all()
@@ -60,17 +63,16 @@ def replace_limit(env, time_limit):
 def test_an_autoresetting_environment_gives_episodes_of_one_kind_too():
     env = envs.make("probe/observation")
     random = make_policy(PolicyConfig("random"), env.spec)
-    evaluation = evaluate(envs.autoreset(env), random, (), jax.random.key(0), 256)
+    evaluation = played(envs.autoreset(env), random, (), jax.random.key(0), 256)
     assert set(evaluation.lengths.tolist()) == {1}
     np.testing.assert_allclose(evaluation.returns.mean(), 0.5, atol=0.1)
 
 
-@pytest.mark.slow
 def test_seeds_are_evaluated_side_by_side():
     env = envs.make("probe/match")
-    play = partial(evaluate, env, constant_policy(2), num_episodes=3)
+    play = jax.jit(partial(evaluate, env, constant_policy(2), num_episodes=3))
     keys = jax.random.split(jax.random.key(0), 2)
-    together = jax.vmap(play)(jnp.arange(2), keys)
+    together = jax.jit(jax.vmap(play))(jnp.arange(2), keys)
     assert together.returns.shape == (2, 3)
     alone = play(jnp.array(1), keys[1])
     np.testing.assert_array_equal(together.returns[1], alone.returns)

@@ -131,8 +131,8 @@ def wide_batch() -> Sequence:
     )
 
 
-def test_the_density_of_each_sample_of_the_penalty_by_hand():
-    batch, count, std = wide_batch(), 2, 0.5
+def test_samples_of_the_penalty_have_the_density_that_is_stated():
+    batch, count, std = wide_batch(), 4000, 0.5
     means = np.array([0.9, -0.5])  # in the step and in the next
     action = jnp.broadcast_to(jnp.array(means)[:, None, None], (3, 2, 2, 2))
     sample = jax.jit(sample_actions, static_argnums=3, compiler_options=QUICKLY)
@@ -143,44 +143,21 @@ def test_the_density_of_each_sample_of_the_penalty_by_hand():
     samples = np.split(np.asarray(drawn), 3)
     for kind, draws, density in zip(kinds, samples, np.split(log_density, 3), strict=True):
         expected = np.where(acts, kind.logpdf(draws), 0.0).sum(-1)
-        np.testing.assert_allclose(density, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(density, expected, rtol=1e-4, atol=2e-4)
         assert not draws[:, ~acts].any() and draws[:, acts].all()
+        of_entries = draws[:, acts]
+        assert (abs(of_entries) == 1).mean() < 1e-3  # the ends of the range are no atoms
+        np.testing.assert_allclose(of_entries.mean(0), kind.mean(), atol=0.03)
+        np.testing.assert_allclose(of_entries.std(0), kind.std(), atol=0.03)
+        # Agents draw apart from one another, and so do entries.
+        assert np.unique(of_entries.round(6)).size > 0.9 * of_entries.size
     # The next view of the second step is unknown; after the third, all agents have terminated.
-    expected = np.ones((6, 3, 1, 2), bool)
-    expected[4:, 1:] = False
+    expected = np.ones((3 * count, 3, 1, 2), bool)
+    expected[2 * count :, 1:] = False
     np.testing.assert_array_equal(valid, expected)
     ends = batch.terminated.at[2, 0, 0].set(False)  # one agent goes on
     later = sample(jax.random.key(0), action, batch._replace(terminated=ends), count, std)[2]
-    np.testing.assert_array_equal(later[4:, :, 0, 0], [[True, False, True]] * 2)
-
-
-@pytest.mark.slow
-def test_samples_of_the_penalty_have_the_density_that_is_stated():
-    batch, count, std = wide_batch(), 4000, 1.0
-    means = jnp.array([0.9, -0.5])[:, None, None]  # in the step and in the next
-    action = jnp.broadcast_to(means, (3, 2, 2, 2))
-    sample = jax.jit(sample_actions, static_argnums=3)
-    drawn, log_density, valid = sample(jax.random.key(0), action, batch, count, std)
-    uniform, now, later = np.split(np.asarray(drawn)[:, :, 0], 3)
-    acts = np.ones((3, 2, 2))
-    acts[:, 1, 1] = acts[2, 1] = 0
-    actions = np.concatenate([uniform, now, later])
-    assert abs(actions).max() <= 1 and not actions[:, acts == 0].any()
-    assert (abs(actions[:, acts == 1]) == 1).mean() < 1e-3  # the ends of the range are no atoms
-    np.testing.assert_allclose(log_density[:count, :, 0], -np.log(2) * acts.sum(-1)[None]
-                               * np.ones((count, 1, 1)), rtol=1e-6)  # fmt: skip
-    # The mean of 1 / density is the volume of the actions, for samples of each kind.
-    for density in np.split(np.asarray(log_density)[:, :, 0], 3):
-        np.testing.assert_allclose(np.exp(-density).mean(0), 2 ** acts.sum(-1), rtol=0.15)
-    for near, mean in ((now, 0.9), (later, -0.5)):  # truncated Gaussians, by another library
-        expected = truncnorm((-1 - mean) / std, (1 - mean) / std, mean, std)
-        assert near[:, 0, 0].mean() == pytest.approx(expected.mean(), abs=0.03)
-        assert near[:, 0, 0].std() == pytest.approx(expected.std(), abs=0.03)
-    # Agents draw apart from one another, and so do entries.
-    assert np.unique(actions[:, acts == 1].round(6)).size > 0.9 * actions[:, acts == 1].size
-    # The next view of the second step is unknown; after the third, all agents have terminated.
-    np.testing.assert_array_equal(valid[:, :, 0, 0].all(0), [True, False, False])
-    assert valid[: 2 * count].all() and not valid[2 * count :, 1:].any()
+    np.testing.assert_array_equal(later[-2:, :, 0, 0], [[True, False, True]] * 2)
 
 
 @pytest.mark.parametrize("sees", ["joint", "state"])
@@ -349,7 +326,6 @@ def test_the_search_finds_the_higher_of_two_peaks():
     assert np.median(action) == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "options"),
     [

@@ -20,14 +20,15 @@ from tests.rollouts import sequence
 AGENTS, GAMMA = 3, 0.9
 SHARED = {"network": "feedforward", "hidden": 8, "batch_size": 32, "length": 4}
 COPIES = {"target_every": 4}
+MIXED = COPIES | {"mixer_hidden": 8, "mixer_embed": 4}
 POLYAK = {"tau": 0.2}
 CRITICS = POLYAK | {"critic_hidden": 8}
 LEARNERS: list[tuple[str, Any, dict[str, Any]]] = [
     ("iql_cql", Discrete(3), COPIES),
     ("maicq", Discrete(3), COPIES),
-    ("qmix_cql", Discrete(3), COPIES),
+    ("qmix_cql", Discrete(3), MIXED),
     ("qmix_bcq", Discrete(3), COPIES),
-    ("cfcql", Discrete(3), COPIES),
+    ("cfcql", Discrete(3), MIXED),
     ("omiga", Discrete(3), POLYAK),
     ("omiga", Continuous(1), POLYAK),
     ("comadice", Discrete(3), POLYAK),

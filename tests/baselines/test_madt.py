@@ -199,17 +199,13 @@ def test_a_share_of_the_weights_is_removed_in_proportion_to_the_step_size(monkey
 
 def zero(state):
     """A network whose logits are all 0."""
-    return state._replace(network=_zeros(state.network))
+    return state._replace(network=jax.tree.map(jnp.zeros_like, state.network))
 
 
-def _zeros(params):
-    return jax.tree.map(jnp.zeros_like, params)
-
-
-@pytest.mark.slow
-def test_the_loss_by_hand():
+def test_the_loss_by_hand(monkeypatch):
+    linear(monkeypatch)
     program, hyper = program_of()
-    state = zero(jax.jit(program.init)(jax.random.key(0), hyper))
+    state = zero(program.init(jax.random.key(0), hyper))
     batch = sequence(
         [[[0, 2], [1, 1]], [[2, 0], [0, 0]]],
         legal_actions=jnp.ones((2, 3, 2, 3), bool).at[0, 1, 0, 2].set(False),
@@ -219,7 +215,7 @@ def test_the_loss_by_hand():
         time=jnp.zeros((2, 3), jnp.int32),
         episode=jnp.zeros((2, 3), jnp.int32),
     )
-    _, metrics = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     expected = (2 * np.log(3) + np.log(2) + 2 * np.log(3)) / 5
     np.testing.assert_allclose(metrics["policy_loss"], expected, rtol=1e-6)
 
@@ -246,32 +242,14 @@ def test_incomplete_episodes_are_not_imitated():
     assert update(state, other, jax.random.key(1), hyper)[1] != metrics
 
 
-@pytest.mark.slow
-def test_linear_layers_decay_and_nothing_else():
-    program, hyper = program_of(weight_decay=0.5, learning_rate=0.1)
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
-    nothing = sequence([[[0, 0]]], mask=jnp.zeros((1, 1), bool))
-    batch = nothing._replace(
-        return_to_go=jnp.zeros((1, 1, 2)),
-        time=jnp.zeros((1, 2), jnp.int32),
-        episode=jnp.zeros((1, 2), jnp.int32),
-    )
-    after, _ = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
-    leaves = jax.tree_util.tree_leaves_with_path(after.network)
-    for (path, new), old in zip(leaves, jax.tree.leaves(state.network), strict=True):
-        factor = 0.95 if path[-1].key == "kernel" else 1.0
-        np.testing.assert_allclose(new, factor * old, rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_acting_remembers_as_many_steps_as_training_sees():
     program, _ = program_of(length=2, burn_in=4)
     carry = program.policy(True).initial_carry()
     assert carry.seen.return_to_go.shape[0] == 6
 
 
-@pytest.mark.slow
-def test_the_target_is_the_best_return_or_the_one_given():
+def test_the_target_is_the_best_return_or_the_one_given(monkeypatch):
+    linear(monkeypatch)
     program, hyper = program_of()
     assert program.init(jax.random.key(0), hyper).target_return == 8
     program, hyper = program_of(target_return=-1.5)
@@ -285,10 +263,10 @@ def test_the_target_is_the_best_return_or_the_one_given():
     np.testing.assert_allclose(memory.to_go, [-5.5, -1.5])
 
 
-@pytest.mark.slow
-def test_only_legal_actions_are_taken():
+def test_only_legal_actions_are_taken(monkeypatch):
+    linear(monkeypatch)
     program, hyper = program_of()
-    state = zero(jax.jit(program.init)(jax.random.key(0), hyper))
+    state = zero(program.init(jax.random.key(0), hyper))
     actor = program.policy_params(state)
     legal = jnp.array([[False, True, False], [False, True, True]])
 

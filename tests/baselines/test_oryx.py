@@ -127,22 +127,6 @@ def test_the_scale_of_values(targets: list[float], scale: float) -> None:
     np.testing.assert_allclose(result, scale, rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("reward", "follows"), [("team", 3.0), ("individual", 0.0)])
-def test_a_shared_reward_continues_after_an_agents_death(reward: str, follows: float) -> None:
-    died = jnp.zeros((1, 2, 2), bool).at[0, 0, 1].set(True)
-    batch = sequence(
-        [[[0, 2], [1, 0]]],
-        alive=jnp.ones((1, 3, 2), bool).at[0, 1:, 1].set(False),
-        terminated=died,
-    )
-    spec, values = replace(SPEC, reward=reward), ([0.0, 0.0, 0.0], [1.0, 3.0, 2.0])
-    metrics = metrics_of(spec, batch, *values, gamma=0.5)
-    # Of the second agent's next action nothing is used; the first one's value is 3.
-    expected = 0.5 * ((0.5 * 3) ** 2 + (0.5 * follows) ** 2) / 2
-    np.testing.assert_allclose(metrics["critic_loss"], expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize(("reward", "follows"), [("team", 3.0), ("individual", 0.0)])
 def test_a_dead_agent_expects_the_mean_of_the_living(
     monkeypatch: pytest.MonkeyPatch, reward: str, follows: float

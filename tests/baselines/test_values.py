@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from offmarl import envs
 from offmarl.networks import mixing_weights
@@ -84,12 +85,7 @@ def penalised(difference: float, weight: float) -> float:
     On uniform data of two actions, L = ½ Σ (Q - y)² / 2 + weight (logsumexp Q - Σ Q / 2) is
     smallest where Q differs from y by 2 weight (½ - σ(±d)).
     """
-    low, high = 0.0, difference
-    for _ in range(50):
-        middle = (low + high) / 2
-        above = middle + 2 * weight * np.tanh(middle / 2) > difference
-        low, high = (low, middle) if above else (middle, high)
-    return low
+    return brentq(lambda d: d + 2 * weight * np.tanh(d / 2) - difference, 0, difference)
 
 
 @pytest.mark.slow

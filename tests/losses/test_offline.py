@@ -19,11 +19,17 @@ from offmarl.losses import (
 
 @given(st.integers(0, 2**31 - 1))
 def test_sampled_actions_are_legal(seed: int) -> None:
+    legal, actions = drawn(seed)
+    assert actions.shape == (7, 3, 5)
+    assert np.take_along_axis(np.asarray(legal), np.asarray(actions), -1).all()
+
+
+@jax.jit
+def drawn(seed: int) -> tuple[jax.Array, jax.Array]:
+    """Return random legal actions, and five choices of each."""
     key, legal_key = jax.random.split(jax.random.key(seed))
     legal = jax.random.bernoulli(legal_key, 0.3, (7, 3, 6)).at[..., 2].set(True)
-    actions = sample_legal_actions(key, legal, 5)
-    assert actions.shape == (7, 3, 5)
-    assert jnp.take_along_axis(legal, actions, -1).all()
+    return legal, sample_legal_actions(key, legal, 5)
 
 
 def test_sampled_actions_are_uniform_over_the_legal_ones_and_differ_between_agents() -> None:
@@ -84,20 +90,11 @@ def test_cross_entropy_normalises_over_legal_actions_only() -> None:
 
 
 def test_softmax_weights_run_over_the_batch_and_have_mean_one() -> None:
-    x = jnp.array([[1.0, 3.0], [2.0, 100.0], [3.0, 4.0]])
-    mask = jnp.array([[True, True], [True, False], [True, True]])
-    weights = softmax_weights(x, mask, 1.0)
-    e = np.exp([1.0, 2.0, 3.0])
-    np.testing.assert_allclose(weights[:, 0], 3 * e / e.sum(), rtol=1e-6)
-    e = np.exp([3.0, 4.0])
-    np.testing.assert_allclose(
-        weights[:, 1], [2 * e[0] / e.sum(), 0, 2 * e[1] / e.sum()], rtol=1e-6
-    )
-
-
-def test_softmax_weights_of_a_slot_nobody_fills_are_zero_and_finite() -> None:
-    weights = softmax_weights(jnp.ones((2, 1)), jnp.zeros((2, 1), bool), 0.1)
-    np.testing.assert_array_equal(weights, 0.0)
+    x = jnp.array([[1.0, 3.0, 1.0], [2.0, 100.0, 1.0], [3.0, 4.0, 1.0]])
+    mask = jnp.array([[True, True, False], [True, False, False], [True, True, False]])
+    e, (first, last) = np.exp([1.0, 2.0, 3.0]), np.exp([3.0, 4.0])
+    expected = [3 * e / e.sum(), 2 * np.array([first, 0, last]) / (first + last), [0, 0, 0]]
+    np.testing.assert_allclose(softmax_weights(x, mask, 1.0).T, expected, rtol=1e-6)
 
 
 def test_softmax_weights_pass_no_gradient() -> None:

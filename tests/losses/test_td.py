@@ -55,16 +55,10 @@ def test_lambda_targets_never_look_past_an_episode(discount: float, expected: li
     np.testing.assert_allclose(targets[:2], expected)
 
 
-def test_windows_count_by_their_weight() -> None:
-    x, mask = jnp.array([[1.0, 2.0], [3.0, jnp.nan]]), jnp.array([[True, True], [True, False]])
-    weight = jnp.array([2.0, 0.5])
-    assert masked_mean(x, mask, weight) == pytest.approx((2 * 1 + 2 * 2 + 0.5 * 3) / 3)
-
-
 @pytest.mark.parametrize("weight", [[[1.0, 0.0], [2.0, 5.0]], [1.5, 2.0]])
 def test_weights_of_steps_or_of_windows(weight: list) -> None:
-    x = jnp.arange(1.0, 9.0).reshape(2, 2, 2)
     mask = jnp.array([[True, True], [True, False]])[..., None] & jnp.array([True, False])
+    x = jnp.where(mask, jnp.arange(1.0, 9.0).reshape(2, 2, 2), jnp.nan)
     weights = jnp.broadcast_to(jnp.array(weight).reshape(2, -1), (2, 2))
     expected = (1 * weights[0, 0] + 3 * weights[0, 1] + 5 * weights[1, 0]) / 3
     np.testing.assert_allclose(masked_mean(x, mask, jnp.array(weight)), expected)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs, vault
-from offmarl.errors import RunError
+from offmarl.errors import OptionError, RunError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import function_policy
@@ -86,17 +86,16 @@ def test_other_seeds_give_other_data(one, tmp_path):
 @pytest.mark.parametrize(
     ("steps", "num_envs", "time_limit", "block_steps", "times"),
     [
-        (1_000_000, 64, 50, None, 200),  # four episodes, rounded so that blocks are equal
+        (1_000_000, 64, 50, None, 201),  # four episodes, rounded so that blocks are equal
         (10**9, 64, 100, None, 15_259),  # at most 1,024 blocks
         (1_000, 64, 50, None, 16),  # one block
-        (10_000, 10, None, 300, 30),
+        (12_791, 10, None, None, 128),  # the least number of steps; all are rounded up
+        (10_000, 10, None, 301, 31),
         (100, 10, None, 10**6, 10),
     ],
 )
 def test_sizes_of_blocks(steps, num_envs, time_limit, block_steps, times):
-    length = block_times(steps, num_envs, time_limit, block_steps)
-    assert length == pytest.approx(times, rel=0.02)
-    assert steps / num_envs / length <= 1024
+    assert block_times(steps, num_envs, time_limit, block_steps) == times
 
 
 def test_the_plan_has_sizes(one, tmp_path):
@@ -106,6 +105,9 @@ def test_the_plan_has_sizes(one, tmp_path):
     assert chunk_steps == 120  # the steps of a row: nothing of the chunk is empty
     assert plan["bytes"] < one.num_bytes < plan["bytes"] + 200_000  # tables and names
     assert plan["bytes while joining"] == step_bytes * 4 * (120 + 6 * 64)
+    assert plan["memory of a task"] == 600_000_000 + 4 * (step_bytes * 4 * 20)
+    with pytest.raises(OptionError, match="divide the recording by tasks or by devices"):
+        work_at(tmp_path / "hover.vlt" / "random", devices=1)
 
 
 def test_another_python_function_is_another_recording(tmp_path):

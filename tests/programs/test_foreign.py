@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -12,7 +13,9 @@ import pytest
 from offmarl import envs, vault
 from offmarl.errors import InvalidValueError, RunError, ShapeError
 from offmarl.programs import function_policy, network_policy, record_policy
-from offmarl.programs.recording.foreign import code_checksum
+from offmarl.programs.recording.foreign import code_checksum, errors_of_functions
+from offmarl.types import Continuous, empty_view
+from tests.rollouts import random_view
 
 ENV = envs.make("probe/observation")
 
@@ -49,21 +52,29 @@ class Constant:
     def __call__(self, _observation, _legal_actions):
         return self.action
 
+    def other(self, observation, _legal_actions):
+        return observation + self.action
+
 
 def test_the_code_and_the_values_of_a_function_count():
     def closed(value):
         return lambda observation, _legal: observation + value
 
-    same = [closed(1), closed(1), partial(closed(1)), Constant(1), Constant(2)]
+    pairs = [(closed({"a": 1, "b": 2}), closed({"b": 2, "a": 1})), (Constant(1), Constant(2))]
+    pairs += [(closed(1), closed(1)), (Constant(1).other, Constant(2).other)]
+    assert all(code_checksum(x) == code_checksum(y) for x, y in pairs)  # attributes do not count
+    same = [closed(1), partial(closed(1))]
     unlike = [closed(2), closed(np.ones(2)), closed(np.zeros(2)), partial(closed(1), 3), np.argmax]
     unlike += [lambda observation, _legal: observation - 1, lambda o, _, value=1: o + value]
     unlike += [lambda o, _, *, eps=0.1: o + eps, lambda o, _, *, eps=0.2: o + eps]
     unlike += [lambda o, _: o.size in {2, 3}, lambda o, _: o.size in {2, 4}]
-    unlike += [closed({5, 6}), closed({5, 7}), closed({"a": 1}), closed({"a": 2})]
+    unlike += [closed({5, 6}), closed({5, 7}), closed({"a": 1}), closed({"a": 2}), closed("1")]
+    unlike += [closed(1.0), closed(np.ones(2, np.float32)), closed(np.ones((1, 2)))]
+    unlike += [partial(closed(1), key=1), partial(closed(1), key=2), closed(np.ones(2, int))]
+    unlike += [lambda o, _: o.min(), lambda o, _: o.max(), Constant(1), Constant(1).other]
     sums = [code_checksum(f) for f in same + unlike]
-    assert sums[0] == sums[1] == sums[2]
-    assert sums[3] == sums[4]  # an object's attributes do not count
-    assert len({sums[0], *sums[3:]}) == len(sums) - 3
+    assert sums[0] == sums[1]
+    assert len({*sums}) == len(sums) - 1
 
 
 @pytest.mark.slow
@@ -82,7 +93,7 @@ def test_a_network_is_recorded_with_the_probabilities_of_its_actions(tmp_path):
     ("function", "error", "message"),
     [
         (lambda _o, _l: np.array([0.0, 1.5]), InvalidValueError, "returned the action 1.5"),
-        (lambda _o, _l: np.array([0, 9]), InvalidValueError, "the action 9: .* from 0 to"),
+        (lambda _o, _l: np.array([1, 2]), InvalidValueError, "the action 2: .* from 0 to 1,"),
         (
             lambda _o, _l: np.zeros(3),
             ShapeError,
@@ -91,9 +102,20 @@ def test_a_network_is_recorded_with_the_probabilities_of_its_actions(tmp_path):
         (lambda _o: np.zeros(2), TypeError, "positional argument"),
     ],
 )
-def test_what_a_function_gets_wrong_is_said(tmp_path, function, error, message):
-    with pytest.raises(error, match=message):
-        record_policy(ENV, function_policy(ENV.spec, function), (), tmp_path / "a.vlt", 8, 2)
+def test_what_a_function_gets_wrong_is_said(function, error, message):
+    """Also in a recording: see `test_a_wrong_function_can_be_put_right`."""
+    act, view = jax.jit(function_policy(ENV.spec, function).act), empty_view(ENV.spec)
+    with pytest.raises(error, match=message), errors_of_functions():
+        jax.block_until_ready(act((), (), view.observation, view.legal_actions, jax.random.key(0)))
+
+
+def test_a_function_of_continuous_actions():
+    spec = replace(ENV.spec, action=Continuous(3))
+    policy, view = function_policy(spec, lambda o, _: 0.25 * o[:, :3]), random_view(spec)
+    inputs = (), (), view.observation, view.legal_actions, jax.random.key(0)
+    action, log_prob, carry = jax.jit(policy.act)(*inputs)
+    np.testing.assert_array_equal(action, 0.25 * view.observation[:, :3])
+    assert action.dtype == np.float32 and carry == () and log_prob.tolist() == [0, 0]
 
 
 @pytest.mark.slow

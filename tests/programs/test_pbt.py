@@ -18,6 +18,7 @@ from offmarl.programs.recording.recorder import Version
 from offmarl.programs.recording.tiers import Ladder
 from offmarl.report.pages import describe_run
 from recorders import ippo, maddpg, masac, vdn
+from tests.programs import bandit
 from tests.runs import write_run
 
 PBT = ("learning_rate=1e-4,1e-3", "gamma=0.99")
@@ -123,6 +124,9 @@ def test_unknown_names_and_small_populations_are_refused(tmp_path):
         ippo.main(args_of(tmp_path, seeds=3))
     with pytest.raises(OptionError, match="give --side"):
         ippo.main(args_of(tmp_path, env="swarm/pursuit-2-1:evaders=learned"))
+    sizes = {"env": "probe/match", "seeds": 4, "num_envs": 2, "total_steps": 8, "tiers": ""}
+    with pytest.raises(OptionError, match="params and optimiser, which this program's state lacks"):
+        bandit.main(bandit.Args(out=tmp_path, pbt=("rate=0.1,0.2",), **sizes))
     assert not [*tmp_path.rglob("run.json")]
 
 

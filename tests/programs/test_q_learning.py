@@ -9,7 +9,6 @@ import pytest
 
 from offmarl import envs
 from offmarl.envs.base import restart, transition
-from offmarl.errors import OptionError
 from offmarl.networks import agent_network, make_mixer, mix, mixing_weights
 from offmarl.programs import hyperparameters
 from offmarl.programs.learning.q_learning import q_config
@@ -158,15 +157,6 @@ def test_agents_may_have_networks_of_their_own(network: str) -> None:
     after, _ = jax.jit(program.stages[0].update)(state, None, jax.random.key(1), hyper)
     for old, new in zip(*map(jax.tree.leaves, (state.params, after.params)), strict=True):
         assert new.ndim < 3 or (old != new).reshape(2, -1).any(-1).all()
-
-
-@pytest.mark.parametrize("recorder", [qmix, vdn])
-def test_values_are_not_factorised_across_teams(recorder) -> None:
-    env = envs.make("probe/match")
-    spec = replace(env.spec, teams=(0, 1))
-    with pytest.raises(OptionError, match="one value for all agents together"):
-        recorder.make(spec, recorder.Args(), env)
-    iql.make(spec, iql.Args(), env)
 
 
 @NIGHTLY

@@ -96,6 +96,22 @@ def test_what_is_recorded_is_what_was_played(whole, fixed):
     chex.assert_trees_all_close(finals, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("steps", "chunks"),
+    [(1, (1, 1)), (4 * 64, (1, 64)), (4 * 64 + 1, (2, 33)), (4 * 130 - 3, (3, 44))],
+)
+def test_chunks_have_at_most_64_steps_and_one_size(steps, chunks):
+    assert recording.chunks_of(steps, num_envs=4) == chunks
+
+
+@pytest.mark.parametrize("partly", [True, False])
+@pytest.mark.parametrize("recipe", ["mine", None, ["mine"], {}])
+def test_a_vault_with_a_recipe_of_another_kind_is_another_recording(tmp_path, recipe, partly):
+    vault.create(tmp_path / "a.vlt", ENV.spec, rows=1, provenance={"recipe": recipe}).close()
+    with pytest.raises(RunError, match=r"was started with env=None, not 'swarm/coverage-2'"):
+        recording.check_recipe(tmp_path / "a.vlt", {"env": ENV.spec.name}, partly)
+
+
 @pytest.mark.slow
 def test_once_ended_a_recording_changes_nothing(whole, fixed):
     path = whole.path
@@ -161,9 +177,9 @@ class Killed(BaseException):
     pass
 
 
-def killed_after(when):
-    """Return a `collect` that raises after this many chunks."""
-    collect = recording.collect
+def killed_after(when, module=recording):
+    """Return a `collect` of a module that raises after this many calls of compiled updates."""
+    collect = module.collect
 
     def stopping(*args):
         for index, step in enumerate(collect(*args), start=1):

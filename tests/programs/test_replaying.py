@@ -14,6 +14,8 @@ from offmarl.envs import states
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import record_policy, registry, replay_episode
+from offmarl.programs.recording import replaying
+from offmarl.programs.recording.recorder import tier_key
 from offmarl.report import render
 
 SWARM = "swarm/coverage-2:time_limit=6"
@@ -118,6 +120,46 @@ def test_changed_environments_are_named(swarm):
         replay_episode(swarm, 0, other)
     with pytest.raises(ShapeError, match="differ in num_agents"):
         replay_episode(swarm, 0, envs.make("swarm/coverage-3"))
+
+
+@pytest.mark.parametrize(
+    ("ours", "exact"),
+    [([1.0, np.nan], True), ([1.0009, np.nan], False), ([1.0021, np.nan], None), ([1.0, 0], None)],
+)
+def test_an_outcome_is_compared_up_to_rounding(ours, exact):
+    steps = [np.array([[0.0, 0.0], numbers]) for numbers in (ours, [1.0, np.nan])]
+    pairs = [("reward", np.zeros(1), np.zeros(1)), ("observation", *steps)]
+    if exact is not None:
+        assert replaying._compare("episode 3", pairs) is exact
+        return
+    with pytest.raises(OptionError, match=r"episode 3, .* differs .* observation at step 1"):
+        replaying._compare("episode 3", pairs)
+
+
+SIZES = {"num_envs": 4, "chunks": [2, 8]}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key"),
+    [
+        (SIZES | {"seed": 3}, (jax.random.key(3), False)),
+        (SIZES | {"seed": 3, "opponents": {}}, (jax.random.key(3), True)),
+        (
+            SIZES | {"tier": "random", "training": {"seed": 3, "side": "cats"}},
+            (tier_key(3, "random"), True),
+        ),
+        (
+            SIZES | {"tier": "random", "training": {"seed": 3, "side": ""}},
+            (tier_key(3, "random"), False),
+        ),
+        (SIZES | {"seed": 3, "block": [0, 2]}, None),
+        (SIZES | {"seed": "3"}, None),
+        (SIZES | {"seed": 3, "chunks": [2]}, None),
+        (None, None),
+    ],
+)
+def test_the_keys_of_a_recording_follow_from_its_recipe(recipe, key):
+    chex.assert_trees_all_equal(replaying._recording_key(recipe), key)
 
 
 def test_bytes_of_any_state():

@@ -117,9 +117,7 @@ class RecordWork(Work):
         return self.directory / "blocks.vlt" / f"{block:06d}"
 
 
-def block_times(
-    steps: int, num_envs: int, time_limit: int | None, block_steps: int | None = None
-) -> int:
+def block_times(steps: int, num_envs: int, time_limit: int | None, block_steps: int | None) -> int:
     """Return the number of time steps of a block, which all blocks have."""
     row = -(-steps // num_envs)
     if block_steps is not None:

@@ -69,7 +69,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         run: str,
         resume: bool,
         about: Mapping[str, Any],
-        writer: vault.SharedWriter | None = None,
+        writer: vault.SharedWriter | None,
     ):
         self.env = env
         self.path = path

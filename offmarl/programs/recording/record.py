@@ -442,7 +442,8 @@ def _checked_provenance(path: Path, recipe: Mapping[str, Any], partly: bool) -> 
         return {}
     existing = vault.open_vault(path)
     provenance = existing.provenance
-    old_recipe, new_recipe = provenance.get("recipe", {}), plain(recipe)
+    noted, new_recipe = provenance.get("recipe"), plain(recipe)
+    old_recipe = noted if isinstance(noted, dict) else {}  # a vault of others has what it likes
     further = tuple(old_recipe.keys() - new_recipe.keys()) if partly else ()
     for name, theirs, ours in differences(old_recipe, new_recipe, further):
         hint = f" ({HINTS[name]})" if name in HINTS else ""

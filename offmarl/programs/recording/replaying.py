@@ -90,7 +90,7 @@ def replay_episode(
     if not _has_states(dataset):
         compared = ("observation", "the final observation", "reward")
         pairs = (pair for pair in pairs if pair[0] in compared)
-    return result._replace(exact=_compare(dataset, number, pairs))
+    return result._replace(exact=_compare(f"{dataset.path}: episode {number}", pairs))
 
 
 def _has_states(dataset: Dataset) -> bool:
@@ -196,7 +196,7 @@ def _draws(num_envs: int, chunk: int) -> Any:
     return draw
 
 
-def _compare(dataset: Dataset, number: int, pairs: Iterable[tuple[str, Any, Any]]) -> bool:
+def _compare(label: str, pairs: Iterable[tuple[str, Any, Any]]) -> bool:
     """Return whether an episode equals its recording; `OptionError` if it differs."""
     exact = True
     for name, ours, theirs in pairs:
@@ -209,7 +209,7 @@ def _compare(dataset: Dataset, number: int, pairs: Iterable[tuple[str, Any, Any]
         if not near.all():
             step = int(np.argwhere(~near)[0][0])
             raise OptionError(
-                f"{dataset.path}: episode {number}, played again, differs from the recording in "
+                f"{label}, played again, differs from the recording in "
                 f"{name} at step {step}: the environment or its options have changed, the data "
                 "were edited after the recording, or its random keys are unknown."
             )
