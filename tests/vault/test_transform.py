@@ -22,7 +22,7 @@ from offmarl.vault.format import layout
 from offmarl.vault.read import reader
 from offmarl.vault.storage.store import store_of
 from offmarl.vault.transform import execute, lineage, selection
-from offmarl.vault.write import writer
+from offmarl.vault.write import chunks, writer
 
 from .experience import CONTINUOUS, SPEC, assert_same, episodes_of, make, steps, written
 from .test_stock import append_with_stock, open_stock, to_stock, write_stock
