@@ -68,7 +68,7 @@ class BlockTable:
         chunk_rows, chunk_steps = source.chunk_shape
         fields = fields_of(source.spec, windows).items()
         step_bytes = sum_bytes({name: leaf for name, leaf in fields if name not in COMPUTED})
-        longest = int(table.lengths.max(initial=0)) * step_bytes
+        longest = int(table.lengths.max()) * step_bytes
         if longest > buffer_bytes:
             raise OptionError(
                 f"the longest episode of {source.path} takes {longest:,} bytes, and the shuffle "

@@ -53,18 +53,25 @@ def test_batches_without_an_end_are_those_of_the_passes() -> None:
     assert all(len(endless.slots(step)) == 10 for step in range(count))
 
 
-def test_any_batch_is_the_same_without_those_before() -> None:
+def test_any_batch_is_the_same_without_those_before_and_in_later_releases() -> None:
     first, second = BlockOrder(SIZES, 8, seed=2), BlockOrder(SIZES, 8, seed=2)
     expected = [first.slots(step) for step in range(300)]
     for step in (299, 17, 130, 0):
         np.testing.assert_array_equal(second.slots(step), expected[step])
     assert (BlockOrder(SIZES, 8, seed=3).slots(0) != expected[0]).any()
+    order = BlockOrder(SIZES, 4, seed=1, epochs=2, block_seed=5)
+    blocks = [[7], [8, 0], [17, 5, 8, 3, 14, 16, 11, 2]]
+    assert [order.blocks(buffer).tolist() for buffer in (0, 1, 5)] == blocks
+    pairs = [[divmod(x, 2**SLOT_BITS) for x in order.slots(step)] for step in (5, 33, 40)]
+    slots = [(2, [28, 25, 11, 16]), (4, [9]), (5, [25, 35, 26, 30])]
+    assert pairs == [[(buffer, slot) for slot in of_batch] for buffer, of_batch in slots]
 
 
 def test_seeds_share_the_blocks() -> None:
     first, second = (BlockOrder(SIZES, 8, seed, block_seed=5) for seed in (5, 6))
     for buffer in range(6):
         np.testing.assert_array_equal(first.blocks(buffer), second.blocks(buffer))
+        np.testing.assert_array_equal(first.blocks(buffer), BlockOrder(SIZES, 8, 5).blocks(buffer))
     assert (first.slots(0) != second.slots(0)).any()
 
 
@@ -103,15 +110,23 @@ def test_fewer_blocks_in_a_buffer(per_buffer: int) -> None:
 
 @pytest.mark.parametrize(("chunks", "per_buffer"), [(100, 8), (8, 8), (3, 3), (0.9, 1)])
 def test_a_buffer_keeps_to_its_size_where_chunks_are_large(
-    dataset: Dataset, chunks: float, per_buffer: int
+    dataset: Dataset, chunks: float, per_buffer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block is a whole chunk at least, so a buffer has fewer of them."""
+    monkeypatch.setattr(Dataset, "chunk_shape", (2, 16))
     rows, steps = dataset.chunk_shape
-    windows = Windows(4, 5)
+    windows, episodes = Windows(4, 5), dataset.episodes
     recorded = fields_of(dataset.spec, windows).items()
     size = rows * steps * sum_bytes({x: y for x, y in recorded if x not in COMPUTED})
     table = BlockTable(dataset, windows, None, int(chunks * size))
     assert table.per_buffer == per_buffer
+    begins = episodes.row // rows, episodes.start // (steps * max(1, int(chunks / 8)))
+    together: dict[tuple[int, int], list[int]] = {}
+    for number, place in enumerate(zip(*begins, strict=True)):
+        together.setdefault(place, []).append(number)
+    members = [together[place] for place in sorted(together)]
+    assert [table.of(np.array([block])).tolist() for block in range(len(members))] == members
+    assert table.sizes.tolist() == [(episodes.length[numbers] + 1).sum() for numbers in members]
 
 
 @pytest.mark.parametrize(("epochs", "drop"), [(0, False), (1, True)])

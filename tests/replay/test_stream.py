@@ -17,8 +17,16 @@ import pytest
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError
-from offmarl.replay import Batches, Replay, Windows, device, open_batches, split_key
-from offmarl.replay.host import ahead
+from offmarl.replay import (
+    Batches,
+    Replay,
+    WindowReader,
+    Windows,
+    device,
+    open_batches,
+    split_key,
+)
+from offmarl.replay.host import ahead, parts_ahead
 from offmarl.replay.starts import Uniform, draw_on_host
 from offmarl.types import map_tree
 from offmarl.vault import Dataset
@@ -72,6 +80,9 @@ def test_a_stream_goes_on_where_another_was(dataset: Dataset) -> None:
 def test_memory_bounds_what_is_gathered_ahead(dataset: Dataset) -> None:
     with pytest.raises(OptionError, match=r"10,000 bytes of memory are too few .* 3 are held"):
         dataset.stream(8, 5, memory=10_000)
+    assert [parts_ahead(memory, 10, "a part", 5) for memory in (30, 49, 50, 999)] == [1, 2, 3, 5]
+    with pytest.raises(OptionError, match="too few to stream: a part takes 10"):
+        parts_ahead(29, 10, "a part", 5)
     under_way, most = [0], [0]
     lock = threading.Lock()
 
@@ -86,6 +97,24 @@ def test_memory_bounds_what_is_gathered_ahead(dataset: Dataset) -> None:
         with lock:
             under_way[0] -= 1
     assert most[0] <= 4
+
+
+@pytest.mark.parametrize(
+    ("batch", "room", "together"), [(8, 10**4, 32), (300, 10**4, 1), (8, 12, 3), (8, 3, 1)]
+)
+def test_small_batches_are_gathered_together_as_far_as_memory_allows(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, batch: int, room: int, together: int
+) -> None:
+    each_array, sizes = WindowReader.each_array, set()
+    monkeypatch.setattr(
+        WindowReader,
+        "each_array",
+        lambda x, starts: sizes.add(len(starts)) or each_array(x, starts),
+    )
+    memory = room * WindowReader(dataset, Windows(batch, 5)).batch_bytes
+    with dataset.stream(batch, 5, to="numpy", memory=memory) as stream:
+        next(stream)
+    assert sizes == {together}
 
 
 @pytest.mark.slow
@@ -173,10 +202,10 @@ def test_more_slots_than_32_bits_tell_apart() -> None:
 @pytest.mark.slow
 def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> None:
     keys = jax.random.split(jax.random.key(0), 2)
-    replay, memory = dataset.replay(4, 5), 200_000
-    with open_batches(dataset, kind, Windows(4, 5), keys, range(12, 24, 6), memory) as feed:
-        assert 6 % feed.updates == 0
-        for first in range(12, 24, feed.updates):
+    replay, memory = dataset.replay(4, 5), 50_000
+    with open_batches(dataset, kind, Windows(4, 5), keys, range(13, 24, 6), memory) as feed:
+        assert feed.updates == (6 if kind == "device" else 3)
+        for first in range(12, 24, feed.updates):  # a piece begins at a multiple of its size
             data = next(feed.data)
             assert isinstance(data, Replay if kind == "device" else Batches)
             for seed, index in np.ndindex(2, feed.updates) if kind == "stream" else ():

@@ -9,8 +9,9 @@ import zarr
 from offmarl import vault
 from offmarl.errors import VaultError, VaultExistsError
 from offmarl.vault.convert import columns
+from offmarl.vault.format.tables import CUT, OPEN
 
-from .experience import CONTINUOUS, SPEC, make
+from .experience import CONTINUOUS, SPEC, make, written
 
 LAYOUTS = {"npz": "numpy", "zarr": "zarr"}
 
@@ -59,10 +60,38 @@ def test_numpy_reads_it(tmp_path, data):
         assert json.loads(str(file["about"]))["digest"] == data.digest()
 
 
+def test_all_open_episodes_but_the_last_are_cut(tmp_path):
+    """End to end, an episode that is open can only be the last: the digest is not reproduced."""
+    steps, _ = make(rows=3, steps=20)
+    steps = steps._replace(**{x: getattr(steps, x) * False for x in ("terminated", "truncated")})
+    source = written(tmp_path / "a.vlt", (steps._replace(last=steps.last & False), None))
+    out = vault.export_dataset(source, tmp_path / "a.npz", "numpy")
+    with np.load(out) as file:
+        assert file["episodes.cause"].tolist() == [CUT, CUT, OPEN]
+        assert json.loads(str(file["about"]))["digest"] is None
+    again = vault.import_dataset(out, tmp_path / "b.vlt", "numpy").episodes
+    assert again.length.tolist() == [20] * 3 and again.cause.tolist() == ["cut"] * 3
+
+
 def test_zarr_python_reads_it(tmp_path, data):
     group = zarr.open_group(vault.export_dataset(data, tmp_path / "a.zarr", "zarr"), mode="r")
     rewards = group["rewards"]
-    assert rewards.metadata.dimension_names == ("time", "agent")
+    axes = {name: array.metadata.dimension_names for name, array in group.arrays()}
+    action = ("action",) if data.spec == CONTINUOUS else ()
+    of_agents = {"terminals", "truncations", "rewards", "infos.alive"}
+    of_agents |= {"infos.behaviour_log_probs", "infos.policy_ids"}
+    assert axes == {
+        "actions": ("time", "agent", *action),
+        "observations": ("time", "agent", "observation"),
+        "infos.state": ("time", "state"),
+        "infos.legals": ("time", "agent", "legal"),
+        "finals.observation": ("final", "agent", "observation"),
+        "finals.state": ("final", "state"),
+        "finals.legal_actions": ("final", "agent", "legal"),
+        "finals.alive": ("final", "agent"),
+        **dict.fromkeys(of_agents, ("time", "agent")),
+        **dict.fromkeys(columns._TABLES, ("episode",)),
+    }
     assert rewards.shards is not None
     assert rewards[:].sum() == pytest.approx(data.episodes.returns.sum(), rel=1e-5)
 

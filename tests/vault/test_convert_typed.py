@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import zarr
 
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError
@@ -15,6 +16,23 @@ from .experience import whole_episodes, written
 TYPED, IMAGE = typed_spec("test/typed"), image_spec("test/image")
 EXTRA = dataclasses.replace(IMAGE, extras={"cost": ArraySpec(()), "marks": ArraySpec((2,), "int8")})
 NAMES = {"numpy": "data.npz", "zarr": "data.zarr", "minari": "data-v0", "pymarl": "data.npz"}
+
+AXES = {
+    "test/typed": {
+        "observations.camera.depth": ("time", "agent", None, None),
+        "observations.gear": ("time", "agent"),
+        "infos.state.wind": ("time", None),
+        "extras.message": ("time", None, None),
+        "extras.cost": ("time",),
+        "finals.observation.speed": ("final", "agent", None),
+        "finals.state.map": ("final", None, None),
+    },
+    "test/image": {
+        "observations": ("time", "agent", None, None, None),
+        "extras.marks": ("time", None),
+    },
+}
+"""Names of the axes of some arrays in zarr."""
 
 
 def record(path, spec):
@@ -37,6 +55,10 @@ def test_all_leaves_survive(tmp_path, monkeypatch, layout, spec):
     back = there_and_back(source, tmp_path, monkeypatch, layout)
     assert back.spec == spec
     assert back.digest() == source.digest()
+    if layout == "zarr":
+        group = zarr.open_group(tmp_path / NAMES[layout], mode="r")
+        axes = {name: array.metadata.dimension_names for name, array in group.arrays()}
+        assert AXES[spec.name].items() <= axes.items()
 
 
 def test_images_and_extras_in_episode_batches(tmp_path, monkeypatch):

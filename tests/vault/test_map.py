@@ -1,6 +1,7 @@
 """`offmarl.vault.map`: laws for any data, known results, errors, random numbers."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from offmarl.errors import (
 )
 from offmarl.types import ArraySpec, Discrete, EnvSpec
 from offmarl.vault.check.leaf_statistics import QUANTILES
+from offmarl.vault.transform import mapping
 
 from .experience import CONTINUOUS, SPEC, assert_same, make, recorded
 from .test_stock import to_stock, write_stock
@@ -83,8 +85,10 @@ def test_laws(tmp_path_factory, rows, num_steps, chunk_steps, codec, spec, by, s
     assert_sound(both)
 
 
-def test_known_rewards(a, tmp_path):
+def test_known_rewards(a, tmp_path, monkeypatch):
     dataset = vault.map(a, tmp_path / "b.vlt", tenth)
+    monkeypatch.setattr(mapping, "_PART_BYTES", 1)
+    assert vault.map(a, tmp_path / "c.vlt", tenth, by="steps").digest() == dataset.digest()
     np.testing.assert_array_equal(dataset.transitions().reward, a.transitions().reward / 10)
     np.testing.assert_allclose(dataset.episodes.returns, a.episodes.returns / 10, rtol=1e-5)
     assert dataset.manifest.head.total_return == pytest.approx(a.manifest.head.total_return / 10)
@@ -306,7 +310,9 @@ def test_functions_by_name(a, tmp_path):
 
 @pytest.mark.parametrize("by", ["episodes", "steps"])
 @pytest.mark.slow
-def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by):
+def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by, monkeypatch):
+    monkeypatch.setattr(mapping, "_PART_BYTES", 1)
+
     def noise(steps, rng):
         return {"reward": steps["reward"] + rng.normal(size=steps["reward"].shape)}
 
@@ -317,9 +323,19 @@ def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by):
     first, same, other = (data.digest() for data in vaults)
     assert first == same and len({first, other, a.digest()}) == 3
     assert vaults[2].provenance["lineage"]["arguments"]["seed"] == 1
-    if by == "episodes":
-        noises = vaults[0].transitions().reward - a.transitions().reward
-        assert len(np.unique(noises.round(5))) > noises.size * 0.9
+    noises = vaults[0].transitions().reward - a.transitions().reward
+    assert len(np.unique(noises.round(5))) > noises.size * 0.9
+
+
+def test_parts_by_steps_are_whole_chunks_and_numbered_by_row_and_time(a, monkeypatch):
+    schema = replace(a.manifest.schema, chunk_rows=1, chunk_steps=20)
+    monkeypatch.setattr(mapping, "_PART_BYTES", 2 * schema.chunk_bytes + 1)
+    parts = [
+        (part.rows.start, part.rows.stop, part.start, part.stop, part.number)
+        for part in mapping._parts_of(a, schema, "steps")
+    ]
+    early = [(row, row + 1, 0, 40, 2 * row) for row in range(3)]
+    assert parts == early + [(row, row + 1, 40, 50, 2 * row + 1) for row in range(3)]
 
 
 # ---------------------------------------------------------------------------------- errors

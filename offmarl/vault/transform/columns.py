@@ -76,7 +76,7 @@ class StepColumns(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._disk or name in list(self)
+        return name in iter(self)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._cache:
