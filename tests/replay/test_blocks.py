@@ -14,6 +14,8 @@ from offmarl.replay import Windows, blocks, open_batches
 from offmarl.replay.blocks import BlockTable
 from offmarl.replay.fields import COMPUTED, fields_of
 from offmarl.replay.orders import SLOT_BITS, BlockOrder
+from offmarl.replay.priorities import Prioritised
+from offmarl.replay.starts import Uniform
 from offmarl.types import Discrete, EnvSpec, sum_bytes
 from offmarl.vault import Dataset
 
@@ -127,6 +129,25 @@ def test_a_buffer_keeps_to_its_size_where_chunks_are_large(
     members = [together[place] for place in sorted(together)]
     assert [table.of(np.array([block])).tolist() for block in range(len(members))] == members
     assert table.sizes.tolist() == [(episodes.length[numbers] + 1).sum() for numbers in members]
+
+
+def test_what_blocks_cannot_do(dataset: Dataset) -> None:
+    windows, keys = Windows(4, 5), jax.random.split(jax.random.key(0), 1)
+    leaves = fields_of(dataset.spec, windows).items()
+    step_bytes = sum_bytes({x: leaf for x, leaf in leaves if x not in COMPUTED})
+    longest = int(dataset.episodes.length.max()) * step_bytes
+    BlockTable(dataset, windows, None, longest)
+    with pytest.raises(OptionError, match=f"takes {longest:,} bytes, .* {longest - 1:,}: give a"):
+        BlockTable(dataset, windows, None, longest - 1)
+    with pytest.raises(OptionError, match="is a mixture"):
+        offmarl.mix([dataset]).stream(4, 5, shuffle_buffer=2**20)
+    with pytest.raises(OptionError, match="all steps are equally likely"):
+        dataset.stream(4, 5, weights="length", shuffle_buffer=2**20)
+    draws = Prioritised(Uniform(9), 0.5, 0.4, 11, 9, 2)
+    for options in ({"draws": draws}, {"weights": (np.ones(len(dataset)),)}):
+        batches = open_batches(dataset, "blocks", windows, keys, range(1), 10**8, **options)
+        with pytest.raises(OptionError, match="weights or priorities"), batches:
+            pass
 
 
 @pytest.mark.parametrize(("epochs", "drop"), [(0, False), (1, True)])

@@ -22,6 +22,8 @@ from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, flatten_tree
 from offmarl.vault import Dataset
 from tests.vault.experience import recorded
 
+from .memory import at
+
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
@@ -43,9 +45,6 @@ def same_bits(ours: Any, theirs: Any) -> None:
         assert left.tobytes() == right.tobytes()
 
     jax.tree.map(compare, ours, theirs)
-
-
-at = jax.jit(lambda replay, slots: replay.at(slots))
 
 
 # ---------------------------------------------------------------------------------- equality

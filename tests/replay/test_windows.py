@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,7 @@ from offmarl.replay.rings import SlotRings
 from offmarl.replay.starts import Uniform
 from offmarl.types import Sequence, View
 
-from .memory import MemorySource
+from .memory import MemorySource, at
 
 CHUNK = 64
 """Windows unpacked at once, so that tables of all sizes share one compiled program."""
@@ -136,7 +135,7 @@ def test_a_device_gets_parts_of_few_sizes(monkeypatch) -> None:
     assert len(sizes) > 12 and len(set(sizes)) < 5
     slots = np.arange(0, replay.num_slots, 50)
     expected = WindowSource(source, windows, episodes).arrays(slots)
-    chex.assert_trees_all_equal(replay.at(jnp.asarray(slots)), expected)
+    chex.assert_trees_all_equal(at(replay, slots), expected)
 
 
 @settings(max_examples=25)
@@ -170,7 +169,7 @@ def test_the_device_holds_the_same_windows(lengths: list[list[int]]) -> None:
     """Also where a window is longer than all the data."""
     source, windows = MemorySource(lengths, without_final=(0,)), Windows(1, 6, 3, 0.9)
     replay = load(source, windows)
-    result = jax.jit(lambda replay: replay.at(jnp.arange(replay.num_slots)))(replay)
+    result = at(replay, np.arange(replay.num_slots))
     chex.assert_trees_all_equal(result, all_windows(source, windows))
 
 

@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from offmarl import vault
-from offmarl.errors import VaultError, VaultExistsError
+from offmarl.errors import InvalidValueError, VaultError, VaultExistsError
 from offmarl.vault.convert import columns
 from offmarl.vault.format.tables import CUT, OPEN
 
@@ -58,6 +58,18 @@ def test_numpy_reads_it(tmp_path, data):
         assert file["rewards"].shape == (data.num_steps, data.spec.num_agents)
         assert file["episodes.length"].sum() == data.num_steps
         assert json.loads(str(file["about"]))["digest"] == data.digest()
+
+
+@pytest.mark.parametrize(("name", "layout"), [*LAYOUTS.items(), ("h5", "pymarl")])
+def test_a_vault_without_steps(tmp_path, name, layout):
+    vault.create(tmp_path / "a.vlt", SPEC, rows=2).close()
+    out = vault.export_dataset(tmp_path / "a.vlt", tmp_path / f"out.{name}", layout)
+    if layout == "pymarl":
+        with pytest.raises(InvalidValueError, match=r"out\.h5: the data has no steps"):
+            vault.import_dataset(out, tmp_path / "b.vlt", layout)
+        return
+    again = vault.import_dataset(out, tmp_path / "b.vlt", layout)
+    assert (again.num_steps, len(again), again.spec) == (0, 0, SPEC)
 
 
 def test_all_open_episodes_but_the_last_are_cut(tmp_path):

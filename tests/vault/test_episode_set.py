@@ -11,6 +11,7 @@ import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, VaultError
 from offmarl.vault import Dataset
+from tests.replay.memory import sample
 from tests.replay.test_device import write
 
 
@@ -38,7 +39,7 @@ def test_a_view_holds_the_chosen_episodes(dataset: Dataset) -> None:
 def test_a_view_draws_from_its_episodes_only(dataset: Dataset) -> None:
     part = dataset.subset([2, 5, 7])
     replay = part.replay(64, 5)
-    assert set(np.unique(replay.sample(jax.random.key(0)).episode)) == {2, 5, 7}
+    assert set(np.unique(sample(replay, jax.random.key(0)).episode)) == {2, 5, 7}
     with part.stream(64, 5) as stream, dataset.stream(64, 5, episodes=part.numbers) as same:
         chex.assert_trees_all_equal(next(stream), next(same))
     smaller = part.subset([2, 0])
@@ -78,7 +79,7 @@ def test_a_mask_chooses_what_its_numbers_do(dataset: Dataset) -> None:
     )
     wholes = (dataset.whole_episodes(choice) for choice in (mask, numbers))
     chex.assert_trees_all_equal(*wholes)
-    replays = (dataset.replay(4, 2, choice).sample(jax.random.key(0)) for choice in (mask, numbers))
+    replays = (sample(dataset.replay(4, 2, x), jax.random.key(0)) for x in (mask, numbers))
     chex.assert_trees_all_equal(*replays)
 
 

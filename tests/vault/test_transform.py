@@ -461,6 +461,10 @@ def test_sources_must_be_of_one_kind(a, tmp_path):
         vault.cat([a, limited], tmp_path / "v.vlt")
     with pytest.raises(VaultError, match="no vaults to join"):
         vault.cat([], tmp_path / "v.vlt")
+    with pytest.raises(VaultError, match="record how episodes ended, so leave the time limit out"):
+        vault.cat([a, a.path], tmp_path / "v.vlt", time_limit=9)
+    with pytest.raises(OptionError, match="the rows of several vaults cannot be kept"):
+        vault.recode([a, a], tmp_path / "v.vlt")
     for view in (a.subset([0]), [a.subset([0])], vault.mix([a])):
         with pytest.raises(OptionError, match="is a view: give vaults"):
             vault.cat(view, tmp_path / "v.vlt")
@@ -473,7 +477,7 @@ def test_nothing_is_written_over(a, tmp_path):
     for path in (tmp_path / "b.vlt", tmp_path / "b.vlt" / "main"):
         with pytest.raises(VaultExistsError):
             vault.cat([tmp_path / "b.vlt"], path)
-        with pytest.raises((VaultExistsError, VaultError)):
+        with pytest.raises(VaultError, match="exists" if path.suffix else "must end in .vlt"):
             vault.split(a, path)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "b.vlt").rglob("*")} == before
 

@@ -106,7 +106,7 @@ def admit(
             if admitted is not None:
                 yield admitted
     if tally["steps_left_out"] == tally["steps"]:
-        raise InvalidValueError("the data has no step before one that is not finite.")
+        raise InvalidValueError("the data has no steps, or none before one that is not finite.")
     if tally["steps"] > 1 and not tally["ends"]:
         tally["steps_without_end"] = tally["steps"]
     if 2 * tally["ends_without_flag"] > tally["steps"]:
