@@ -126,7 +126,7 @@ def test_a_zarr_group_that_was_copied_without_chunks_of_zeros(tmp_path, data):
     source = zarr.open_group(vault.export_dataset(data, tmp_path / "a.zarr", "zarr"), mode="r")
     copy = zarr.create_group(tmp_path / "b.zarr", attributes=dict(source.attrs))
     for name, array in source.arrays():
-        copy.create_array(name, data=array[...], chunks=(1, *array.chunks[1:]))
+        copy.create_array(name, data=array[...], chunks=(4, *array.chunks[1:]))
     with pytest.raises(VaultError, match=r"written without those of zeros \(zarr's default\)"):
         vault.import_dataset(tmp_path / "b.zarr", tmp_path / "b.vlt", "zarr")
 
