@@ -186,7 +186,7 @@ class BlockGatherer:
         """Release the buffers before the first in use, and read the one after the last."""
         with self._lock:
             for number in [x for x in self._buffers if not first <= x <= last + 1]:
-                self._buffers.pop(number).cancel()
+                del self._buffers[number]  # another thread may still wait for it: no `cancel`
             if self._order.has_buffer(last + 1):
                 self._start(last + 1)
 

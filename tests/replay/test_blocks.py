@@ -1,7 +1,10 @@
 """Passes over blocks: which windows make which batch."""
 
 import itertools
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import chex
 import jax
@@ -11,7 +14,7 @@ import pytest
 import offmarl
 from offmarl.errors import OptionError
 from offmarl.replay import Windows, blocks, open_batches
-from offmarl.replay.blocks import BlockTable
+from offmarl.replay.blocks import BlockReader, BlockTable
 from offmarl.replay.fields import COMPUTED, fields_of
 from offmarl.replay.orders import SLOT_BITS, BlockOrder
 from offmarl.replay.priorities import Prioritised
@@ -129,6 +132,43 @@ def test_a_buffer_keeps_to_its_size_where_chunks_are_large(
     members = [together[place] for place in sorted(together)]
     assert [table.of(np.array([block])).tolist() for block in range(len(members))] == members
     assert table.sizes.tolist() == [(episodes.length[numbers] + 1).sum() for numbers in members]
+
+
+def test_a_reader_that_was_closed_reads_no_more(dataset: Dataset) -> None:
+    windows, table = Windows(4, 5), BlockTable(dataset, Windows(4, 5))
+    order = BlockOrder(table.sizes, 4, seed=0)
+    reader = BlockReader(dataset, windows, order, table)
+    assert reader.arrays(order.slots(0)).mask.shape == (4, 5)
+    reader.close()
+    reader.close()
+    with pytest.raises(CancelledError):
+        reader.arrays(order.slots(0))
+
+
+def test_a_buffer_is_read_to_its_end_while_another_thread_moves_on(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a batch which is read again after an error, while the next one is under way."""
+    monkeypatch.setattr(Dataset, "chunk_shape", (1, 10))
+    windows = Windows(4, 5)
+    table = BlockTable(dataset, windows, None, 2**14)
+    order = BlockOrder(table.sizes, 4, seed=0, per_buffer=table.per_buffer)
+    reader = BlockReader(dataset, windows, order, table)
+    expected = reader.arrays(order.slots(0))
+    late, window_fields, may_read = order.slots(40), Dataset.window_fields, Event()
+    reader.arrays(late)
+    assert 0 not in reader._buffers
+    monkeypatch.setattr(
+        Dataset, "window_fields", lambda *args: may_read.wait(60) and window_fields(*args)
+    )
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(reader.arrays, order.slots(0))
+        while 0 not in reader._buffers:
+            time.sleep(0.01)
+        reader.arrays(late)
+        may_read.set()
+        chex.assert_trees_all_equal(again.result(), expected)
+    reader.close()
 
 
 def test_what_blocks_cannot_do(dataset: Dataset) -> None:

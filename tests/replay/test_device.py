@@ -142,9 +142,9 @@ def test_guards_of_jax_are_for_the_code_of_users(tmp_path: Path, source: str) ->
     names = jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")
     with jax.debug_nans(True), jax.transfer_guard("disallow"), names[0], names[1]:
         if source == "replay":
-            batch = data.replay(batch=4, length=5).sample(key)
+            batch = data.replay(batch=256, length=5).sample(key)
         else:
-            batch = next(iter(data.stream(batch=4, length=5)))
+            batch = next(iter(data.stream(batch=256, length=5)))
     assert np.isnan(batch.behaviour_log_prob).any()
 
 
@@ -164,7 +164,7 @@ def test_batches_are_those_of_a_stream_under_any_settings_of_jax(tmp_path, setti
     write(tmp_path / "a.vlt", np.random.default_rng(0).random((2, 30)) < 0.2)
     data = open_vault(tmp_path / "a.vlt")
     weights = np.arange(1.0, 1 + len(data.episodes.length)) if weighted else None
-    with data.stream(4, 5, seed=7, weights=weights) as stream:
+    with data.stream(4, 5, to="numpy", seed=7, weights=weights) as stream:
         expected = next(stream)
     with ambient(setting):
         key = jax.random.fold_in(jax.random.key(7), 0)

@@ -26,6 +26,7 @@ from offmarl.replay import (
     split_key,
 )
 from offmarl.replay.host import ahead, parts_ahead
+from offmarl.replay.sampling import are_whole
 from offmarl.replay.starts import Uniform, draw_on_host
 from offmarl.types import map_tree
 from offmarl.vault import Dataset
@@ -129,8 +130,13 @@ def test_what_goes_wrong_in_a_thread_is_raised(dataset: Dataset) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("offmarl-stream")]
 
 
-def test_after_an_error_a_stream_reads_the_batch_again(dataset: Dataset, monkeypatch) -> None:
-    expected = [*dataset.stream(300, 5, seed=3, epochs=1, to="numpy")]
+@pytest.mark.parametrize("shuffle_buffer", [None, 2**14])
+def test_after_an_error_a_stream_reads_the_batch_again(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, shuffle_buffer: int | None
+) -> None:
+    monkeypatch.setattr(Dataset, "chunk_shape", (1, 10))
+    options = {"seed": 3, "epochs": 1, "to": "numpy", "shuffle_buffer": shuffle_buffer}
+    expected = [*dataset.stream(300, 5, **options)]
     gather, calls = Dataset.window_fields, count()
 
     def fail_second(*args: Any) -> Any:
@@ -140,7 +146,7 @@ def test_after_an_error_a_stream_reads_the_batch_again(dataset: Dataset, monkeyp
 
     monkeypatch.setattr(Dataset, "window_fields", fail_second)
     batches = []
-    with dataset.stream(300, 5, seed=3, epochs=1, to="numpy") as stream:
+    with dataset.stream(300, 5, **options) as stream:
         with pytest.raises(VaultError, match="a file is missing"):
             batches.extend(stream)
         assert len(stream) == len(expected) - len(batches) > 0
@@ -311,10 +317,11 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
             replay = data.replay(**options)
             batches = [sample(replay, jax.random.key(i)) for i in range(60)]
         elif kind == "stream":
-            stream = data.stream(**options, seed=0)
+            stream = data.stream(**options, to="numpy", seed=0)
             batches = [next(stream) for _ in range(60)]
         else:
-            batches = list(data.stream(**options, seed=0, epochs=3, shuffle_buffer=10**6))
+            passes = {"to": "numpy", "epochs": 3, "shuffle_buffer": 10**6}
+            batches = list(data.stream(**options, seed=0, **passes))
     counts = [str(record.message).partition("leave out ")[2] for record in records]
     assert counts == [
         "19 steps that are not finite or come after such a step.",
@@ -332,6 +339,7 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
         assert allowed[..., 0][acts].all()
         last = mask & (reward == 16)
         assert not np.asarray(batch.next_known)[last].any()
+    assert not are_whole(data).any()
     left_out = {3, 29, *range(17, 24), *range(36, 48)}
     assert rewards == {*range(count)} - left_out
 
@@ -354,10 +362,12 @@ def test_no_way_of_drawing_gives_what_is_not_finite(tmp_path, field, value):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = offmarl.from_arrays(tmp_path / "a.vlt", **arrays, terminals=ends, on_invalid="keep")
-        replay, stream = data.replay(batch=8, length=4), data.stream(batch=8, length=4, seed=0)
-        batches = [sample(replay, jax.random.key(0)), next(stream)]
-        batches += data.stream(batch=4, length=4, seed=0, epochs=1, shuffle_buffer=10**6)
+        stream = data.stream(batch=8, length=4, to="numpy")
+        batches = [sample(data.replay(batch=8, length=4), jax.random.key(0)), next(stream)]
+        batches += data.stream(batch=4, length=4, to="numpy", epochs=1, shuffle_buffer=10**6)
         batches.append(data.whole_episodes(np.arange(3)))
+    for source in (data, offmarl.mix([data])):
+        assert are_whole(source).tolist() == [True, False, False]
     for batch in batches:
         fields = batch._replace(behaviour_log_prob=None) if hasattr(batch, "reward") else batch
         floats = [x for x in jax.tree.leaves(fields) if x.dtype.kind == "f"]

@@ -115,6 +115,9 @@ def test_windows_in_any_order_of_the_loader(dataset: Dataset, workers: int) -> N
 def test_single_windows_and_their_default_collation(dataset: Dataset) -> None:
     windows = dataset.torch_windows(5)
     window = windows[-1]
+    about = f"{dataset.path}: {len(windows):,} of 5 steps"
+    assert repr(windows) == f"<TorchWindows of {about}>"
+    assert repr(dataset.window_items(3, burn_in=2)) == f"<WindowItems of {about}>"
     assert window.view.observation.shape == (6, *dataset[0].transition.view.observation.shape[1:])
     batch = torch.utils.data.default_collate([windows[0], windows[7], window])
     same(batch, dataset.window_items(5).gather([0, 7, len(windows) - 1]))

@@ -109,6 +109,8 @@ def test_function_gets_whole_episodes_in_columns(a, tmp_path):
         assert steps.time.tolist() == list(range(episodes.length[number]))
         assert ("final.state" in steps) == (episodes.final[number] >= 0)
         assert len(steps.ends) == (episodes.final[number] >= 0)
+        assert len(steps) == len([*steps])
+        assert repr(steps) == f"<Steps: {len(steps.time)} steps of {', '.join(steps)}>"
         assert steps["alive"].dtype == bool and steps["reward"].shape == (len(steps.time), 2)
         reward = np.zeros_like(steps["reward"])
         reward[-1] = steps["reward"].sum(0)
