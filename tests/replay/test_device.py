@@ -4,7 +4,6 @@ from pathlib import Path
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -76,17 +75,6 @@ def test_every_step_of_a_vault_with_its_next_view(
     np.testing.assert_array_equal(steps.next_known[:, 0], known)
 
 
-def test_samples_are_decided_by_the_key(tmp_path: Path) -> None:
-    ends = np.zeros((1, 12), bool)
-    ends[0, [3, 11]] = True
-    write(tmp_path / "data.vlt", ends)
-    replay = offmarl.open(tmp_path / "data.vlt").replay(batch=32, length=4)
-    batch = sample(replay, jax.random.key(0))
-    assert batch.view.observation.shape == (32, 5, 2, 3)
-    np.testing.assert_array_equal(batch.reward, sample(replay, jax.random.key(0)).reward)
-    assert not np.array_equal(batch.reward, sample(replay, jax.random.key(1)).reward)
-
-
 def test_another_dataset_of_the_same_size_does_not_recompile(tmp_path: Path) -> None:
     ends = np.zeros((1, 12), bool)
     ends[0, 11] = True
@@ -96,13 +84,6 @@ def test_another_dataset_of_the_same_size_does_not_recompile(tmp_path: Path) -> 
     for name in ("a", "b"):
         replay = open_vault(tmp_path / f"{name}.vlt").replay(batch=2, length=4)
         traced_once(replay, jax.random.key(0))
-
-
-def test_where_the_next_view_is_unknown_every_action_is_legal(tmp_path: Path) -> None:
-    write(tmp_path / "data.vlt", np.zeros((1, 3), bool))
-    view = at(load(vault.open_vault(tmp_path / "data.vlt"), Windows(1, 3)), np.zeros(1, int)).view
-    assert bool(view.legal_actions[0, 3].all() & view.alive[0, 3].all())
-    assert bool(jnp.isfinite(view.observation).all())
 
 
 @pytest.mark.parametrize("source", ["replay", "stream"])

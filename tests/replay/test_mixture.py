@@ -314,6 +314,8 @@ def test_a_vault_is_mixed_once(vaults) -> None:
         offmarl.mix([path, path])
     with pytest.raises(OptionError, match="no vaults were given"):
         offmarl.mix({})
+    with pytest.raises(OptionError, match="is one path"):
+        offmarl.mix("a.vlt")
 
 
 @pytest.mark.parametrize(
@@ -417,8 +419,3 @@ def test_weights_of_a_part_are_those_of_its_episodes(vaults) -> None:
     totals = [shares.counted[shares.episode == number].sum() for number in (2, 5, 7)]
     expected = np.exp(np.array([0.0, 0.5, 1.0]) / 0.5)
     np.testing.assert_allclose(totals, expected / expected.sum())
-
-
-def test_a_mixture_is_of_several_vaults() -> None:
-    with pytest.raises(OptionError, match="is one path"):
-        offmarl.mix("a.vlt")

@@ -121,8 +121,10 @@ def test_single_windows_and_their_default_collation(dataset: Dataset) -> None:
     assert window.view.observation.shape == (6, *dataset[0].transition.view.observation.shape[1:])
     batch = torch.utils.data.default_collate([windows[0], windows[7], window])
     same(batch, dataset.window_items(5).gather([0, 7, len(windows) - 1]))
-    with pytest.raises(IndexError, match=f"window {len(windows)} was requested"):
-        windows[len(windows)]
+    same(windows[-len(windows)], dataset.window_items(5)[0])
+    for number in (len(windows), -len(windows) - 1):
+        with pytest.raises(IndexError, match=f"window {number} was requested"):
+            windows[number]
 
 
 def test_no_batch_is_lost_or_repeated_and_workers_may_persist(dataset: Dataset) -> None:

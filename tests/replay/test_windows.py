@@ -91,7 +91,9 @@ def test_windows_hold_the_data(source: MemorySource, odd_only: bool) -> None:
         expected = np.where(of_step, values[at], final[episode])
         valid = is_step.astype(bool) | known
         np.testing.assert_array_equal(getattr(batch.view, name)[valid], expected[valid])
-    assert batch.view.legal_actions[~is_step.astype(bool) & ~known].all()
+    unknown = ~is_step.astype(bool) & ~known
+    assert batch.view.legal_actions[unknown].all() and batch.view.alive[unknown].all()
+    assert not batch.view.observation[unknown].any() and not batch.view.state[unknown].any()
     is_last = time == table.length[episode] - 1
     over = source.steps.terminated[at].all(-1)
     np.testing.assert_array_equal(batch.next_known[mask], (~is_last | known | over)[:, :-1][mask])

@@ -293,9 +293,10 @@ def test_a_file_of_both_kinds_is_refused(tmp_path):
 def test_flags_of_agents_are_those_of_the_team(tmp_path):
     arrays = batch()
     arrays["terminated"] = arrays["terminated"].repeat(2, -1)
+    arrays["reward"] = arrays["reward"].repeat(2, -1) * [1, 2]
     dataset = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
     causes = ["terminated" if ends else "truncated" for ends in TERMINATED]
-    assert dataset.episodes.cause.tolist() == causes
+    assert (dataset.episodes.cause.tolist(), dataset.spec.reward) == (causes, "individual")
     arrays["terminated"][0, LENGTHS[0] - 1, 0] = 0
     with pytest.raises(VaultError, match="for each agent, and they differ"):
         vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")
@@ -339,9 +340,6 @@ def test_blocks_of_empty_episodes_are_left_out(tmp_path, monkeypatch):
     arrays["filled"][[1, 4]] = arrays["terminated"][[1, 4]] = 0
     dataset = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
     assert dataset.episodes.length.tolist() == [3, 1, 4]
-    nothing = arrays | {"filled": arrays["filled"] * 0, "terminated": arrays["terminated"] * 0}
-    with pytest.raises(InvalidValueError, match="the data has no steps"):
-        vault.import_dataset(save(tmp_path / "c.npz", nothing), tmp_path / "c.vlt")
     arrays["actions"][3, 2] = 7
     with pytest.raises(InvalidValueError, match="row 0, step 6 "):
         vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")

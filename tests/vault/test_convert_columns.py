@@ -142,6 +142,9 @@ def test_files_of_another_layout(tmp_path, data):
     np.savez(tmp_path / "changed.npz", **(arrays | {"rewards": arrays["rewards"] + 1}))
     with pytest.raises(VaultError, match="does not have the digest it records"):
         vault.import_dataset(tmp_path / "changed.npz", out, "numpy")
+    np.savez(tmp_path / "other.npz", **(arrays | {"about": json.dumps({"spec": 5})}))
+    with pytest.raises(VaultError, match=r"other\.npz does not record its spec"):
+        vault.import_dataset(tmp_path / "other.npz", out, "numpy")
     np.savez(tmp_path / "objects.npz", **(arrays | {"rewards": arrays["rewards"].astype(object)}))
     with pytest.raises(VaultError, match="Python objects"):
         vault.import_dataset(tmp_path / "objects.npz", out, "numpy")

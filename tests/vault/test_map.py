@@ -130,7 +130,8 @@ def test_new_columns_are_extras(tmp_path, by, codec):
 
     def add(steps):
         cost = np.square(steps["state"]).sum(-1)
-        return {"extras.cost": cost, "extras.seen": steps["observation"] > 0}
+        columns = {"extras.cost": cost.astype(float), "extras.seen": steps["observation"] > 0}
+        return columns | {"extras.time": steps.time}
 
     dataset = vault.map(a, tmp_path / "b.vlt", add, by=by)
     steps, cost = dataset.transitions(), np.square(a.transitions().view.state).sum(-1)
@@ -139,7 +140,11 @@ def test_new_columns_are_extras(tmp_path, by, codec):
     assert dataset.spec.extras == {
         "cost": ArraySpec((), "float32"),
         "seen": ArraySpec((2, 3), "bool"),
+        "time": ArraySpec((), "int32"),
     }
+    begins = np.zeros(steps.last.shape, bool)
+    begins[a.episodes.row, a.episodes.start] = True
+    np.testing.assert_array_equal(steps.extras["time"] == 0, begins)
     assert_same(steps._replace(extras=None), a.transitions())
     assert_sound(dataset)
 
@@ -179,15 +184,20 @@ def test_trees_and_images(tmp_path):
     assert statistics["observation.body.speed"].mean.shape == (2, 4)
 
 
-@pytest.mark.parametrize("sizes", [None, (3, 2)])
-def test_a_state_of_all_observations_follows_them(tmp_path, sizes):
-    size = sum(sizes or (3, 3))
+@pytest.mark.parametrize(("sizes", "size"), [(None, 6), ((3, 2), 5), (None, 4)])
+def test_a_state_of_all_observations_follows_them(tmp_path, sizes, size):
+    """One of another size is not made of them."""
     spec = EnvSpec("", 2, 3, size, Discrete(4), state="concatenated", observation_sizes=sizes)
     mask = np.arange(3) < np.array(sizes or (3, 3))[:, None]
     a = recorded(tmp_path / "a.vlt", spec)
     dataset = vault.map(a, tmp_path / "b.vlt", shift)
-    for view in (dataset.transitions().view, dataset.finals):
-        np.testing.assert_array_equal(view.state, np.asarray(view.observation)[..., mask])
+    before = a.transitions().view, a.finals
+    for view, old in zip((dataset.transitions().view, dataset.finals), before, strict=True):
+        follows = size == mask.sum()
+        state = np.asarray(view.observation)[..., mask] if follows else old.state
+        np.testing.assert_array_equal(view.state, state)
+    paid = vault.map(a, tmp_path / "d.vlt", tenth)
+    np.testing.assert_array_equal(paid.transitions().view.state, a.transitions().view.state)
     same = vault.map(a, tmp_path / "c.vlt", lambda s: shift(s) | states_of(s))
     np.testing.assert_array_equal(same.transitions().view.state, a.transitions().view.state)
     assert_sound(dataset)
@@ -308,6 +318,10 @@ def test_functions_by_name(a, tmp_path):
     file.write_text("def halve(steps):\n    return {'reward': steps['reward'] / 2}\n")
     dataset = vault.map(a, tmp_path / "b.vlt", f"{file}:halve")
     np.testing.assert_array_equal(dataset.transitions().reward, a.transitions().reward / 2)
+    same = vault.map(a, tmp_path / "c.vlt", dict)  # in C: without a signature and source
+    arguments = same.provenance["lineage"]["arguments"]
+    assert same.digest() == a.digest() and arguments["function"] == "builtins:dict"
+    assert "sha256" not in arguments
 
 
 @pytest.mark.parametrize("by", ["episodes", "steps"])

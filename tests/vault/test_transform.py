@@ -227,6 +227,8 @@ def test_a_sample_of_steps_ends_in_a_cut_episode(a, tmp_path):
     same = vault.sample(a, tmp_path / "w.vlt", steps=31, seed=5)
     assert same.digest() == dataset.digest()
     assert vault.sample(a, tmp_path / "x.vlt", steps=31, seed=6).digest() != dataset.digest()
+    for name, everything in (("y", {"steps": a.num_steps}), ("z", {"episodes": len(a)})):
+        assert vault.sample(a, tmp_path / f"{name}.vlt", **everything).num_steps == a.num_steps
 
 
 @given(st.integers(0, 99), st.integers(1, 300), st.floats(0, 1))
@@ -337,6 +339,8 @@ def test_policies_of_different_sources_stay_apart(a, tmp_path):
     )
     assert (ids[second:-first] == 8).all()
     assert dataset.provenance["policies"] == [{"policy_id": 4, "origin": "b.vlt/poor"}]
+    second = vault.filter([b, a], "policy >= 5", tmp_path / "second.vlt")  # as in the joined vault
+    np.testing.assert_array_equal(second.episodes.returns, a.episodes.returns)
 
     good = vault.filter(dataset, "tier == 'Good'", tmp_path / "good.vlt")
     assert (good.transitions().policy_id == -1).all()
@@ -352,7 +356,8 @@ def unknown_policies(transition):
 
 
 def test_policies_have_names(tmp_path):
-    provenance = {"program": "mappo", "policies": [{"policy_id": 1, "name": "late"}]}
+    policies = [{"policy_id": 1, "name": "late"}, {"policy_id": 2, "steps": 9}]
+    provenance = {"program": "mappo", "policies": policies}
     dataset = record(tmp_path / "a.vlt", provenance=provenance)
     subset = vault.filter(dataset, "policy == 'late'", tmp_path / "b.vlt")
     assert set(subset.episodes.policy_id) == {1}
