@@ -68,7 +68,7 @@ class BlockTable:
         chunk_rows, chunk_steps = source.chunk_shape
         fields = fields_of(source.spec, windows).items()
         step_bytes = sum_bytes({name: leaf for name, leaf in fields if name not in COMPUTED})
-        longest = int(table.lengths.max(initial=0)) * step_bytes
+        longest = int(table.lengths.max()) * step_bytes
         if longest > buffer_bytes:
             raise OptionError(
                 f"the longest episode of {source.path} takes {longest:,} bytes, and the shuffle "
@@ -186,7 +186,7 @@ class BlockGatherer:
         """Release the buffers before the first in use, and read the one after the last."""
         with self._lock:
             for number in [x for x in self._buffers if not first <= x <= last + 1]:
-                self._buffers.pop(number).cancel()
+                del self._buffers[number]  # another thread may still wait for it: no `cancel`
             if self._order.has_buffer(last + 1):
                 self._start(last + 1)
 

@@ -211,12 +211,8 @@ class SlotTable:
     """
 
     def __init__(self, source: Source, recorded: EpisodeTable, episodes: Chosen = None):
-        if source.rows * source.length == 0:
-            raise ShapeError(f"{source.path} holds no steps yet: record into it first.")
         self.recorded, count = recorded, len(recorded.length)
-        numbers = np.arange(count)
-        if episodes is not None:
-            numbers = numbers_of(episodes, count, source.path)
+        numbers = numbers_of(np.arange(count) if episodes is None else episodes, count, source.path)
         self.episodes = numbers = numbers[recorded.length[numbers] > 0]
         """``(K,)`` their numbers."""
         if not len(numbers):
@@ -273,7 +269,7 @@ def add_following(
     row, start, length = (column[longest_first] for column in episodes)
     last = start + length - 1
     follows = np.zeros((len(length), returns.shape[-1]))
-    for back in range(int(length.max(initial=0))):
+    for back in range(int(length.max())):
         longer = slice(np.searchsorted(-length, -back, side="left"))  # those longer than `back`
         index = row[longer], last[longer] - back
         follows[longer] = returns[index] + discount * follows[longer]

@@ -78,7 +78,7 @@ def _alias_table(scaled: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDAr
     """
     keep, alias = np.ones(len(scaled)), np.arange(len(scaled))
     low, high = np.flatnonzero(scaled < 1), np.flatnonzero(scaled >= 1)
-    if not len(low) or not len(high):
+    if not len(high):  # by rounding
         return keep, alias
     missing, extra = np.cumsum(1 - scaled[low]), np.cumsum(scaled[high] - 1)
     giver = np.searchsorted(extra, missing - (1 - scaled[low]), side="left")
@@ -110,10 +110,10 @@ def draw_on_host(starts: Starts, keys: Keys, count: int) -> Int[np.ndarray, "*k 
     return starts.first[number] + inside.astype(np.int64)
 
 
-def _wide(keys: Keys, count: int, stop: Any) -> NDArray[np.uint64]:
+def _wide(keys: Keys, count: int, stop: int) -> NDArray[np.uint64]:
     """Return whole numbers from 0 to below ``stop``, each from 64 random bits."""
     words = threefry.bits(keys, 2 * count).reshape(*keys.shape[:-1], count, 2)
-    return _joined(words[..., 0], words[..., 1]) % np.asarray(stop, np.uint64)
+    return _joined(words[..., 0], words[..., 1]) % np.uint64(stop)
 
 
 def _joined(high: NDArray[Any], low: NDArray[Any]) -> NDArray[np.uint64]:

@@ -42,11 +42,8 @@ def bits(keys: Keys, num: int) -> UInt32[np.ndarray, "*k num"]:
     return high ^ low
 
 
-def randint(keys: Keys, num: int, stop: Any) -> UInt32[np.ndarray, "*k num"]:
-    """Return ``num`` integers from 0 to below ``stop``, as ``jax.random.randint`` for an int32.
-
-    ``stop`` is a number, or one for each integer.
-    """
+def randint(keys: Keys, num: int, stop: int) -> UInt32[np.ndarray, "*k num"]:
+    """Return ``num`` integers from 0 to below ``stop``, as ``jax.random.randint`` for an int32."""
     span, pair = np.uint32(stop), split(keys)
     return below(bits(pair[..., 0, :], num), bits(pair[..., 1, :], num), span)
 

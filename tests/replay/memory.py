@@ -1,4 +1,4 @@
-"""A source of windows in memory, with episodes of given lengths."""
+"""A source of windows in memory, with episodes of given lengths; and how tests draw windows."""
 
 from pathlib import PurePath
 from typing import NamedTuple
@@ -7,6 +7,10 @@ import jax
 import numpy as np
 
 from offmarl.types import Discrete, EnvSpec, Transition, View, flatten_view
+
+at = jax.jit(lambda replay, slots: replay.at(slots))
+sample = jax.jit(lambda replay, key: replay.sample(key))
+"""Outside of `jit`, each call would be compiled anew."""
 
 SPEC = EnvSpec("test", num_agents=2, observation_size=3, state_size=2, action=Discrete(3))
 

@@ -55,6 +55,8 @@ def test_epochs(drop_last: bool) -> None:
     assert isinstance(order, Epochs)
     each = 6 if drop_last else 7
     assert order.num_batches == 3 * each
+    assert (order.num_left(5), order.num_left(10**6)) == (3 * each - 5, 0)
+    assert [*order.steps(4, 6)] == [*range(4, 3 * each, 6)] and not [*order.steps(10**6)]
     batches = [order.slots(step) for step in range(order.num_batches)]
     assert {len(slots) for slots in batches} == ({8} if drop_last else {8, 2})
     for epoch in range(3):

@@ -10,33 +10,41 @@ from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError
-from offmarl.replay import Batches, Replay, Windows, device, open_batches, split_key
-from offmarl.replay.host import ahead
+from offmarl.replay import (
+    Batches,
+    Replay,
+    WindowReader,
+    Windows,
+    device,
+    open_batches,
+    split_key,
+)
+from offmarl.replay.host import ahead, parts_ahead
+from offmarl.replay.sampling import are_whole
 from offmarl.replay.starts import Uniform, draw_on_host
 from offmarl.types import map_tree
 from offmarl.vault import Dataset
 
-from .memory import MemorySource
+from .memory import MemorySource, at, sample
 
 
 @pytest.mark.parametrize(
     ("batch", "length", "options"),
     [
         (300, 5, {}),
-        pytest.param(16, 1, {}, marks=pytest.mark.slow),
-        pytest.param(16, 100, {"burn_in": 3, "return_to_go": 0.9}, marks=pytest.mark.slow),
+        pytest.param(128, 1, {}, marks=pytest.mark.slow),
+        pytest.param(128, 100, {"burn_in": 3, "return_to_go": 0.9}, marks=pytest.mark.slow),
     ],
 )
 def test_the_batches_of_the_device(dataset: Dataset, batch: int, length: int, options) -> None:
     """Of more windows than are gathered at once, and of windows longer than a row, too."""
-    replay, sample = dataset.replay(batch, length, **options), jax.jit(lambda r, key: r.sample(key))
+    replay = dataset.replay(batch, length, **options)
     with dataset.stream(batch, length, seed=3, start=7, **options) as stream:
         for step in range(7, 12):
             key = jax.random.fold_in(jax.random.key(3), step)
@@ -44,27 +52,22 @@ def test_the_batches_of_the_device(dataset: Dataset, batch: int, length: int, op
         assert stream.step == 12
 
 
-@pytest.mark.slow
 def test_compressed_vaults_stream_the_same(dataset: Dataset, tmp_path: Path) -> None:
-    vault.recode(dataset.path, tmp_path / "zstd.vlt", codec="zstd")
-    vault.recode(dataset.path, tmp_path / "raw.vlt", codec="raw")
-    with (
-        offmarl.open(tmp_path / "zstd.vlt").stream(8, 5) as compressed,
-        offmarl.open(tmp_path / "raw.vlt").stream(8, 5) as mapped,
-    ):
+    assert dataset.manifest.schema.codec == "raw"
+    copy = vault.recode(dataset, tmp_path / "zstd.vlt", codec="zstd")
+    with copy.stream(8, 5, to="numpy") as compressed, dataset.stream(8, 5, to="numpy") as mapped:
         for _ in range(3):
             chex.assert_trees_all_equal(next(compressed), next(mapped))
 
 
-@pytest.mark.slow
 def test_a_stream_goes_on_where_another_was(dataset: Dataset) -> None:
-    with dataset.stream(4, 5, seed=1) as stream:
+    with dataset.stream(4, 5, to="numpy", seed=1) as stream:
         batches = [next(stream) for _ in range(6)]
-    with dataset.stream(4, 5, seed=1) as stream:
+    with dataset.stream(4, 5, to="numpy", seed=1) as stream:
         for batch in batches[:2]:
             chex.assert_trees_all_equal(next(stream), batch)
         state = json.loads(json.dumps(stream.state()))
-    with dataset.stream(4, 5, **state) as stream:
+    with dataset.stream(4, 5, to="numpy", **state) as stream:
         for batch in batches[2:]:
             chex.assert_trees_all_equal(next(stream), batch)
 
@@ -72,6 +75,9 @@ def test_a_stream_goes_on_where_another_was(dataset: Dataset) -> None:
 def test_memory_bounds_what_is_gathered_ahead(dataset: Dataset) -> None:
     with pytest.raises(OptionError, match=r"10,000 bytes of memory are too few .* 3 are held"):
         dataset.stream(8, 5, memory=10_000)
+    assert [parts_ahead(memory, 10, "a part", 5) for memory in (30, 49, 50, 999)] == [1, 2, 3, 5]
+    with pytest.raises(OptionError, match="too few to stream: a part takes 10"):
+        parts_ahead(29, 10, "a part", 5)
     under_way, most = [0], [0]
     lock = threading.Lock()
 
@@ -86,6 +92,24 @@ def test_memory_bounds_what_is_gathered_ahead(dataset: Dataset) -> None:
         with lock:
             under_way[0] -= 1
     assert most[0] <= 4
+
+
+@pytest.mark.parametrize(
+    ("batch", "room", "together"), [(8, 10**4, 32), (300, 10**4, 1), (8, 12, 3), (8, 3, 1)]
+)
+def test_small_batches_are_gathered_together_as_far_as_memory_allows(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, batch: int, room: int, together: int
+) -> None:
+    each_array, sizes = WindowReader.each_array, set()
+    monkeypatch.setattr(
+        WindowReader,
+        "each_array",
+        lambda x, starts: sizes.add(len(starts)) or each_array(x, starts),
+    )
+    memory = room * WindowReader(dataset, Windows(batch, 5)).batch_bytes
+    with dataset.stream(batch, 5, to="numpy", memory=memory) as stream:
+        next(stream)
+    assert sizes == {together}
 
 
 @pytest.mark.slow
@@ -106,8 +130,13 @@ def test_what_goes_wrong_in_a_thread_is_raised(dataset: Dataset) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("offmarl-stream")]
 
 
-def test_after_an_error_a_stream_reads_the_batch_again(dataset: Dataset, monkeypatch) -> None:
-    expected = [*dataset.stream(300, 5, seed=3, epochs=1, to="numpy")]
+@pytest.mark.parametrize("shuffle_buffer", [None, 2**14])
+def test_after_an_error_a_stream_reads_the_batch_again(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, shuffle_buffer: int | None
+) -> None:
+    monkeypatch.setattr(Dataset, "chunk_shape", (1, 10))
+    options = {"seed": 3, "epochs": 1, "to": "numpy", "shuffle_buffer": shuffle_buffer}
+    expected = [*dataset.stream(300, 5, **options)]
     gather, calls = Dataset.window_fields, count()
 
     def fail_second(*args: Any) -> Any:
@@ -117,7 +146,7 @@ def test_after_an_error_a_stream_reads_the_batch_again(dataset: Dataset, monkeyp
 
     monkeypatch.setattr(Dataset, "window_fields", fail_second)
     batches = []
-    with dataset.stream(300, 5, seed=3, epochs=1, to="numpy") as stream:
+    with dataset.stream(300, 5, **options) as stream:
         with pytest.raises(VaultError, match="a file is missing"):
             batches.extend(stream)
         assert len(stream) == len(expected) - len(batches) > 0
@@ -125,16 +154,15 @@ def test_after_an_error_a_stream_reads_the_batch_again(dataset: Dataset, monkeyp
     chex.assert_trees_all_equal(batches, expected)
 
 
-@pytest.mark.slow
 def test_windows_of_some_episodes_only(dataset: Dataset) -> None:
     numbers = np.flatnonzero(dataset.episodes.length % 2 == 0)
     replay = dataset.replay(16, 5, numbers)
     assert replay.num_slots == (dataset.episodes.length[numbers] + 1).sum()
-    windows = replay.at(jnp.arange(replay.num_slots))
+    windows = at(replay, np.arange(replay.num_slots))
     assert set(np.unique(windows.episode)) == set(numbers)
-    with dataset.stream(16, 5, seed=3, episodes=numbers) as stream:
+    with dataset.stream(16, 5, to="numpy", seed=3, episodes=numbers) as stream:
         chex.assert_trees_all_equal(
-            next(stream), replay.sample(jax.random.fold_in(jax.random.key(3), 0))
+            next(stream), sample(replay, jax.random.fold_in(jax.random.key(3), 0))
         )
     with pytest.raises(OptionError, match="named twice"):
         dataset.replay(16, 5, np.array([1, 1]))
@@ -170,18 +198,17 @@ def test_more_slots_than_32_bits_tell_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", ["device", "stream"])
-@pytest.mark.slow
 def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> None:
     keys = jax.random.split(jax.random.key(0), 2)
-    replay, memory = dataset.replay(4, 5), 200_000
-    with open_batches(dataset, kind, Windows(4, 5), keys, range(12, 24, 6), memory) as feed:
-        assert 6 % feed.updates == 0
-        for first in range(12, 24, feed.updates):
+    replay, memory = dataset.replay(4, 5), 50_000
+    with open_batches(dataset, kind, Windows(4, 5), keys, range(13, 24, 6), memory) as feed:
+        assert feed.updates == (6 if kind == "device" else 3)
+        for first in range(12, 24, feed.updates):  # a piece begins at a multiple of its size
             data = next(feed.data)
             assert isinstance(data, Replay if kind == "device" else Batches)
             for seed, index in np.ndindex(2, feed.updates) if kind == "stream" else ():
                 key, _ = split_key(keys[seed], first + index)
-                chex.assert_trees_all_equal(data[seed][index].data, replay.sample(key))
+                chex.assert_trees_all_equal(data[seed][index].data, sample(replay, key))
 
 
 class LongSource(MemorySource):
@@ -213,7 +240,10 @@ def test_data_with_more_steps_than_a_device_can_index_is_streamed(
 @pytest.mark.slow
 def test_streams_of_numpy_arrays_have_the_same_bits(dataset: Dataset) -> None:
     sizes = {"burn_in": 2, "return_to_go": 0.9, "seed": 3, "start": 70}
-    with dataset.stream(16, 5, **sizes) as jax_, dataset.stream(16, 5, to="numpy", **sizes) as ours:
+    with (
+        dataset.stream(128, 5, **sizes) as jax_,
+        dataset.stream(128, 5, to="numpy", **sizes) as ours,
+    ):
         for _ in range(3):
             batch = next(ours)
             assert isinstance(batch.view.observation, np.ndarray)
@@ -285,12 +315,13 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
     with pytest.warns(UserWarning) as records:
         if kind == "device":
             replay = data.replay(**options)
-            batches = [replay.sample(jax.random.key(i)) for i in range(60)]
+            batches = [sample(replay, jax.random.key(i)) for i in range(60)]
         elif kind == "stream":
-            stream = data.stream(**options, seed=0)
+            stream = data.stream(**options, to="numpy", seed=0)
             batches = [next(stream) for _ in range(60)]
         else:
-            batches = list(data.stream(**options, seed=0, epochs=3, shuffle_buffer=10**6))
+            passes = {"to": "numpy", "epochs": 3, "shuffle_buffer": 10**6}
+            batches = list(data.stream(**options, seed=0, **passes))
     counts = [str(record.message).partition("leave out ")[2] for record in records]
     assert counts == [
         "19 steps that are not finite or come after such a step.",
@@ -308,6 +339,7 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
         assert allowed[..., 0][acts].all()
         last = mask & (reward == 16)
         assert not np.asarray(batch.next_known)[last].any()
+    assert not are_whole(data).any()
     left_out = {3, 29, *range(17, 24), *range(36, 48)}
     assert rewards == {*range(count)} - left_out
 
@@ -330,10 +362,12 @@ def test_no_way_of_drawing_gives_what_is_not_finite(tmp_path, field, value):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = offmarl.from_arrays(tmp_path / "a.vlt", **arrays, terminals=ends, on_invalid="keep")
-        replay, stream = data.replay(batch=8, length=4), data.stream(batch=8, length=4, seed=0)
-        batches = [replay.sample(jax.random.key(0)), next(stream)]
-        batches += data.stream(batch=4, length=4, seed=0, epochs=1, shuffle_buffer=10**6)
+        stream = data.stream(batch=8, length=4, to="numpy")
+        batches = [sample(data.replay(batch=8, length=4), jax.random.key(0)), next(stream)]
+        batches += data.stream(batch=4, length=4, to="numpy", epochs=1, shuffle_buffer=10**6)
         batches.append(data.whole_episodes(np.arange(3)))
+    for source in (data, offmarl.mix([data])):
+        assert are_whole(source).tolist() == [True, False, False]
     for batch in batches:
         fields = batch._replace(behaviour_log_prob=None) if hasattr(batch, "reward") else batch
         floats = [x for x in jax.tree.leaves(fields) if x.dtype.kind == "f"]

@@ -22,6 +22,8 @@ from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, flatten_tree
 from offmarl.vault import Dataset
 from tests.vault.experience import recorded
 
+from .memory import at
+
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
@@ -43,9 +45,6 @@ def same_bits(ours: Any, theirs: Any) -> None:
         assert left.tobytes() == right.tobytes()
 
     jax.tree.map(compare, ours, theirs)
-
-
-at = jax.jit(lambda replay, slots: replay.at(slots))
 
 
 # ---------------------------------------------------------------------------------- equality
@@ -119,20 +118,21 @@ def test_slots_of_any_trees_are_packed_and_unpacked(
 
 
 @pytest.mark.parametrize(
-    ("actions", "extras", "size"),
+    ("actions", "extras", "size", "own"),
     [
-        (12, {}, 17),  # 16 numbers, and as many flags as a word has bits
-        (12, {"flag": ArraySpec((), "bool")}, 18),
-        (13, {"small": ArraySpec((63,)), "large": ArraySpec((64,))}, 18 + 63 + 64),
-        (12, {"half": ArraySpec((2, 3), "float16")}, 17 + 3),
+        (12, {}, 17, []),  # 16 numbers, and as many flags as a word has bits
+        (12, {"flag": ArraySpec((), "bool")}, 18, []),
+        (13, {"small": ArraySpec((63,)), "large": ArraySpec((64,))}, 18 + 63 + 64, ["large"]),
+        (12, {"half": ArraySpec((2, 3), "float16")}, 17 + 3, ["half"]),
     ],
 )
 def test_flags_take_a_bit_and_numbers_no_more_than_their_bytes(
-    actions: int, extras: dict[str, ArraySpec], size: int
+    actions: int, extras: dict[str, ArraySpec], size: int, own: list[str]
 ) -> None:
     spec = EnvSpec("hand", 2, 3, 2, Discrete(actions), extras=extras)
     layout, rng = layout_of(spec, Windows(1, 2)), np.random.default_rng(0)
     assert layout.slot_bytes == 4 * size
+    assert [*layout.arrays] == [f"extras.{name}" for name in own]
     leaves = fields_of(spec, Windows(1, 2))
     fields = {name: entries(leaf, (4,), rng) for name, leaf in leaves.items()}
     part = pack({"alive": fields["alive"], "time": fields["time"]}, layout, 4)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,7 @@ from offmarl.replay.rings import SlotRings
 from offmarl.replay.starts import Uniform
 from offmarl.types import Sequence, View
 
-from .memory import MemorySource
+from .memory import MemorySource, at
 
 CHUNK = 64
 """Windows unpacked at once, so that tables of all sizes share one compiled program."""
@@ -92,7 +91,9 @@ def test_windows_hold_the_data(source: MemorySource, odd_only: bool) -> None:
         expected = np.where(of_step, values[at], final[episode])
         valid = is_step.astype(bool) | known
         np.testing.assert_array_equal(getattr(batch.view, name)[valid], expected[valid])
-    assert batch.view.legal_actions[~is_step.astype(bool) & ~known].all()
+    unknown = ~is_step.astype(bool) & ~known
+    assert batch.view.legal_actions[unknown].all() and batch.view.alive[unknown].all()
+    assert not batch.view.observation[unknown].any() and not batch.view.state[unknown].any()
     is_last = time == table.length[episode] - 1
     over = source.steps.terminated[at].all(-1)
     np.testing.assert_array_equal(batch.next_known[mask], (~is_last | known | over)[:, :-1][mask])
@@ -136,7 +137,7 @@ def test_a_device_gets_parts_of_few_sizes(monkeypatch) -> None:
     assert len(sizes) > 12 and len(set(sizes)) < 5
     slots = np.arange(0, replay.num_slots, 50)
     expected = WindowSource(source, windows, episodes).arrays(slots)
-    chex.assert_trees_all_equal(replay.at(jnp.asarray(slots)), expected)
+    chex.assert_trees_all_equal(at(replay, slots), expected)
 
 
 @settings(max_examples=25)
@@ -170,7 +171,7 @@ def test_the_device_holds_the_same_windows(lengths: list[list[int]]) -> None:
     """Also where a window is longer than all the data."""
     source, windows = MemorySource(lengths, without_final=(0,)), Windows(1, 6, 3, 0.9)
     replay = load(source, windows)
-    result = jax.jit(lambda replay: replay.at(jnp.arange(replay.num_slots)))(replay)
+    result = at(replay, np.arange(replay.num_slots))
     chex.assert_trees_all_equal(result, all_windows(source, windows))
 
 

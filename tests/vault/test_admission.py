@@ -236,7 +236,7 @@ def test_illegal_actions_are_kept_and_told(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*must be finite")
 def test_nothing_sound_is_no_dataset(tmp_path):
-    with pytest.raises(InvalidValueError, match="no step before one that is not finite"):
+    with pytest.raises(InvalidValueError, match="none before one that is not finite"):
         made(tmp_path, rewards=np.full((T, 2), np.nan))
     assert not (tmp_path / "a.vlt").exists()
 

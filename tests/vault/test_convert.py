@@ -101,7 +101,9 @@ def test_every_step_arrives(tmp_path, source, monkeypatch, block):
     }
 
 
-def test_the_time_limit_tells_truncation_from_termination(tmp_path, source):
+def test_the_time_limit_tells_truncation_from_termination(tmp_path):
+    source = save(tmp_path / "data.npz", batch())
+
     def causes(name, **limit):
         dataset = vault.import_dataset(source, tmp_path / name, **limit)
         return dataset.episodes.cause.tolist()
@@ -165,13 +167,14 @@ def test_damaged_files(tmp_path, source):
     assert list(vault.list_vaults(tmp_path)) == []
 
 
-def test_another_environment(tmp_path, source):
-    spec = EnvSpec("classic/other", 3, 3, 4, Discrete(3))
+def test_another_environment(tmp_path):
+    source, spec = save(tmp_path / "a.npz", batch()), EnvSpec("other", 3, 3, 4, Discrete(3))
     with pytest.raises(ShapeError, match=r"num_agents \(2, not 3\)"):
         vault.import_dataset(source, tmp_path / "a.vlt", env_spec=spec)
 
 
-def test_a_vault_is_not_overwritten(tmp_path, source):
+def test_a_vault_is_not_overwritten(tmp_path):
+    source = save(tmp_path / "data.npz", batch())
     vault.import_dataset(source, tmp_path / "a.vlt")
     with pytest.raises(VaultExistsError):
         vault.import_dataset(source, tmp_path / "a.vlt")
@@ -210,6 +213,10 @@ def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path):
     for layout in ("alberdice", "pymarl"):
         dataset = vault.import_dataset(folder, tmp_path / f"{layout}.vlt", layout)
         assert dataset.digest() == zipped.digest()
+    sums = [(x.name, hashlib.sha256(x.read_bytes()).hexdigest()) for x in sorted(folder.iterdir())]
+    total = "".join(f"{name}:{checksum}\n" for name, checksum in sums)
+    sha256 = hashlib.sha256(total.encode()).hexdigest()
+    assert dataset.provenance["source"]["sha256"] == sha256
     (folder / "reward.npy").rename(tmp_path / "reward.npy")
     with pytest.raises(VaultError, match="it has no reward, only"):
         vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
@@ -286,9 +293,10 @@ def test_a_file_of_both_kinds_is_refused(tmp_path):
 def test_flags_of_agents_are_those_of_the_team(tmp_path):
     arrays = batch()
     arrays["terminated"] = arrays["terminated"].repeat(2, -1)
+    arrays["reward"] = arrays["reward"].repeat(2, -1) * [1, 2]
     dataset = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
     causes = ["terminated" if ends else "truncated" for ends in TERMINATED]
-    assert dataset.episodes.cause.tolist() == causes
+    assert (dataset.episodes.cause.tolist(), dataset.spec.reward) == (causes, "individual")
     arrays["terminated"][0, LENGTHS[0] - 1, 0] = 0
     with pytest.raises(VaultError, match="for each agent, and they differ"):
         vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")

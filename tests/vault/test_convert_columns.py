@@ -7,10 +7,11 @@ import pytest
 import zarr
 
 from offmarl import vault
-from offmarl.errors import VaultError, VaultExistsError
+from offmarl.errors import InvalidValueError, VaultError, VaultExistsError
 from offmarl.vault.convert import columns
+from offmarl.vault.format.tables import CUT, OPEN
 
-from .experience import CONTINUOUS, SPEC, make
+from .experience import CONTINUOUS, SPEC, make, written
 
 LAYOUTS = {"npz": "numpy", "zarr": "zarr"}
 
@@ -59,10 +60,50 @@ def test_numpy_reads_it(tmp_path, data):
         assert json.loads(str(file["about"]))["digest"] == data.digest()
 
 
+@pytest.mark.parametrize(("name", "layout"), [*LAYOUTS.items(), ("h5", "pymarl")])
+def test_a_vault_without_steps(tmp_path, name, layout):
+    vault.create(tmp_path / "a.vlt", SPEC, rows=2).close()
+    out = vault.export_dataset(tmp_path / "a.vlt", tmp_path / f"out.{name}", layout)
+    if layout == "pymarl":
+        with pytest.raises(InvalidValueError, match=r"out\.h5: the data has no steps"):
+            vault.import_dataset(out, tmp_path / "b.vlt", layout)
+        return
+    again = vault.import_dataset(out, tmp_path / "b.vlt", layout)
+    assert (again.num_steps, len(again), again.spec) == (0, 0, SPEC)
+
+
+def test_all_open_episodes_but_the_last_are_cut(tmp_path):
+    """End to end, an episode that is open can only be the last: the digest is not reproduced."""
+    steps, _ = make(rows=3, steps=20)
+    steps = steps._replace(**{x: getattr(steps, x) * False for x in ("terminated", "truncated")})
+    source = written(tmp_path / "a.vlt", (steps._replace(last=steps.last & False), None))
+    out = vault.export_dataset(source, tmp_path / "a.npz", "numpy")
+    with np.load(out) as file:
+        assert file["episodes.cause"].tolist() == [CUT, CUT, OPEN]
+        assert json.loads(str(file["about"]))["digest"] is None
+    again = vault.import_dataset(out, tmp_path / "b.vlt", "numpy").episodes
+    assert again.length.tolist() == [20] * 3 and again.cause.tolist() == ["cut"] * 3
+
+
 def test_zarr_python_reads_it(tmp_path, data):
     group = zarr.open_group(vault.export_dataset(data, tmp_path / "a.zarr", "zarr"), mode="r")
     rewards = group["rewards"]
-    assert rewards.metadata.dimension_names == ("time", "agent")
+    axes = {name: array.metadata.dimension_names for name, array in group.arrays()}
+    action = ("action",) if data.spec == CONTINUOUS else ()
+    of_agents = {"terminals", "truncations", "rewards", "infos.alive"}
+    of_agents |= {"infos.behaviour_log_probs", "infos.policy_ids"}
+    assert axes == {
+        "actions": ("time", "agent", *action),
+        "observations": ("time", "agent", "observation"),
+        "infos.state": ("time", "state"),
+        "infos.legals": ("time", "agent", "legal"),
+        "finals.observation": ("final", "agent", "observation"),
+        "finals.state": ("final", "state"),
+        "finals.legal_actions": ("final", "agent", "legal"),
+        "finals.alive": ("final", "agent"),
+        **dict.fromkeys(of_agents, ("time", "agent")),
+        **dict.fromkeys(columns._TABLES, ("episode",)),
+    }
     assert rewards.shards is not None
     assert rewards[:].sum() == pytest.approx(data.episodes.returns.sum(), rel=1e-5)
 
@@ -85,7 +126,7 @@ def test_a_zarr_group_that_was_copied_without_chunks_of_zeros(tmp_path, data):
     source = zarr.open_group(vault.export_dataset(data, tmp_path / "a.zarr", "zarr"), mode="r")
     copy = zarr.create_group(tmp_path / "b.zarr", attributes=dict(source.attrs))
     for name, array in source.arrays():
-        copy.create_array(name, data=array[...], chunks=(1, *array.chunks[1:]))
+        copy.create_array(name, data=array[...], chunks=(4, *array.chunks[1:]))
     with pytest.raises(VaultError, match=r"written without those of zeros \(zarr's default\)"):
         vault.import_dataset(tmp_path / "b.zarr", tmp_path / "b.vlt", "zarr")
 
@@ -101,6 +142,9 @@ def test_files_of_another_layout(tmp_path, data):
     np.savez(tmp_path / "changed.npz", **(arrays | {"rewards": arrays["rewards"] + 1}))
     with pytest.raises(VaultError, match="does not have the digest it records"):
         vault.import_dataset(tmp_path / "changed.npz", out, "numpy")
+    np.savez(tmp_path / "other.npz", **(arrays | {"about": json.dumps({"spec": 5})}))
+    with pytest.raises(VaultError, match=r"other\.npz does not record its spec"):
+        vault.import_dataset(tmp_path / "other.npz", out, "numpy")
     np.savez(tmp_path / "objects.npz", **(arrays | {"rewards": arrays["rewards"].astype(object)}))
     with pytest.raises(VaultError, match="Python objects"):
         vault.import_dataset(tmp_path / "objects.npz", out, "numpy")

@@ -120,22 +120,32 @@ def test_where_a_time_limit_ends_episodes(done, since, limit, limits, left):
 def test_other_layouts(tmp_path, arrays, folder):
     out = tmp_path / "a.vlt"
     less = {name: array for name, array in arrays.items() if name != "d"}
-    with pytest.raises(VaultError, match=r"not of OMIGA's layout: it has no d, only a, o, r, s"):
-        vault.import_dataset(save_hdf5(tmp_path / "1.h5", less), out, "omiga")
-    with pytest.raises(VaultError, match="different lengths"):
-        vault.import_dataset(
-            save_hdf5(tmp_path / "2.h5", arrays | {"r": arrays["r"][:-1]}), out, "omiga"
+    for number, (wrong, message) in enumerate(
+        (
+            (less, r"not of OMIGA's layout: it has no d, only a, o, r, s"),
+            (arrays | {"r": arrays["r"][:-1]}, "different lengths"),
+            (arrays | {"o": arrays["o"][:, 0]}, r"OMIGA's layout: o has shape \(19, 3\)"),
+            ({name: array[:0] for name, array in arrays.items()}, "has no steps"),
         )
+    ):
+        with pytest.raises(VaultError, match=message):
+            vault.import_dataset(save_hdf5(tmp_path / f"{number}.h5", wrong), out, "omiga")
     with pytest.raises(ShapeError, match=r"num_agents \(2, not 3\)"):
         spec = EnvSpec("", 3, 3, 10, Continuous(2))
-        vault.import_dataset(save_hdf5(tmp_path / "3.h5", arrays), out, "omiga", env_spec=spec)
-    (tmp_path / "4.h5").write_bytes(b"no HDF5")
+        vault.import_dataset(save_hdf5(tmp_path / "all.h5", arrays), out, "omiga", env_spec=spec)
+    (tmp_path / "no.h5").write_bytes(b"no HDF5")
     with pytest.raises(VaultError, match="of another format"):
-        vault.import_dataset(tmp_path / "4.h5", out, "omiga")
+        vault.import_dataset(tmp_path / "no.h5", out, "omiga")
     with pytest.raises(VaultError, match="to convert"):
-        vault.import_dataset(tmp_path / "5.h5", out, "omiga")
+        vault.import_dataset(tmp_path / "missing.h5", out, "omiga")
     with pytest.raises(VaultError, match="is not a folder"):
         vault.import_dataset(tmp_path / "nowhere", out, "omar")
+    for name in ("rews_1", "dones_0"):  # of which only the first column would count
+        array = np.load(folder / f"{name}.npy")
+        np.save(folder / f"{name}.npy", np.stack([array, array], 1))
+        with pytest.raises(VaultError, match=rf"OMAR's layout: {name} has shape \(19, 2\)"):
+            vault.import_dataset(folder, out, "omar")
+        np.save(folder / f"{name}.npy", array)
     np.save(folder / "acs_1.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(VaultError, match="Python objects"):
         vault.import_dataset(folder, out, "omar")

@@ -129,6 +129,10 @@ def test_what_is_not_taken(tmp_path):
     save("cart/start-v0", LINE, spaces.Discrete(2, start=1), (SEEN, TAKEN + 1, {}))
     with pytest.raises(VaultError, match="counts its actions from 1"):
         vault.import_dataset("cart/start-v0", tmp_path / "a.vlt", "minari")
+    tree = {"a": SEEN}
+    save("cart/tree-v0", spaces.Dict({"a": LINE}), spaces.Discrete(2), (tree, TAKEN, {}))
+    with pytest.raises(VaultError, match=r"tree-v0 has observations .* only boxes"):
+        vault.import_dataset("cart/tree-v0", tmp_path / "a.vlt", "minari")
     assert not (tmp_path / "a.vlt").exists()
     written(tmp_path / "b.vlt", make())
     with pytest.raises(OptionError, match="as expert-v0 does"):

@@ -4,17 +4,35 @@ import dataclasses
 
 import numpy as np
 import pytest
+import zarr
 
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError
 from offmarl.testing import image_spec, typed_spec
-from offmarl.types import ArraySpec
+from offmarl.types import ArraySpec, Discrete, EnvSpec
 
-from .experience import whole_episodes, written
+from .experience import CONTINUOUS, make, whole_episodes, written
 
 TYPED, IMAGE = typed_spec("test/typed"), image_spec("test/image")
 EXTRA = dataclasses.replace(IMAGE, extras={"cost": ArraySpec(()), "marks": ArraySpec((2,), "int8")})
 NAMES = {"numpy": "data.npz", "zarr": "data.zarr", "minari": "data-v0", "pymarl": "data.npz"}
+
+AXES = {
+    "test/typed": {
+        "observations.camera.depth": ("time", "agent", None, None),
+        "observations.gear": ("time", "agent"),
+        "infos.state.wind": ("time", None),
+        "extras.message": ("time", None, None),
+        "extras.cost": ("time",),
+        "finals.observation.speed": ("final", "agent", None),
+        "finals.state.map": ("final", None, None),
+    },
+    "test/image": {
+        "observations": ("time", "agent", None, None, None),
+        "extras.marks": ("time", None),
+    },
+}
+"""Names of the axes of some arrays in zarr."""
 
 
 def record(path, spec):
@@ -37,6 +55,10 @@ def test_all_leaves_survive(tmp_path, monkeypatch, layout, spec):
     back = there_and_back(source, tmp_path, monkeypatch, layout)
     assert back.spec == spec
     assert back.digest() == source.digest()
+    if layout == "zarr":
+        group = zarr.open_group(tmp_path / NAMES[layout], mode="r")
+        axes = {name: array.metadata.dimension_names for name, array in group.arrays()}
+        assert AXES[spec.name].items() <= axes.items()
 
 
 def test_images_and_extras_in_episode_batches(tmp_path, monkeypatch):
@@ -51,10 +73,34 @@ def test_images_and_extras_in_episode_batches(tmp_path, monkeypatch):
         assert copy.view.observation.dtype == np.uint8
 
 
-def test_episode_batches_have_no_trees(tmp_path):
-    source = record(tmp_path / "source.vlt", TYPED)
-    with pytest.raises(ShapeError, match=r"observations\.camera\.depth.*numpy, zarr or minari"):
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (TYPED, r"observations\.camera\.depth.*numpy, zarr or minari"),
+        (
+            EnvSpec("", 2, 3, 0, Discrete(4), global_state=ArraySpec((2, 2))),
+            "the states are states",
+        ),
+        (CONTINUOUS, "is for discrete actions"),
+    ],
+)
+def test_what_episode_batches_cannot_hold(tmp_path, spec, message):
+    source = record(tmp_path / "source.vlt", spec)
+    with pytest.raises(ShapeError, match=message):
         vault.export_dataset(source, tmp_path / "a.npz", "pymarl")
+
+
+def test_episode_batches_of_recordings_that_were_cut_off(tmp_path):
+    """Without a final view, that of the last step takes its place."""
+    source = written(tmp_path / "a.vlt", make(rows=4, steps=30))
+    table = source.episodes
+    with pytest.warns(UserWarning, match=f"{table.incomplete} episodes were cut off by their rec"):
+        out = vault.export_dataset(source, tmp_path / "a.npz", "pymarl")
+    back = vault.import_dataset(out, tmp_path / "b.vlt", time_limit=99).episodes
+    lengths = table.length - ((table.final < 0) & ~table.terminated)
+    assert back.length.tolist() == lengths[lengths > 0].tolist()
+    causes = np.where(table.terminated, "terminated", "truncated")
+    assert table.incomplete and back.cause.tolist() == causes[lengths > 0].tolist()
 
 
 @pytest.mark.parametrize("layout", ["numpy", "pymarl"])

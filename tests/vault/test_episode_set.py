@@ -11,6 +11,7 @@ import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, VaultError
 from offmarl.vault import Dataset
+from tests.replay.memory import sample
 from tests.replay.test_device import write
 
 
@@ -34,12 +35,12 @@ def test_a_view_holds_the_chosen_episodes(dataset: Dataset) -> None:
         part[3]
 
 
-@pytest.mark.slow
 def test_a_view_draws_from_its_episodes_only(dataset: Dataset) -> None:
     part = dataset.subset([2, 5, 7])
     replay = part.replay(64, 5)
-    assert set(np.unique(replay.sample(jax.random.key(0)).episode)) == {2, 5, 7}
-    with part.stream(64, 5) as stream, dataset.stream(64, 5, episodes=part.numbers) as same:
+    assert set(np.unique(sample(replay, jax.random.key(0)).episode)) == {2, 5, 7}
+    options = {"batch": 64, "length": 5, "to": "numpy"}
+    with part.stream(**options) as stream, dataset.stream(**options, episodes=part.numbers) as same:
         chex.assert_trees_all_equal(next(stream), next(same))
     smaller = part.subset([2, 0])
     assert smaller.numbers.tolist() == [2, 7]
@@ -78,7 +79,7 @@ def test_a_mask_chooses_what_its_numbers_do(dataset: Dataset) -> None:
     )
     wholes = (dataset.whole_episodes(choice) for choice in (mask, numbers))
     chex.assert_trees_all_equal(*wholes)
-    replays = (dataset.replay(4, 2, choice).sample(jax.random.key(0)) for choice in (mask, numbers))
+    replays = (sample(dataset.replay(4, 2, x), jax.random.key(0)) for x in (mask, numbers))
     chex.assert_trees_all_equal(*replays)
 
 

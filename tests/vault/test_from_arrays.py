@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -204,6 +205,9 @@ def test_actions_of_dead_agents_may_be_missing(tmp_path):
         (ONE, {"next_observations": ONE["observations"][:, :2]}, ShapeError, "next obs"),
         (ONE, {"extras": {"x": np.zeros(9)}}, ShapeError, "extras.x has 9 steps"),
         (MANY, {"observations": {"a": ENDS}}, ShapeError, "observations.a has shape"),
+        (MANY, {"rewards": np.zeros((T, N, 2))}, ShapeError, r"rewards has shape \(3, 2\) in each"),
+        (MANY, {"observations": MANY["observations"].astype(ml_dtypes.float8_e5m2)}, ShapeError,
+         "observations is float8_e5m2: vaults keep float32"),
         (MANY, {"num_agents": 2}, ShapeError, "the number of agents is 2"),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """`offmarl.vault.map`: laws for any data, known results, errors, random numbers."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from offmarl.errors import (
 )
 from offmarl.types import ArraySpec, Discrete, EnvSpec
 from offmarl.vault.check.leaf_statistics import QUANTILES
+from offmarl.vault.transform import mapping
 
 from .experience import CONTINUOUS, SPEC, assert_same, make, recorded
 from .test_stock import to_stock, write_stock
@@ -83,8 +85,10 @@ def test_laws(tmp_path_factory, rows, num_steps, chunk_steps, codec, spec, by, s
     assert_sound(both)
 
 
-def test_known_rewards(a, tmp_path):
+def test_known_rewards(a, tmp_path, monkeypatch):
     dataset = vault.map(a, tmp_path / "b.vlt", tenth)
+    monkeypatch.setattr(mapping, "_PART_BYTES", 1)
+    assert vault.map(a, tmp_path / "c.vlt", tenth, by="steps").digest() == dataset.digest()
     np.testing.assert_array_equal(dataset.transitions().reward, a.transitions().reward / 10)
     np.testing.assert_allclose(dataset.episodes.returns, a.episodes.returns / 10, rtol=1e-5)
     assert dataset.manifest.head.total_return == pytest.approx(a.manifest.head.total_return / 10)
@@ -105,6 +109,8 @@ def test_function_gets_whole_episodes_in_columns(a, tmp_path):
         assert steps.time.tolist() == list(range(episodes.length[number]))
         assert ("final.state" in steps) == (episodes.final[number] >= 0)
         assert len(steps.ends) == (episodes.final[number] >= 0)
+        assert len(steps) == len([*steps])
+        assert repr(steps) == f"<Steps: {len(steps.time)} steps of {', '.join(steps)}>"
         assert steps["alive"].dtype == bool and steps["reward"].shape == (len(steps.time), 2)
         reward = np.zeros_like(steps["reward"])
         reward[-1] = steps["reward"].sum(0)
@@ -124,7 +130,8 @@ def test_new_columns_are_extras(tmp_path, by, codec):
 
     def add(steps):
         cost = np.square(steps["state"]).sum(-1)
-        return {"extras.cost": cost, "extras.seen": steps["observation"] > 0}
+        columns = {"extras.cost": cost.astype(float), "extras.seen": steps["observation"] > 0}
+        return columns | {"extras.time": steps.time}
 
     dataset = vault.map(a, tmp_path / "b.vlt", add, by=by)
     steps, cost = dataset.transitions(), np.square(a.transitions().view.state).sum(-1)
@@ -133,7 +140,11 @@ def test_new_columns_are_extras(tmp_path, by, codec):
     assert dataset.spec.extras == {
         "cost": ArraySpec((), "float32"),
         "seen": ArraySpec((2, 3), "bool"),
+        "time": ArraySpec((), "int32"),
     }
+    begins = np.zeros(steps.last.shape, bool)
+    begins[a.episodes.row, a.episodes.start] = True
+    np.testing.assert_array_equal(steps.extras["time"] == 0, begins)
     assert_same(steps._replace(extras=None), a.transitions())
     assert_sound(dataset)
 
@@ -173,18 +184,27 @@ def test_trees_and_images(tmp_path):
     assert statistics["observation.body.speed"].mean.shape == (2, 4)
 
 
-@pytest.mark.parametrize("sizes", [None, (3, 2)])
-def test_a_state_of_all_observations_follows_them(tmp_path, sizes):
-    size = sum(sizes or (3, 3))
+@pytest.mark.parametrize(("sizes", "size"), [(None, 6), ((3, 2), 5), (None, 4)])
+def test_a_state_of_all_observations_follows_them(tmp_path, sizes, size):
+    """One of another size is not made of them."""
     spec = EnvSpec("", 2, 3, size, Discrete(4), state="concatenated", observation_sizes=sizes)
     mask = np.arange(3) < np.array(sizes or (3, 3))[:, None]
     a = recorded(tmp_path / "a.vlt", spec)
     dataset = vault.map(a, tmp_path / "b.vlt", shift)
-    for view in (dataset.transitions().view, dataset.finals):
-        np.testing.assert_array_equal(view.state, np.asarray(view.observation)[..., mask])
+    for view, before in zip(views_of(dataset), views_of(a), strict=True):
+        follows = size == mask.sum()
+        state = np.asarray(view.observation)[..., mask] if follows else before.state
+        np.testing.assert_array_equal(view.state, state)
+    paid = vault.map(a, tmp_path / "d.vlt", tenth)
+    np.testing.assert_array_equal(paid.transitions().view.state, a.transitions().view.state)
     same = vault.map(a, tmp_path / "c.vlt", lambda s: shift(s) | states_of(s))
     np.testing.assert_array_equal(same.transitions().view.state, a.transitions().view.state)
     assert_sound(dataset)
+
+
+def views_of(dataset):
+    final = dataset.episodes.final
+    return dataset.transitions().view, dataset.final_views(final[final >= 0])
 
 
 def states_of(steps):
@@ -302,11 +322,17 @@ def test_functions_by_name(a, tmp_path):
     file.write_text("def halve(steps):\n    return {'reward': steps['reward'] / 2}\n")
     dataset = vault.map(a, tmp_path / "b.vlt", f"{file}:halve")
     np.testing.assert_array_equal(dataset.transitions().reward, a.transitions().reward / 2)
+    same = vault.map(a, tmp_path / "c.vlt", dict)  # in C: without a signature and source
+    arguments = same.provenance["lineage"]["arguments"]
+    assert same.digest() == a.digest() and arguments["function"] == "builtins:dict"
+    assert "sha256" not in arguments
 
 
 @pytest.mark.parametrize("by", ["episodes", "steps"])
 @pytest.mark.slow
-def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by):
+def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by, monkeypatch):
+    monkeypatch.setattr(mapping, "_PART_BYTES", 1)
+
     def noise(steps, rng):
         return {"reward": steps["reward"] + rng.normal(size=steps["reward"].shape)}
 
@@ -317,9 +343,19 @@ def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by):
     first, same, other = (data.digest() for data in vaults)
     assert first == same and len({first, other, a.digest()}) == 3
     assert vaults[2].provenance["lineage"]["arguments"]["seed"] == 1
-    if by == "episodes":
-        noises = vaults[0].transitions().reward - a.transitions().reward
-        assert len(np.unique(noises.round(5))) > noises.size * 0.9
+    noises = vaults[0].transitions().reward - a.transitions().reward
+    assert len(np.unique(noises.round(5))) > noises.size * 0.9
+
+
+def test_parts_by_steps_are_whole_chunks_and_numbered_by_row_and_time(a, monkeypatch):
+    schema = replace(a.manifest.schema, chunk_rows=1, chunk_steps=20)
+    monkeypatch.setattr(mapping, "_PART_BYTES", 2 * schema.chunk_bytes + 1)
+    parts = [
+        (part.rows.start, part.rows.stop, part.start, part.stop, part.number)
+        for part in mapping._parts_of(a, schema, "steps")
+    ]
+    early = [(row, row + 1, 0, 40, 2 * row) for row in range(3)]
+    assert parts == early + [(row, row + 1, 40, 50, 2 * row + 1) for row in range(3)]
 
 
 # ---------------------------------------------------------------------------------- errors

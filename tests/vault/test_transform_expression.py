@@ -266,6 +266,8 @@ def test_what_a_vault_does_not_tell_is_said(tmp_path):
         ExpressionError, match=r"no episodes of .* meet 'length > 99'.*length from 1 to"
     ):
         vault.filter(tmp_path / "a.vlt", "length > 99", tmp_path / "b.vlt")
+    with pytest.raises(ExpressionError, match=r"an empty vault is not written\.$"):
+        vault.filter(tmp_path / "a.vlt", "cause == 'none'", tmp_path / "b.vlt")
     with pytest.raises(ExpressionError, match="percentiles are of episodes"):
         vault.filter(tmp_path / "a.vlt", "reward > p50", tmp_path / "b.vlt", by="steps")
     assert [path.name for path in tmp_path.iterdir()] == ["a.vlt"]

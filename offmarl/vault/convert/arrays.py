@@ -152,7 +152,7 @@ def from_arrays(
             "infos.alive": alive,
             "infos.behaviour_log_probs": log_probs,
             POLICY_IDS: policy_ids,
-            EXTRAS: dict(extras or {}),
+            EXTRAS: dict(extras) if extras else None,
         }
     )
     after = _given(
@@ -180,7 +180,7 @@ def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
     """Return arrays by their names on disk; `ShapeError` if one is no array of numbers."""
     leaves: dict[str, Any] = {}
     for name, tree in trees.items():
-        if tree is not None and not (name == EXTRAS and not tree):
+        if tree is not None:
             _check_names(name, tree)
             leaves |= flatten_tree(tree, name)
     for name, leaf in leaves.items():
@@ -259,7 +259,7 @@ class _Columns(NamedTuple):
     def step_bytes(self) -> int:
         """Bytes of one step of all arrays."""
         arrays = (*self.arrays.values(), *self.after.values())
-        return sum(array.nbytes for array in arrays) // max(self.steps, 1)
+        return sum(array.nbytes for array in arrays) // self.steps
 
     def check(self) -> None:
         """Raise if the arrays do not fit one another."""

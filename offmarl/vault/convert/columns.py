@@ -26,7 +26,7 @@ import numpy as np
 from offmarl import gate
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.paths import local
-from offmarl.terminal import Progress, quiet
+from offmarl.terminal import Progress
 from offmarl.types import ArraySpec, EnvSpec, FinalObservations, View, flatten_view
 from offmarl.vault.convert import common
 from offmarl.vault.convert.admission import ImportedRow, to_steps
@@ -68,7 +68,7 @@ _AXES = {
 """Names of the axes of a vector or mask, after the first."""
 
 
-def write_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
+def write_numpy(vault: Dataset, path: StrPath, progress: Progress) -> Path:
     """Write one uncompressed ``.npz`` file of plain columns.
 
     ``np.load`` reads it; the entry "about" is JSON.
@@ -85,7 +85,7 @@ def write_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pa
     return path
 
 
-def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
+def write_zarr(vault: Dataset, path: StrPath, progress: Progress) -> Path:
     """Write a zarr v3 group of plain columns, sharded, each chunk with its CRC32C.
 
     zarr-python reads it, and xarray by the names of its dimensions.

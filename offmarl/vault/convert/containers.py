@@ -148,8 +148,8 @@ def _opened(source: Path, stack: ExitStack) -> tuple[set[str], Callable[[str], A
 def _unpacked(archive: zipfile.ZipFile, name: str, source: Path) -> Iterator[bytes]:
     """Yield the content of a file in an archive, which may not be larger than it can hold."""
     with readable(source):
-        info, most = archive.getinfo(name), source.stat().st_size
-        if info.compress_size > most or info.file_size > _MOST_DEFLATED * most:
+        info, most = archive.getinfo(name), _MOST_DEFLATED * source.stat().st_size
+        if info.file_size > most:
             raise ValueError(f"{name} has not the size that it says, {info.file_size:,} bytes")
         with archive.open(info) as file:
             while data := file.read(_UNPACKED_BYTES):

@@ -19,6 +19,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def _end_to_end(
             listing = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise VaultError(f"{source} is damaged: its arrays have different lengths ({listing}).")
         length = next(iter(lengths.values()))
-        ((_, first),) = common.read_blocks(source, arrays, [(0, min(length, 1))], convert)
+        if not length:
+            raise VaultError(f"{source} has no steps.")
+        ((_, first),) = common.read_blocks(source, arrays, [(0, 1)], convert)
         leaves = {name: Leaf(x.dtype, x.shape[1:]) for name, x in first.items()}
         before = {name: leaf for name, leaf in leaves.items() if name not in _NEXT.values()}
         inferred = encoding.spec_of(before)
@@ -125,9 +128,8 @@ def read_omar(
     """Read folders of .npy files of particle environments and MuJoCo, as OMAR ships them."""
     if not local(source).is_dir():
         raise VaultError(f"{source} is not a folder: OMAR's datasets are folders of .npy files.")
-    return _end_to_end(
-        source, "OMAR", _omar_names, _convert_omar, _check_omar, env_spec, time_limit
-    )
+    check = partial(_check_steps, "OMAR", ("rews_", "dones_"))
+    return _end_to_end(source, "OMAR", _omar_names, _convert_omar, check, env_spec, time_limit)
 
 
 def _omar_names(names: set[str]) -> list[str]:
@@ -136,10 +138,16 @@ def _omar_names(names: set[str]) -> list[str]:
     return [f"{kind}_{agent}" for kind in kinds for agent in agents]
 
 
-def _check_omar(source: Path, arrays: Mapping[str, Any]) -> None:
-    if empty := [name for name, array in arrays.items() if not array.size]:
-        shape = arrays[empty[0]].shape
-        raise VaultError(f"{source}: {empty[0]} has shape {shape}, and no steps.")
+def _check_steps(
+    layout: str, numbers: tuple[str, ...], source: Path, arrays: Mapping[str, Any]
+) -> None:
+    """Raise `VaultError` if an array has no steps; those of ``numbers`` have one number a step."""
+    for name, array in arrays.items():
+        if not array.shape or (name.startswith(numbers) and array.shape[1:] not in ((), (1,))):
+            raise VaultError(
+                f"{source} is not of {layout}'s layout: {name} has shape {array.shape}, and must "
+                "have an entry for each step of one agent."
+            )
 
 
 def _convert_omar(arrays: _Arrays) -> _Arrays:
@@ -211,22 +219,12 @@ def read_d4rl(
     source: StrPath, env_spec: EnvSpec | None = None, time_limit: int | None = None
 ) -> AbstractContextManager[Imported]:
     """Read the steps of a single agent in .npz or HDF5, as D4RL ships them."""
-    return _end_to_end(
-        source, "D4RL", _d4rl_names, _convert_d4rl, _check_d4rl, env_spec, time_limit
-    )
+    check = partial(_check_steps, "D4RL", _NUMBERS)
+    return _end_to_end(source, "D4RL", _d4rl_names, _convert_d4rl, check, env_spec, time_limit)
 
 
 def _d4rl_names(names: set[str]) -> list[str]:
     return [*_D4RL, *(name for name in _OPTIONAL if name in names)]
-
-
-def _check_d4rl(source: Path, arrays: Mapping[str, Any]) -> None:
-    for name, array in arrays.items():
-        if not array.shape or (name in _NUMBERS and array.shape[1:] not in ((), (1,))):
-            raise VaultError(
-                f"{source} is not of D4RL's layout: {name} has shape {array.shape}, and must have "
-                "an entry for each step of one agent."
-            )
 
 
 def _convert_d4rl(arrays: _Arrays) -> _Arrays:

@@ -14,7 +14,7 @@ from offmarl import gate
 from offmarl.errors import OptionError, VaultError
 from offmarl.gate import to_unit_range
 from offmarl.paths import expand_user
-from offmarl.terminal import Progress, quiet
+from offmarl.terminal import Progress
 from offmarl.types import (
     DTYPES,
     ArraySpec,
@@ -50,7 +50,7 @@ _MALFORMED = (AssertionError, AttributeError, LookupError, TypeError)
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
 
 
-def write_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -> Path:
+def write_minari(vault: Dataset, dataset: StrPath, progress: Progress) -> Path:
     """Write a local Minari dataset, where agents keep their axis.
 
     Observations are boxes ``(N, O)`` or ``(N, ...)``, or dictionaries of them, in their own types

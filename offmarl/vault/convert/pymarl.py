@@ -21,7 +21,7 @@ import numpy as np
 
 from offmarl.errors import ShapeError, VaultError
 from offmarl.paths import local
-from offmarl.terminal import Progress, quiet
+from offmarl.terminal import Progress
 from offmarl.types import (
     DTYPES,
     ArraySpec,
@@ -246,7 +246,7 @@ def _view(
     return columns
 
 
-def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
+def write_pymarl(vault: Dataset, path: StrPath, progress: Progress) -> Path:
     """Write an ``.npz`` or HDF5 file of PyMARL's episode batches.
 
     An episode of L steps fills L+1 slots. If its final view is unknown, the last slot is empty

@@ -76,7 +76,7 @@ class StepColumns(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._disk or name in list(self)
+        return any(name == column for column in self)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._cache:
@@ -181,11 +181,10 @@ def check_result(
             )
         elif (disk_name := disk_name_of(name)) in leaves and column_of(disk_name) == name:
             arrays[disk_name] = _fit_leaf(name, value, leaves[disk_name], steps, part)
-        elif name not in steps:
+        else:
             raise unknown_name("column", name, steps)
     _check_views(arrays, finals, steps)
-    if layout.STATE in leaves:
-        _follow(arrays, finals, steps.spec)
+    _follow(arrays, finals, steps.spec)
     _check_values(arrays, finals, steps, part)
     return FunctionResult(arrays, finals, steps.episode[steps.ends])
 

@@ -152,7 +152,7 @@ class _Percentile(float):
 def _kind(value: Any) -> Kind:
     if isinstance(value, _Policy | _Percentile):
         return "policy" if isinstance(value, _Policy) else "percentile"
-    return {"b": "truth", "U": "text"}.get(np.asarray(value).dtype.kind, "number")  # type: ignore
+    return {"b": "truth", "U": "text"}.get(value.dtype.kind, "number")  # type: ignore
 
 
 class _Samples(dict[str, NumpyArray]):

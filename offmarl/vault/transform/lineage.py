@@ -288,8 +288,8 @@ def _bounded(provenance: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
     size = len(dump_json(dict(provenance)))
     if size <= most_bytes:
         return dict(provenance)
-    share = most_bytes // (2 * max(len(sources), 1))
-    if not sources or share < _LEAST_BYTES:
+    share = most_bytes // (2 * len(sources)) if sources else 0
+    if share < _LEAST_BYTES:
         return {"left out": f"{size} bytes"}
     shorter = [
         {**source, "provenance": _bounded(_mapping(source.get("provenance")), share)}

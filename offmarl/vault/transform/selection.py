@@ -103,7 +103,7 @@ class Pool:
         return returns
 
     def divide(self, episodes: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> list[NumpyArray]:
-        """Return episodes episodes of each vault, by their numbers there, in order."""
+        """Return the episodes of each vault, by their numbers there, in order."""
         number = np.sort(np.arange(self._begins[-1])[episodes])
         vault = np.searchsorted(self._begins, number, side="right") - 1
         return [number[vault == i] - self._begins[i] for i in range(len(self.vaults))]
