@@ -270,7 +270,14 @@ VALUES = {
     ),
     "mask after the step": (
         {"step": stepping(next_view=view(legal_actions=jnp.zeros((2, 4), bool)))},
-        "agent 0 lives without a legal action",
+        r"agent 0 lives without a legal action \(after an episode",
+    ),
+    "state": (
+        {
+            "spec": EnvSpec("", 2, 3, 6, Discrete(4), 5, state="concatenated"),
+            **seeing(state=jnp.full(6, 7.0).at[5].set(8.0)),
+        },
+        'agent 0 has a state that is not all observations, and the spec says "concatenated"',
     ),
     "both flags": (
         {"step": stepping(terminated=lambda t: t.truncated)},

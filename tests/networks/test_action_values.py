@@ -1,19 +1,12 @@
-"""Critics of joint and of single actions, and networks whose parameters are not shared."""
+"""Critics of joint and of single actions."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl.networks import (
-    PolicyConfig,
-    Unshared,
-    agent_network,
-    as_vectors,
-    init_policy,
-    make_critics,
-)
-from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, View
+from offmarl.networks import as_vectors, make_critics
+from offmarl.types import Continuous, Discrete, EnvSpec, View
 from tests.rollouts import random_view
 
 REACH = EnvSpec("reach", 3, 7, 5, Continuous(2))
@@ -87,45 +80,3 @@ def test_a_critic_of_every_discrete_action_does_not_see_the_agents_own(shared: b
     assert a.shape == (1, 3, 2)
     np.testing.assert_allclose(a[0, 0], b[0, 0], atol=1e-5)
     assert (abs(a[0, 1:] - b[0, 1:]) > 1e-3).all()
-
-
-@pytest.mark.slow
-def test_unshared_networks_are_those_of_the_single_agents() -> None:
-    config = PolicyConfig("recurrent", hidden=8, share_parameters=False)
-    network, params = agent_network(config, PICK), init_policy(config, PICK, jax.random.key(0))
-    assert isinstance(network, Unshared)
-    observation, carry = random_view(REACH, 5).observation, network.initial_carry(3)
-    outputs, after = jax.jit(network.apply)(params, carry, observation[0])
-    first = jnp.array([True, False, False, True, False])
-    window, _ = jax.jit(lambda *inputs: network.apply(*inputs, method="unroll"))(
-        params, observation, first
-    )
-    np.testing.assert_allclose(window[0], outputs, atol=1e-6)
-    for agent in range(3):
-        single, row = (
-            jax.tree.map(lambda leaf, agent=agent: leaf[agent], params),
-            slice(agent, agent + 1),
-        )
-        alone, memory = network.torso.apply(single, carry[row], observation[0, row])
-        np.testing.assert_allclose(outputs[row], alone, atol=1e-6)
-        expected, _ = network.torso.apply(single, observation[:, row], first, method="unroll")
-        np.testing.assert_allclose(window[:, row], expected, atol=1e-6)
-        np.testing.assert_allclose(after[row], memory, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_unshared_networks_with_encoders() -> None:
-    spec = EnvSpec(
-        "pair", 2, 0, 0, Discrete(2), observation={"x": ArraySpec((3,)), "y": ArraySpec((2,))}
-    )
-    config = PolicyConfig("feedforward", hidden=8, share_parameters=False)
-    network, params = agent_network(config, spec), init_policy(config, spec, jax.random.key(0))
-    observation = {"x": jnp.ones((2, 3)), "y": jnp.ones((2, 2))}
-
-    def second(params: object) -> jax.Array:
-        return network.apply(params, (), observation)[0][1].sum()
-
-    gradient = jax.jit(jax.grad(second))(params)
-    by_agent = jax.tree.map(lambda leaf: abs(leaf).reshape(2, -1).sum(1), gradient)
-    nothing, something = np.sum(jax.tree.leaves(by_agent), 0)
-    assert nothing == 0 < something

@@ -91,13 +91,11 @@ def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
 
 
 @pytest.mark.slow
-def test_an_agent_without_shared_parameters_learns_from_its_own_steps_only():
-    config = PolicyConfig("recurrent", hidden=4, share_parameters=False)
-    network, params = (
-        agent_network(config, VECTORS),
-        init_policy(config, VECTORS, jax.random.key(0)),
-    )
-    observation, first = some(jnp.zeros((3, 4)), (2,)), jnp.zeros(2, bool)
+@pytest.mark.parametrize(("kind", "spec"), [("recurrent", VECTORS), ("feedforward", STATELESS)])
+def test_an_agent_without_shared_parameters_learns_from_its_own_steps_only(kind, spec):
+    config = PolicyConfig(kind, hidden=4, share_parameters=False)
+    network, params = agent_network(config, spec), init_policy(config, spec, jax.random.key(0))
+    observation, first = some(blank_view(spec).observation, (2,)), jnp.zeros(2, bool)
 
     def loss(params):
         return network.apply(params, observation, first, method="unroll")[0][:, 1].sum()
