@@ -13,6 +13,7 @@ import pytest
 
 from offmarl import envs, vault
 from offmarl.envs import registry, restart, transition
+from offmarl.envs.outside import faults
 from offmarl.errors import InvalidValueError, OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import record_policy
@@ -259,6 +260,8 @@ def test_what_types_show_is_one_line_of_make(changes, message, made):
     assert "\n" not in str(caught.value) and "zoo/near" in str(caught.value)
 
 
+NAN = view(observation=jnp.full((2, 3), jnp.nan))
+
 VALUES = {
     "team": (
         {"step": stepping(reward=lambda t: t.reward + jnp.arange(2.0))},
@@ -272,13 +275,6 @@ VALUES = {
         {"step": stepping(next_view=view(legal_actions=jnp.zeros((2, 4), bool)))},
         r"agent 0 lives without a legal action \(after an episode",
     ),
-    "state": (
-        {
-            "spec": EnvSpec("", 2, 3, 6, Discrete(4), 5, state="concatenated"),
-            **seeing(state=jnp.full(6, 7.0).at[5].set(8.0)),
-        },
-        'agent 0 has a state that is not all observations, and the spec says "concatenated"',
-    ),
     "both flags": (
         {"step": stepping(terminated=lambda t: t.truncated)},
         "agent 0 is terminated and truncated .*step 4",
@@ -291,7 +287,13 @@ VALUES = {
         {"step": stepping(truncated=jnp.zeros(2, bool), last=jnp.zeros((), bool))},
         r"acts after the time limit of 5 steps \(in environment 0, step 5",
     ),
-    "NaN": (seeing(observation=jnp.full((2, 3), jnp.nan)), "observation of agent 0.*nan"),
+    "NaN": (  # and not that it differs from the team's reward, which is also NaN
+        {
+            **seeing(observation=jnp.full((2, 3), jnp.nan)),
+            "step": stepping(view=NAN, next_view=NAN, reward=jnp.full(2, jnp.nan)),
+        },
+        "observation of agent 0.*nan",
+    ),
     "padding": (
         {"spec": EnvSpec("", 2, 3, 1, Discrete(4), 5, observation_sizes=(3, 2))},
         "agent 1 observes numbers beyond",
@@ -309,3 +311,16 @@ def test_what_values_show_is_one_line_of_the_recording(changes, message, made, t
         recorded(made(near(**changes)), tmp_path)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "zoo.vlt").exists()  # so that a mended environment can be recorded
+
+
+@pytest.mark.parametrize(
+    ("state", "count"),
+    [(jnp.full(6, 7.0), 0), (jnp.full(6, 7.0).at[5].set(8.0), 2), (jnp.full(6, jnp.nan), 0)],
+    ids=["all", "other", "NaN"],
+)
+def test_a_state_is_compared_with_the_observations_that_it_should_be(state, count):
+    """By conformance tests: recordings make such a state of the observations themselves."""
+    spec = EnvSpec("", 2, 3, 6, Discrete(4), 5, state="concatenated")
+    steps = jax.tree.map(lambda leaf: np.asarray(leaf)[None, None], restart(view(state=state)))
+    found = [*faults(spec, steps, steps.next_view)]
+    assert len(found) == count and all("state that is not all observations" in x for x in found)

@@ -163,6 +163,32 @@ def test_matrices_are_those_of_the_quaternions():
     np.testing.assert_allclose(cosine, 2 * attitude[:, 0] ** 2 - 1, atol=1e-5)
 
 
+def test_the_error_of_an_attitude_is_the_rotation_back_to_level():
+    turned = jnp.asarray([[0.7, 0, 0], [0, -0.4, 0], [0.3, 0.4, 0], [2.5, 0, 0], [0, 0, 0.9]])
+    rotation = quadrotor.to_matrix(quadrotor._rotation(turned))
+    error = quadrotor._tilt_error(rotation, jnp.asarray([[0.0, 0.0, 2.0]] * 5))
+    np.testing.assert_allclose(error[:, :2], -turned[:, :2], atol=1e-5)
+    np.testing.assert_allclose(error[[0, 1, 4], 2], [0, 0, -0.9], atol=1e-5)
+
+
+def test_commands_of_the_controller_by_hand():
+    """Of level drones: for gravity, for drag, and for a quarter of the missing velocity."""
+    desired = jnp.asarray([[0.5, 0, 0], [0, -9, 0], [0, 0, 1], [0, 0, -1], [0.5, 0, 0]])
+    velocity = jnp.zeros((5, 3)).at[4, 0].set(0.5)
+    level, ones = jnp.tile(jnp.eye(3), (5, 1, 1)), jnp.ones((5, 1))
+    command = quadrotor.command_towards(desired, velocity, level, 0 * desired, ones, "rates")
+    tilts = [math.atan(0.125 / GRAVITY + 0.5), math.atan(1.2), math.atan(0.5)]  # 1.2 at most
+    pitch, roll, steady = 0.8 * np.array(tilts) / 1.2
+    thrust = [[0.8, 0, 0, 0], [-0.6, 0, 0, 0]]
+    expected = [[0, 0, pitch, 0], [0, roll, 0, 0], *thrust, [0, 0, steady, 0]]
+    np.testing.assert_allclose(command, expected, atol=1e-5)
+    spin = jnp.asarray([[0.05, -0.02, 0.03]] * 5)
+    motors = quadrotor.command_towards(0 * desired, 0 * desired, level, spin, ones, "motors")
+    np.testing.assert_allclose(motors.mean(1), 0, atol=1e-6)
+    torque = GRAVITY / 4 * motors @ quadrotor._MIXER
+    np.testing.assert_allclose(torque / np.array([0.01, 0.01, 0.018]), -0.6 * spin, atol=1e-5)
+
+
 @functools.partial(jax.jit, static_argnames="control", compiler_options=QUICKLY)
 def fly_towards(drones, params, goal, control):
     """Take one step with the scripted controller."""
