@@ -77,7 +77,7 @@ def _imported(path: Path, source: bytes) -> Iterator[Path]:
                 continue
             level, names = 1, [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
-                home, level = node.module or "", max(node.level, 1)
+                home, level = node.module or "", min(max(node.level, 1), len(path.parents))
                 names = [home, *(f"{home}.{name}" for name in names)]
             for name in names:
                 parts = name.strip(".").split(".")

@@ -70,6 +70,11 @@ def test_nash_refuses_a_general_sum_and_three_seats():
     require_constant_sum(np.array([[1.0, 2], [1, 0]]), "this")
 
 
+def test_a_table_that_cannot_be_solved_is_refused():
+    with pytest.raises(OptionError, match="no equilibrium of the table is found"):
+        coarse_correlated(np.full((2, 2, 2), 1e300) * [[[1, -1], [-1, 1]], [[-1, 1], [1, -1]]])
+
+
 def test_three_seats_are_ranked():
     payoffs = np.zeros((3, 2, 2, 2))
     for seat in range(3):
