@@ -18,7 +18,6 @@ from offmarl.networks import (
     init_mixer,
     init_policy,
     make_mixer,
-    make_policy,
     mix,
     mixing_weights,
     observation_encoder,
@@ -83,23 +82,6 @@ def test_unroll_equals_one_step_after_the_other(kind: str, spec: EnvSpec) -> Non
         observation = map_tree(lambda leaf, t=t: leaf[t], observations)
         outputs, carry = step(params, carry, observation)
         np.testing.assert_allclose(outputs, unrolled[t], atol=1e-5)
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-@pytest.mark.slow
-def test_policies_of_images_and_trees_act_legally(spec: EnvSpec) -> None:
-    config, view = PolicyConfig("recurrent", hidden=4), random_view(spec, 5)
-    legal = jnp.ones((5, 3, 4), bool).at[:, 0, :3].set(False)
-    for greedy in (False, True):
-        policy = make_policy(config, spec, greedy)
-        act = quick(jax.vmap(policy.act, in_axes=(None, None, 0, 0, 0)))
-        params, keys = (
-            init_policy(config, spec, jax.random.key(0)),
-            jax.random.split(jax.random.key(1), 5),
-        )
-        action, log_prob, _ = act(params, policy.initial_carry(), view.observation, legal, keys)
-        assert action.shape == log_prob.shape == (5, 3)
-        assert (action[:, 0] == 3).all()
 
 
 def test_a_second_policy_of_the_same_kind_compiles_nothing(monkeypatch: Any) -> None:

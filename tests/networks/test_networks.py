@@ -32,16 +32,6 @@ SPEC = EnvSpec("test", num_agents=3, observation_size=7, state_size=5, action=Di
 LEGAL = jnp.ones((3, 4), bool).at[0, :3].set(False)
 
 
-@pytest.mark.slow
-def test_the_agent_id_tells_agents_apart_and_can_be_left_out() -> None:
-    same = jnp.ones((3, 7))
-    for agent_id in ("onehot", "sinusoidal", "none"):
-        config = PolicyConfig("feedforward", "q", agent_id=agent_id)
-        network, params = agent_network(config, SPEC), init_policy(config, SPEC, jax.random.key(0))
-        outputs, _ = network.apply(params.network, (), same)
-        assert bool(jnp.allclose(outputs[0], outputs[1])) is (agent_id == "none")
-
-
 @pytest.mark.parametrize(
     ("kind", "head", "greedy"),
     [
@@ -150,8 +140,19 @@ def params_of(network: nn.Module, *inputs: Any) -> Any:
     return jax.tree.unflatten(tree, arrays)
 
 
-def test_the_recurrent_torso_is_a_gru_as_flax_has_it() -> None:
-    torso, cell = Recurrent(outputs=2, hidden=4, agent_id="none"), nn.GRUCell(features=4)
+ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "tanh": np.tanh}
+LAYERS = pytest.mark.parametrize(("layers", "activation"), [(None, "relu"), (3, "tanh")])
+
+
+def dense(params: Any, layer: str, x: Any) -> np.ndarray:
+    return np.asarray(x @ params[layer]["kernel"] + params[layer]["bias"])
+
+
+@LAYERS
+def test_the_recurrent_torso_is_a_gru_as_flax_has_it(layers: Any, activation: Any) -> None:
+    """The layers beside the GRU follow it, except for the first."""
+    torso = Recurrent(2, hidden=4, agent_id="none", layers=layers, activation=activation)
+    activate, cell = ACTIVATIONS[activation], nn.GRUCell(features=4)
     inputs, carry = numbers(2, 3, 4)
     params = params_of(torso, carry, inputs)
     kernels = zip(
@@ -166,23 +167,25 @@ def test_the_recurrent_torso_is_a_gru_as_flax_has_it() -> None:
         gates[f"i{gate}"] = {"kernel": kernel, "bias": bias}
         gates[f"h{gate}"] = {"kernel": recurrent}
     gates["hn"]["bias"] = params["recurrent_bias"]
-    embedded = jnp.maximum(inputs @ params["embed"]["kernel"] + params["embed"]["bias"], 0)
+    embedded = activate(dense(params, "embed", inputs))
     expected, _ = jax.jit(cell.apply)({"params": gates}, carry, embedded)
     outputs, after = jax.jit(torso.apply)({"params": params}, carry, inputs)
     np.testing.assert_allclose(after, expected, atol=1e-6)
-    head = params["head"]
-    by_hand = np.maximum(expected, 0) @ head["kernel"] + head["bias"]
-    np.testing.assert_allclose(outputs, by_hand, atol=1e-5)
+    x = activate(expected)
+    for index in range(1, layers or 1):
+        x = activate(dense(params, f"after_{index - 1}", x))
+    np.testing.assert_allclose(outputs, dense(params, "head", x), atol=1e-5)
 
 
-def test_the_feed_forward_torso_by_hand() -> None:
-    torso = FeedForward(outputs=2, hidden=4, constants=3)
+@LAYERS
+def test_the_feed_forward_torso_by_hand(layers: Any, activation: Any) -> None:
+    torso = FeedForward(outputs=2, hidden=4, constants=3, layers=layers, activation=activation)
     inputs = numbers(2, 3)
     params = params_of(torso, (), inputs)
     x = np.concatenate([inputs, np.eye(2)], 1)  # and which agent it is
-    for layer in ("Dense_0", "Dense_1"):
-        x = np.maximum(x @ params[layer]["kernel"] + params[layer]["bias"], 0)
-    x = x @ params["Dense_2"]["kernel"] + params["Dense_2"]["bias"]
+    for index in range(layers or 2):
+        x = ACTIVATIONS[activation](dense(params, f"Dense_{index}", x))
+    x = dense(params, f"Dense_{layers or 2}", x)
     expected = np.concatenate([x, np.tile(params["_Constants_0"]["constants"], (2, 1))], 1)
     np.testing.assert_allclose(torso.apply({"params": params}, (), inputs)[0], expected, atol=1e-5)
 
@@ -218,18 +221,15 @@ def test_the_hypernetworks_by_hand() -> None:
     state = numbers(6, 5)
     params = params_of(mixer, state)
 
-    def dense(layer: int, x: np.ndarray) -> np.ndarray:
-        entry = params[f"Dense_{layer}"]
-        return np.asarray(x @ entry["kernel"] + entry["bias"])
-
     def hypernet(layer: int) -> np.ndarray:
-        return dense(layer, np.maximum(dense(layer + 1, state), 0))
+        hidden = np.maximum(dense(params, f"Dense_{layer + 1}", state), 0)
+        return dense(params, f"Dense_{layer}", hidden)
 
     assert params["Dense_1"]["kernel"].shape == params["Dense_4"]["kernel"].shape == (5, 4)
     assert params["Dense_6"]["kernel"].shape == (5, 3)
     weights = jax.jit(mixer.apply)({"params": params}, state)
     np.testing.assert_allclose(weights.w1, abs(hypernet(0)).reshape(6, 2, 3), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(weights.b1, dense(2, state), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(weights.b1, dense(params, "Dense_2", state), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(weights.w2, abs(hypernet(3)), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(weights.b2, hypernet(5)[:, 0], rtol=1e-4, atol=1e-5)
 

@@ -104,11 +104,6 @@ def test_counts_weigh_whole_episodes():
     np.testing.assert_allclose(values[1], second, rtol=1e-6)
 
 
-def test_equal_policies_give_the_mean_return():
-    value = weighted_importance_sampling(ratios(np.ones((3, 2))), REWARD, 1.0, ALL)
-    np.testing.assert_allclose(value, (5 + 2 + 6) / 3, rtol=1e-6)
-
-
 def test_the_effective_sample_size_is_that_of_whole_episodes():
     np.testing.assert_allclose(effective_sample_size(ratios()), 4.5**2 / (1 + 9 + 0.25), rtol=1e-6)
     assert effective_sample_size(ratios(np.ones((3, 2)))) == pytest.approx(3)
