@@ -43,6 +43,8 @@ def test_nash_of_a_saddle_point_and_of_other_numbers_of_members():
     rows, columns = nash(zero_sum(np.array([[4.0, 2, 3], [1, 0, 5]])))
     np.testing.assert_allclose(rows, [1, 0], atol=1e-9)
     np.testing.assert_allclose(columns, [0, 1, 0], atol=1e-9)
+    rows, columns = nash(zero_sum(np.vstack([RPS, [-5.0, -1, -1]])))
+    np.testing.assert_allclose([*rows, *columns], [1 / 3] * 3 + [0] + [1 / 3] * 3, atol=1e-9)
 
 
 @pytest.mark.parametrize("solve", [coarse_correlated, alpha_rank])

@@ -496,11 +496,12 @@ def test_agents_without_a_choice_do_not_make_a_policy_close(observed):
         assert data.is_far(followed._replace(log_prob=log_prob)) is far
 
 
-@pytest.mark.slow
-def test_few_effective_episodes_are_pointed_out(random_data):
-    data = vault.open_vault(random_data("probe/match"))
-    result = estimate({"one": greedy(data.spec, 1)}, data, replace(FAST, episodes=40), ("wis",))
-    assert "fewer than 20 episodes of one" in result.notes[0]
+def test_few_effective_episodes_are_pointed_out(observed):
+    data, followed = observed
+    sizes, policies = {"a": 19.9, "b": 20.0}, {"a": followed, "b": followed}
+    for methods, count in ((["wis"], 1), (["local"], 0)):
+        notes = estimation.cautions_of_ratios(methods, sizes, policies, data)
+        assert sum("fewer than 20 episodes of a:" in note for note in notes) == count
 
 
 @pytest.fixture(scope="module")
