@@ -41,8 +41,7 @@ def import_file(path: Path, name: str | None = None) -> ModuleType:
         _add_to_path(path.parent)
     if name in sys.modules:
         return sys.modules[name]
-    if (spec := spec_from_file_location(name, path)) is None:
-        raise OptionError(f"{path} cannot be imported as Python code.")
+    spec: Any = spec_from_file_location(name, path)  # None only for other suffixes
     sys.modules[name] = module = module_from_spec(spec)  # dataclasses look up their module by name
     try:
         # Not by an import, which would use the code that Python has compiled of a file of the same
@@ -78,7 +77,7 @@ def _imported(path: Path, source: bytes) -> Iterator[Path]:
                 continue
             level, names = 1, [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
-                home, level = node.module or "", max(node.level, 1)
+                home, level = node.module or "", min(max(node.level, 1), len(path.parents))
                 names = [home, *(f"{home}.{name}" for name in names)]
             for name in names:
                 parts = name.strip(".").split(".")

@@ -43,6 +43,8 @@ def test_nash_of_a_saddle_point_and_of_other_numbers_of_members():
     rows, columns = nash(zero_sum(np.array([[4.0, 2, 3], [1, 0, 5]])))
     np.testing.assert_allclose(rows, [1, 0], atol=1e-9)
     np.testing.assert_allclose(columns, [0, 1, 0], atol=1e-9)
+    rows, columns = nash(zero_sum(np.vstack([RPS, [-5.0, -1, -1]])))
+    np.testing.assert_allclose([*rows, *columns], [1 / 3] * 3 + [0] + [1 / 3] * 3, atol=1e-9)
 
 
 @pytest.mark.parametrize("solve", [coarse_correlated, alpha_rank])
@@ -68,6 +70,11 @@ def test_nash_refuses_a_general_sum_and_three_seats():
         with pytest.raises(OptionError, match="not a zero-sum game of two sides: give --meta cce"):
             nash(table)
     require_constant_sum(np.array([[1.0, 2], [1, 0]]), "this")
+
+
+def test_a_table_that_cannot_be_solved_is_refused():
+    with pytest.raises(OptionError, match="no equilibrium of the table is found"):
+        coarse_correlated(np.full((2, 2, 2), 1e300) * [[[1, -1], [-1, 1]], [[-1, 1], [1, -1]]])
 
 
 def test_three_seats_are_ranked():

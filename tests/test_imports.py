@@ -1,8 +1,10 @@
+import hashlib
 import sys
+from pathlib import Path
 
 import pytest
 
-from offmarl._imports import import_file, import_optional
+from offmarl._imports import code_digest, import_file, import_optional
 
 INIT = """
 from . import light, heavy
@@ -88,3 +90,34 @@ def test_a_module_of_a_file_has_a_spec_and_a_loader(tmp_path):
         module = import_file(path)
         assert int(text) == module.VALUE and module.__spec__.origin == str(path)
         assert (module.__loader__, module.__package__) == (module.__spec__.loader, "")
+
+
+USER = """
+import near, far.deep
+from . import sibling
+from .sub import leaf
+from .. import above
+from pack import inside
+
+def later():
+    from .... import beyond
+"""
+
+
+def test_a_digest_covers_what_a_file_imports_near_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    imported = ["near", "far/deep", "sibling", "sub/__init__", "sub/leaf", "__init__", "inside"]
+    covered = [Path("above.py"), *(Path(f"pack/{name}.py") for name in imported)]
+    alone, user = Path("pack/alone.py"), Path("pack/mine.py")
+    for path in (*covered, alone, user):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("def def" if path == covered[0] else "")  # its import says what is wrong
+    assert code_digest(alone) == hashlib.sha256(b"").hexdigest()
+    user.write_text(USER)
+    digests = [code_digest(user)]
+    for path in (*covered, user):
+        path.write_text(path.read_text() + "\n")
+        digests.append(code_digest(user))
+    assert len(set(digests)) == len(digests)
+    alone.write_text("\n")
+    assert code_digest(user) == digests[-1]

@@ -160,11 +160,19 @@ def test_damaged_specs_name_the_leaf(changed: dict[str, Any], message: str) -> N
 
 
 @pytest.mark.untyped
-def test_extras_are_named() -> None:
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"extras": ArraySpec(())}, "give a dict of ArraySpec by name"),
+        ({"extras": {"cost": {"of": ArraySpec(())}}}, "arrays, not trees"),
+        ({"extras": {"cost": ArraySpec((), agents=(0,))}}, "have no `agents`"),
+        ({"global_state": {"map": ArraySpec((2,), agents=(0,))}}, "states have no `agents`"),
+    ],
+)
+def test_extras_are_named_arrays_and_states_of_all(wrong: dict[str, Any], message: str) -> None:
     """A spec that is no dict has no name for its array."""
-    extras: Any = ArraySpec(())
-    with pytest.raises(ShapeError, match="give a dict of ArraySpec by name"):
-        EnvSpec("", 1, 2, 2, Discrete(2), extras=extras)
+    with pytest.raises(ShapeError, match=message):
+        EnvSpec("", 1, 2, 2, Discrete(2), **wrong)
 
 
 @pytest.mark.parametrize(

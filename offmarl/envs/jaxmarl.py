@@ -568,8 +568,6 @@ def _convert(env: JaxMarl, arguments: Mapping[str, Option]) -> dict[str, Any]:
         values["scenario"] = _package(env.compat).map_name_to_scenario(values["scenario"])
     if env.env_class == "Overcooked":
         values["layout"] = _package(env.compat).overcooked_layouts[values["layout"]]
-    if values.get("agent_view_size") == 0:
-        values["agent_view_size"] = None
     if COMPAT[env.compat].time_limit is inner_steps:
         default = env.options(env.env_class, env.compat)["num_inner_steps"]
         values["num_inner_steps"] = 1 + values.get("num_inner_steps", default)

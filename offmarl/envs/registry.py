@@ -484,7 +484,8 @@ def _read(text: str) -> Any:
 
 def _write(value: Option) -> str:
     """Format a value for `_read`, without quotes if possible, since names become file names."""
-    return value if isinstance(value, str) and _read(value) == value else json.dumps(value)
+    plain = isinstance(value, str) and "," not in value and _read(value) == value
+    return str(value) if plain else json.dumps(value).replace(",", r"\u002c")  # which ends options
 
 
 def _check(

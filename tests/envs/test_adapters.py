@@ -11,8 +11,9 @@ import pytest
 from offmarl import envs
 from offmarl.envs import catalogue, jaxmarl
 from offmarl.envs.conformance import compile_programs, record
-from offmarl.errors import MissingExtraError, OptionError, ShapeError, UnknownNameError
-from offmarl.types import Discrete, EnvSpec
+from offmarl.envs.spaces import Actions, Box
+from offmarl.errors import MissingExtraError, OptionError, UnknownNameError
+from offmarl.types import EnvSpec
 from tests.children import python
 
 
@@ -96,16 +97,7 @@ def test_an_illegal_move_of_a_cleaner_is_a_termination_also_in_the_last_step(lim
         assert (bool(timestep.terminated.all()), bool(timestep.truncated.all())) == ends
 
 
-def test_actions_of_both_kinds_are_refused():
-    from offmarl.envs.spaces import Actions, Box
-
-    with pytest.raises(ShapeError, match="of both kinds"):
-        Actions((Discrete(2), Box((0.0,), (1.0,))))
-
-
 def test_continuous_actions_are_stretched_over_their_bounds():
-    from offmarl.envs.spaces import Actions, Box
-
     actions = Actions((Box((0.0, -2.0), (1.0, 2.0)), Box((-1.0,), (1.0,))))
     first, second = actions.split(np.array([[0.0, 1.0], [0.5, 0.7]], np.float32))
     assert first.tolist() == [0.5, 2.0]

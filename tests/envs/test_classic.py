@@ -78,17 +78,18 @@ def test_bridge_rules(positions, actions, expected):
     assert bridge_after(positions, actions)[0] == expected
 
 
-def test_bridge_terminates_when_both_are_done():
-    _, timestep = bridge_after([(2, 4), (0, 1)], (RIGHT, LEFT))
-    assert timestep.terminated.all()
+@pytest.mark.parametrize(
+    ("positions", "actions", "terminated", "reward"),
+    [
+        ([(2, 4), (0, 1)], (RIGHT, LEFT), True, 0.0),
+        ([(2, 4), (0, 3)], (RIGHT, STAY), False, -0.15),
+    ],
+)
+def test_bridge_terminates_when_both_are_done(positions, actions, terminated, reward):
+    _, timestep = bridge_after(positions, actions)
+    assert timestep.terminated.tolist() == [terminated] * 2 and bool(timestep.last) == terminated
     assert not timestep.truncated.any()
-    assert timestep.reward.tolist() == [0.0, 0.0]
-
-
-def test_bridge_goes_on_when_one_is_done():
-    _, timestep = bridge_after([(2, 4), (0, 3)], (RIGHT, STAY))
-    assert not timestep.last
-    assert timestep.reward.tolist() == pytest.approx([-0.15, -0.15])
+    assert timestep.reward.tolist() == pytest.approx([reward] * 2)
 
 
 def test_bridge_reward_is_the_distance_left():

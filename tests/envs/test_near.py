@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from offmarl import envs, vault
-from offmarl.envs import registry, restart, transition
+from offmarl.envs import conformance, registry, restart, transition
+from offmarl.envs.conformance import EnvironmentConformance
+from offmarl.envs.outside import faults
 from offmarl.errors import InvalidValueError, OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import record_policy
@@ -259,6 +261,8 @@ def test_what_types_show_is_one_line_of_make(changes, message, made):
     assert "\n" not in str(caught.value) and "zoo/near" in str(caught.value)
 
 
+NAN = view(observation=jnp.full((2, 3), jnp.nan))
+
 VALUES = {
     "team": (
         {"step": stepping(reward=lambda t: t.reward + jnp.arange(2.0))},
@@ -270,7 +274,7 @@ VALUES = {
     ),
     "mask after the step": (
         {"step": stepping(next_view=view(legal_actions=jnp.zeros((2, 4), bool)))},
-        "agent 0 lives without a legal action",
+        r"agent 0 lives without a legal action \(after an episode",
     ),
     "both flags": (
         {"step": stepping(terminated=lambda t: t.truncated)},
@@ -284,7 +288,13 @@ VALUES = {
         {"step": stepping(truncated=jnp.zeros(2, bool), last=jnp.zeros((), bool))},
         r"acts after the time limit of 5 steps \(in environment 0, step 5",
     ),
-    "NaN": (seeing(observation=jnp.full((2, 3), jnp.nan)), "observation of agent 0.*nan"),
+    "NaN": (  # and not that it differs from the team's reward, which is also NaN
+        {
+            **seeing(observation=jnp.full((2, 3), jnp.nan)),
+            "step": stepping(view=NAN, next_view=NAN, reward=jnp.full(2, jnp.nan)),
+        },
+        "observation of agent 0.*nan",
+    ),
     "padding": (
         {"spec": EnvSpec("", 2, 3, 1, Discrete(4), 5, observation_sizes=(3, 2))},
         "agent 1 observes numbers beyond",
@@ -302,3 +312,91 @@ def test_what_values_show_is_one_line_of_the_recording(changes, message, made, t
         recorded(made(near(**changes)), tmp_path)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "zoo.vlt").exists()  # so that a mended environment can be recorded
+
+
+@pytest.mark.parametrize(
+    ("state", "count"),
+    [(jnp.full(6, 7.0), 0), (jnp.full(6, 7.0).at[5].set(8.0), 2), (jnp.full(6, jnp.nan), 0)],
+    ids=["all", "other", "NaN"],
+)
+def test_a_state_is_compared_with_the_observations_that_it_should_be(state, count):
+    """By conformance tests: recordings make such a state of the observations themselves."""
+    spec = EnvSpec("", 2, 3, 6, Discrete(4), 5, state="concatenated")
+    steps = jax.tree.map(lambda leaf: np.asarray(leaf)[None, None], restart(view(state=state)))
+    found = [*faults(spec, steps, steps.next_view)]
+    assert len(found) == count and all("state that is not all observations" in x for x in found)
+
+
+@jax.custom_batching.custom_vmap
+def other_in_batches(x):
+    return x
+
+
+@other_in_batches.def_vmap
+def _(_size, _batched, x):
+    return x + 1, True
+
+
+def weak(self, key):
+    return jnp.asarray(0), begin()(self, key)[1]  # of a weak type, which that after a step is not
+
+
+def strong(self, key, time, action):
+    return jnp.int32(time + 1), step(self, key, time, action)[1]
+
+
+def earning(self, key):
+    time, first = begin()(self, key)
+    return time, first._replace(reward=first.reward + 1)
+
+
+CHECKS = [name for name in dir(EnvironmentConformance) if name.startswith("_check_")]
+BROKEN = {
+    "nothing": ({}, []),
+    "integers": (
+        {"step": stepping(reward=lambda t: t.reward.astype(jnp.int32))},
+        ["shapes_and_types"],
+    ),
+    "another state": ({"reset": weak, "step": strong}, ["a_step_changes_no_type"]),
+    "a first reward": ({"reset": earning}, ["an_episode_begins_with_nothing_earned"]),
+    "a batch": (
+        {"step": stepping(reward=lambda t: other_in_batches(t.reward))},
+        ["a_batch_equals_its_members"],
+    ),
+    "a fresh view": (
+        {
+            "reset": lambda _, key: begin(state=other_in_batches(jax.random.uniform(key, (1,))))(
+                _, key
+            )
+        },
+        ["another_episode_begins_where_one_ends"],
+    ),
+    "NaN": ({"step": stepping(reward=jnp.full(2, jnp.nan))}, ["everything_is_finite"]),
+    "the team": (
+        {"step": stepping(reward=lambda t: t.reward + jnp.arange(2.0))},
+        ["values_that_shapes_do_not_show"],
+    ),
+    "an early end": (
+        {"spec": EnvSpec("", 2, 3, 1, Discrete(4), 6)},
+        ["only_the_time_limit_truncates"],
+    ),
+    "an end for nobody": (
+        {"step": stepping(truncated=jnp.zeros(2, bool))},
+        ["only_the_time_limit_truncates"],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(("changes", "failing"), BROKEN.values(), ids=BROKEN)
+def test_conformance_tests_find_what_is_broken_and_nothing_else(changes, failing, monkeypatch):
+    monkeypatch.setattr(conformance, "NUM_STEPS", 12)
+    env, found = near(**changes), []
+    recording = conformance.record(env)
+    for name in CHECKS:
+        try:
+            getattr(EnvironmentConformance(), name)(env, recording)
+        except AssertionError:
+            found.append(name)
+    assert [x for x in CHECKS if x.removeprefix("_check_").startswith(tuple(failing))] == found

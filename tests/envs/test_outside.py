@@ -158,6 +158,10 @@ def test_a_registered_environment(folder, monkeypatch):
     envs.register("mine/plain", lambda *, name: Match(name=name))
     with pytest.raises(UnknownNameError, match=r"no option of mine/plain named .*: none exist"):
         envs.make("mine/plain:time_limit=3")
+    envs.register("mine/labelled", lambda *, name, label="": Match(name=name))
+    for label in ('a,b="c"', "1,2", "7", "", "a=b:c"):  # its own name makes it again
+        spec = envs.make("mine/labelled", label=label).spec
+        assert envs.make(spec.name).spec == spec and (spec.name == "mine/labelled") == (not label)
     envs.register("mine/match", Match)  # the same again, as in a notebook
     for used, owner in {"mine/match": "register", "mine/sized-3": "mine/sized-N"}.items():
         with pytest.raises(OptionError, match=f"taken.*{owner}"):

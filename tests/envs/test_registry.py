@@ -29,25 +29,27 @@ def test_equal_names_give_equal_environments():
     assert first != envs.make("swarm/coverage-3")
 
 
-def test_an_environment_is_rebuilt_from_the_name_in_its_spec():
-    env = envs.make("swarm/coverage-8", time_limit=20, cells_per_agent=16)
-    assert env.spec.name == "swarm/coverage-8:cells_per_agent=16.0,time_limit=20"
-    assert envs.make(env.spec.name) == env
-    assert envs.make("swarm/coverage-8:time_limit=20,cells_per_agent=16") == env
-
-
-def test_defaults_are_not_spelt_out():
-    assert envs.make("swarm/coverage-8", time_limit=50).spec.name == "swarm/coverage-8"
-
-
-def test_words_in_a_name_need_no_quotes():
-    env = envs.make('swarm/coverage-8:comm="status",action=continuous')
-    assert env.spec.name == "swarm/coverage-8:action=continuous,comm=status"
-    assert envs.make(env.spec.name) == env
-
-
-def test_keywords_win_over_the_name():
-    assert envs.make("classic/xor:time_limit=20", time_limit=30).spec.time_limit == 30
+@pytest.mark.parametrize(
+    ("name", "options", "full"),
+    [
+        (
+            "swarm/coverage-8",
+            {"time_limit": 20, "cells_per_agent": 16},
+            "swarm/coverage-8:cells_per_agent=16.0,time_limit=20",
+        ),
+        ("swarm/coverage-8", {"time_limit": 50}, "swarm/coverage-8"),  # the default
+        (
+            'swarm/coverage-8:comm="status",action=continuous',
+            {},
+            "swarm/coverage-8:action=continuous,comm=status",
+        ),
+        ("classic/xor:time_limit=20", {"time_limit": 30}, "classic/xor:time_limit=30"),
+    ],
+)
+def test_an_environment_is_rebuilt_from_the_name_in_its_spec(name, options, full):
+    env = envs.make(name, **options)
+    assert env.spec.name == full
+    assert envs.make(full) == env
 
 
 @pytest.mark.parametrize(

@@ -77,26 +77,6 @@ def test_the_memory_before_an_episode_gets_no_gradient() -> None:
 
 
 @pytest.mark.slow
-def test_finite_differences_in_double_precision() -> None:
-    with jax.enable_x64(True):
-        *args, first = inputs(np.float64)
-        leaves, tree = jax.tree.flatten(args)
-        value = jax.jit(
-            lambda leaves: weighed(unroll_gru, *jax.tree.unflatten(tree, leaves), first)
-        )
-        rng = np.random.default_rng(2)
-        for place, gradient in enumerate(jax.tree.leaves(gradients(unroll_gru, *args, first))):
-            direction = rng.normal(size=gradient.shape)
-            values = [
-                value([*leaves[:place], leaves[place] + step * direction, *leaves[place + 1 :]])
-                for step in (1e-5, -1e-5)
-            ]
-            assert gradient.dtype == np.float64
-            slope = float(values[0] - values[1]) / 2e-5
-            np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-7)
-
-
-@pytest.mark.slow
 def test_second_derivatives() -> None:
     weights, *rest = inputs()
 

@@ -60,15 +60,16 @@ def test_a_weighted_sum_by_hand() -> None:
 def test_linear_weights_are_absolute_values() -> None:
     spec = EnvSpec("", num_agents=3, observation_size=2, state_size=4, action=Discrete(2))
     mixer = make_linear_mixer(spec, hidden=8)
-    params = jax.jit(lambda key: init_mixer(mixer, spec, key))(jax.random.key(0))
-    state = 3 * jax.random.normal(jax.random.key(1), (50, 4))
+    shapes = jax.eval_shape(lambda key: init_mixer(mixer, spec, key), jax.random.key(0))
+    params = jax.tree.map(lambda leaf: draw(*leaf.shape), shapes)
+    state = draw(50, 4)
     view = view_of(spec, jnp.zeros(50), state=state)
-    weigh = jax.jit(lambda params, view: mixing_weights(mixer, params, view))
-    weights = weigh(params, view)
-    assert weights.w.shape == (50, 3) and weights.b.shape == (50,)
-    for layer in ("weights", "constant"):
-        params["params"][layer] = jax.tree.map(jnp.negative, params["params"][layer])
-    opposite = weigh(params, view)
-    assert weights.w.min() >= 0 and weights.w.max() > 0.1
-    np.testing.assert_allclose(opposite.w, weights.w)
-    np.testing.assert_allclose(opposite.b, -weights.b)
+    weights = jax.jit(lambda params, view: mixing_weights(mixer, params, view))(params, view)
+
+    def dense(layer: str, x: np.ndarray) -> np.ndarray:
+        return np.asarray(x @ params["params"][layer]["kernel"] + params["params"][layer]["bias"])
+
+    x = np.maximum(dense("hidden_layer", state), 0)
+    assert (dense("weights", x) < 0).any()
+    np.testing.assert_allclose(weights.w, abs(dense("weights", x)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(weights.b, dense("constant", x)[:, 0], rtol=1e-4, atol=1e-5)

@@ -32,16 +32,6 @@ SPEC = EnvSpec("test", num_agents=3, observation_size=7, state_size=5, action=Di
 LEGAL = jnp.ones((3, 4), bool).at[0, :3].set(False)
 
 
-@pytest.mark.slow
-def test_the_agent_id_tells_agents_apart_and_can_be_left_out() -> None:
-    same = jnp.ones((3, 7))
-    for agent_id in ("onehot", "sinusoidal", "none"):
-        config = PolicyConfig("feedforward", "q", agent_id=agent_id)
-        network, params = agent_network(config, SPEC), init_policy(config, SPEC, jax.random.key(0))
-        outputs, _ = network.apply(params.network, (), same)
-        assert bool(jnp.allclose(outputs[0], outputs[1])) is (agent_id == "none")
-
-
 @pytest.mark.parametrize(
     ("kind", "head", "greedy"),
     [
@@ -142,18 +132,6 @@ def test_the_random_policy_is_uniform_over_continuous_actions() -> None:
     np.testing.assert_array_equal(action[:, 2, 1], 0)
 
 
-def test_mixing_coefficients_sums_to_one_and_carries_no_gradient() -> None:
-    mixer = Mixer(num_agents=3)
-    state = jax.random.normal(jax.random.key(1), (4, 5))
-    params = jax.jit(mixer.init)(jax.random.key(0), state[0])
-    shares = np.asarray(mixing_coefficients(jax.jit(mixer.apply)(params, state)))
-    np.testing.assert_allclose(shares.sum(-1), 1.0, rtol=1e-5)
-    assert (shares >= 0).all()
-    loss = lambda p: (mixing_coefficients(mixer.apply(p, state)) ** 2).sum()  # noqa: E731
-    gradient = jax.jit(jax.grad(loss))(params)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
-
-
 def params_of(network: nn.Module, *inputs: Any) -> Any:
     """Parameters of the shapes that a network asks for, none of them zero."""
     shapes = jax.eval_shape(network.init, jax.random.key(0), *inputs)["params"]
@@ -162,8 +140,19 @@ def params_of(network: nn.Module, *inputs: Any) -> Any:
     return jax.tree.unflatten(tree, arrays)
 
 
-def test_the_recurrent_torso_is_a_gru_as_flax_has_it() -> None:
-    torso, cell = Recurrent(outputs=2, hidden=4, agent_id="none"), nn.GRUCell(features=4)
+ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "tanh": np.tanh}
+LAYERS = pytest.mark.parametrize(("layers", "activation"), [(None, "relu"), (3, "tanh")])
+
+
+def dense(params: Any, layer: str, x: Any) -> np.ndarray:
+    return np.asarray(x @ params[layer]["kernel"] + params[layer]["bias"])
+
+
+@LAYERS
+def test_the_recurrent_torso_is_a_gru_as_flax_has_it(layers: Any, activation: Any) -> None:
+    """The layers beside the GRU follow it, except for the first."""
+    torso = Recurrent(2, hidden=4, agent_id="none", layers=layers, activation=activation)
+    activate, cell = ACTIVATIONS[activation], nn.GRUCell(features=4)
     inputs, carry = numbers(2, 3, 4)
     params = params_of(torso, carry, inputs)
     kernels = zip(
@@ -178,23 +167,25 @@ def test_the_recurrent_torso_is_a_gru_as_flax_has_it() -> None:
         gates[f"i{gate}"] = {"kernel": kernel, "bias": bias}
         gates[f"h{gate}"] = {"kernel": recurrent}
     gates["hn"]["bias"] = params["recurrent_bias"]
-    embedded = jnp.maximum(inputs @ params["embed"]["kernel"] + params["embed"]["bias"], 0)
+    embedded = activate(dense(params, "embed", inputs))
     expected, _ = jax.jit(cell.apply)({"params": gates}, carry, embedded)
     outputs, after = jax.jit(torso.apply)({"params": params}, carry, inputs)
     np.testing.assert_allclose(after, expected, atol=1e-6)
-    head = params["head"]
-    by_hand = np.maximum(expected, 0) @ head["kernel"] + head["bias"]
-    np.testing.assert_allclose(outputs, by_hand, atol=1e-5)
+    x = activate(expected)
+    for index in range(1, layers or 1):
+        x = activate(dense(params, f"after_{index - 1}", x))
+    np.testing.assert_allclose(outputs, dense(params, "head", x), atol=1e-5)
 
 
-def test_the_feed_forward_torso_by_hand() -> None:
-    torso = FeedForward(outputs=2, hidden=4, constants=3)
+@LAYERS
+def test_the_feed_forward_torso_by_hand(layers: Any, activation: Any) -> None:
+    torso = FeedForward(outputs=2, hidden=4, constants=3, layers=layers, activation=activation)
     inputs = numbers(2, 3)
     params = params_of(torso, (), inputs)
     x = np.concatenate([inputs, np.eye(2)], 1)  # and which agent it is
-    for layer in ("Dense_0", "Dense_1"):
-        x = np.maximum(x @ params[layer]["kernel"] + params[layer]["bias"], 0)
-    x = x @ params["Dense_2"]["kernel"] + params["Dense_2"]["bias"]
+    for index in range(layers or 2):
+        x = ACTIVATIONS[activation](dense(params, f"Dense_{index}", x))
+    x = dense(params, f"Dense_{layers or 2}", x)
     expected = np.concatenate([x, np.tile(params["_Constants_0"]["constants"], (2, 1))], 1)
     np.testing.assert_allclose(torso.apply({"params": params}, (), inputs)[0], expected, atol=1e-5)
 
@@ -230,25 +221,25 @@ def test_the_hypernetworks_by_hand() -> None:
     state = numbers(6, 5)
     params = params_of(mixer, state)
 
-    def dense(layer: int, x: np.ndarray) -> np.ndarray:
-        entry = params[f"Dense_{layer}"]
-        return np.asarray(x @ entry["kernel"] + entry["bias"])
-
     def hypernet(layer: int) -> np.ndarray:
-        return dense(layer, np.maximum(dense(layer + 1, state), 0))
+        hidden = np.maximum(dense(params, f"Dense_{layer + 1}", state), 0)
+        return dense(params, f"Dense_{layer}", hidden)
 
     assert params["Dense_1"]["kernel"].shape == params["Dense_4"]["kernel"].shape == (5, 4)
     assert params["Dense_6"]["kernel"].shape == (5, 3)
     weights = jax.jit(mixer.apply)({"params": params}, state)
     np.testing.assert_allclose(weights.w1, abs(hypernet(0)).reshape(6, 2, 3), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(weights.b1, dense(2, state), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(weights.b1, dense(params, "Dense_2", state), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(weights.w2, abs(hypernet(3)), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(weights.b2, hypernet(5)[:, 0], rtol=1e-4, atol=1e-5)
 
 
-def test_mixing_coefficients_is_each_agents_part_of_the_weights() -> None:
+def test_mixing_coefficients_is_each_agents_part_of_the_weights_and_carries_no_gradient() -> None:
     w1, w2 = jnp.array([[1.0, 2.0], [3.0, 1.0]]), jnp.array([1.0, 3.0])
-    result = mixing_coefficients(MixerWeights(w1, jnp.zeros(2), w2, jnp.zeros(())))
-    np.testing.assert_allclose(result, [7 / 13, 6 / 13], rtol=1e-6)
-    nothing = mixing_coefficients(MixerWeights(0 * w1, jnp.zeros(2), w2, jnp.zeros(())))
-    np.testing.assert_array_equal(nothing, [0, 0])
+
+    def shares(w1: jax.Array) -> jax.Array:
+        return mixing_coefficients(MixerWeights(w1, jnp.zeros(2), w2, jnp.zeros(())))
+
+    np.testing.assert_allclose(shares(w1), [7 / 13, 6 / 13], rtol=1e-6)
+    np.testing.assert_array_equal(shares(0 * w1), [0, 0])
+    assert not jax.jacobian(shares)(w1).any()

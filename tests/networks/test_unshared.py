@@ -1,4 +1,4 @@
-"""Networks without shared parameters, and the options of torsos."""
+"""Networks without shared parameters."""
 
 from functools import partial
 
@@ -9,9 +9,7 @@ import pytest
 
 from offmarl.errors import ShapeError
 from offmarl.networks import (
-    FeedForward,
     PolicyConfig,
-    Recurrent,
     agent_network,
     blank_view,
     critic_encoder,
@@ -91,13 +89,11 @@ def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
 
 
 @pytest.mark.slow
-def test_an_agent_without_shared_parameters_learns_from_its_own_steps_only():
-    config = PolicyConfig("recurrent", hidden=4, share_parameters=False)
-    network, params = (
-        agent_network(config, VECTORS),
-        init_policy(config, VECTORS, jax.random.key(0)),
-    )
-    observation, first = some(jnp.zeros((3, 4)), (2,)), jnp.zeros(2, bool)
+@pytest.mark.parametrize(("kind", "spec"), [("recurrent", VECTORS), ("feedforward", STATELESS)])
+def test_an_agent_without_shared_parameters_learns_from_its_own_steps_only(kind, spec):
+    config = PolicyConfig(kind, hidden=4, share_parameters=False)
+    network, params = agent_network(config, spec), init_policy(config, spec, jax.random.key(0))
+    observation, first = some(blank_view(spec).observation, (2,)), jnp.zeros(2, bool)
 
     def loss(params):
         return network.apply(params, observation, first, method="unroll")[0][:, 1].sum()
@@ -121,26 +117,3 @@ def test_agents_with_leaves_of_their_own_share_parameters():
     spec = EnvSpec("mixed", 2, 0, 1, Discrete(2), observation={"a": ArraySpec((1,)), "b": leaf})
     with pytest.raises(ShapeError, match="agents of mixed have different observations"):
         agent_network(PolicyConfig("feedforward", share_parameters=False), spec)
-
-
-def test_layers_and_activation_of_a_feedforward_torso():
-    network = FeedForward(1, hidden=3, agent_id="none", layers=3, activation="tanh")
-    x = jnp.array([[0.5, -1.0]])
-    params = network.init(jax.random.key(0), (), x)
-    layers = params["params"]
-    assert sorted(layers) == ["Dense_0", "Dense_1", "Dense_2", "Dense_3"]
-    for index in range(4):
-        x = x @ layers[f"Dense_{index}"]["kernel"] + layers[f"Dense_{index}"]["bias"]
-        x = jnp.tanh(x) if index < 3 else x
-    outputs, _ = network.apply(params, (), jnp.array([[0.5, -1.0]]))
-    np.testing.assert_allclose(outputs, x, atol=1e-6)
-
-
-def test_layers_of_a_recurrent_torso_follow_the_gru():
-    network = Recurrent(1, hidden=3, agent_id="none", layers=2, activation="tanh")
-    carry, x = jnp.array([[0.3, -0.2, 0.1]]), jnp.array([[0.5, -1.0]])
-    params = network.init(jax.random.key(0), carry, x)
-    outputs, after = network.apply(params, carry, x)
-    layer, head = params["params"]["after_0"], params["params"]["head"]
-    hidden = jnp.tanh(jnp.tanh(after) @ layer["kernel"] + layer["bias"])
-    np.testing.assert_allclose(outputs, hidden @ head["kernel"] + head["bias"], atol=1e-6)

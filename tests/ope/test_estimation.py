@@ -15,7 +15,6 @@ from offmarl import envs, vault
 from offmarl.distributions import ClippedGaussian, TanhGaussian
 from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, ShapeError
-from offmarl.networks import PolicyConfig, make_policy
 from offmarl.ope import Estimates, Options, estimate, estimation, fitted, history
 from offmarl.ope.history import follow
 from offmarl.ope.tabular import play, read_table
@@ -64,25 +63,6 @@ def coin(spec, chance):
         return log_probs(params)[action], carry
 
     return Loaded(Policy(tuple, act, log_prob), jnp.float32(chance), spec)
-
-
-def remembering(spec, chance):
-    """In the last step of the memory probe, agents mostly choose the cue of the first."""
-
-    def probability(params, carry, observation):
-        cue = jnp.where(observation[:, :2].sum(-1) > 0, observation[:, 1], carry)
-        return jnp.where(cue > 0, params, 1 - params), cue
-
-    def act(params, carry, observation, legal_actions, key):
-        p, cue = probability(params, carry, observation)
-        action = jax.random.bernoulli(key, p).astype(jnp.int32)
-        return action, jnp.log(jnp.where(action == 1, p, 1 - p)), cue
-
-    def log_prob(params, carry, observation, legal_actions, action):
-        p, cue = probability(params, carry, observation)
-        return jnp.log(jnp.where(action == 1, p, 1 - p)), cue
-
-    return Loaded(Policy(lambda: jnp.zeros(2), act, log_prob), jnp.float32(chance), spec)
 
 
 @pytest.fixture
@@ -368,52 +348,6 @@ def test_two_steps_by_all_methods(random_data):
         assert result.ranks(method) == {"0.3": (2, 2), "0.8": (1, 1)}
 
 
-@pytest.mark.nightly
-def test_a_policy_with_memory_is_unrolled_over_the_history(random_data):
-    """The cue is observed in the first step only, and the reward is given in the third."""
-    data = vault.open_vault(random_data("probe/memory"))
-    policy = remembering(data.spec, 0.9)
-    result = estimate({"it": policy}, data, replace(FAST, updates=800), methods=("fqe", "wis"))
-    assert result.values["wis"]["it"].value == pytest.approx(0.9 * GAMMA**2, abs=0.04)
-    assert result.values["fqe"]["it"].value == pytest.approx(0.9 * GAMMA**2, abs=0.06)
-
-
-@dataclass(frozen=True)
-class Ticks:
-    """Four steps that earn 1 each; the episode terminates after them, or is truncated."""
-
-    terminates: bool
-    spec = EnvSpec("ticks", 2, 1, 1, Discrete(2), time_limit=4)
-
-    def view(self):
-        return view_of(self.spec, 1.0)
-
-    def reset(self, key):
-        return jnp.zeros((), jnp.int32), restart(self.view())
-
-    def step(self, key, time, action):
-        over = jnp.full(2, time == 3)
-        ends = (over, ~over & over) if self.terminates else (~over & over, over)
-        return time + 1, transition(self.view(), jnp.ones(2), *ends)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("terminates", [True, False])
-def test_what_ends_a_value(tmp_path, terminates):
-    env = Ticks(terminates)
-    policy = make_policy(PolicyConfig("random"), env.spec)
-    record_policy(env, policy, (), tmp_path / "data.vlt", steps=512, num_envs=16)
-    data = vault.open_vault(tmp_path / "data.vlt")
-    options = replace(FAST, updates=800, members=1)
-    result = estimate({"coin": coin(data.spec, 0.5)}, data, options, estimation.METHODS)
-    four = 1 + GAMMA + GAMMA**2 + GAMMA**3
-    assert result.values["fqe"]["coin"].value == pytest.approx(four, rel=0.04)
-    assert result.values["fqe"]["coin"].low is None
-    assert result.data.value == pytest.approx(four, rel=1e-5)
-    for method in ("local", "wis"):
-        assert result.values[method]["coin"].value == pytest.approx(four, rel=1e-5)
-
-
 def greedy(spec, action):
     def act(params, carry, observation, legal_actions, key):
         return jnp.full(2, params, jnp.int32), jnp.zeros(2), carry
@@ -562,11 +496,12 @@ def test_agents_without_a_choice_do_not_make_a_policy_close(observed):
         assert data.is_far(followed._replace(log_prob=log_prob)) is far
 
 
-@pytest.mark.slow
-def test_few_effective_episodes_are_pointed_out(random_data):
-    data = vault.open_vault(random_data("probe/match"))
-    result = estimate({"one": greedy(data.spec, 1)}, data, replace(FAST, episodes=40), ("wis",))
-    assert "fewer than 20 episodes of one" in result.notes[0]
+def test_few_effective_episodes_are_pointed_out(observed):
+    data, followed = observed
+    sizes, policies = {"a": 19.9, "b": 20.0}, {"a": followed, "b": followed}
+    for methods, count in ((["wis"], 1), (["local"], 0)):
+        notes = estimation.cautions_of_ratios(methods, sizes, policies, data)
+        assert sum("fewer than 20 episodes of a:" in note for note in notes) == count
 
 
 @pytest.fixture(scope="module")

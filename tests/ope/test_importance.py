@@ -1,5 +1,8 @@
 """Estimates by ratios, by hand."""
 
+from types import SimpleNamespace
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ from scipy.stats import norm
 from offmarl.ope import (
     cumulative_ratios,
     effective_sample_size,
+    local,
     weighted_importance_sampling,
 )
 from offmarl.ope.history import at_ends, was_certain_inside
@@ -100,11 +104,6 @@ def test_counts_weigh_whole_episodes():
     np.testing.assert_allclose(values[1], second, rtol=1e-6)
 
 
-def test_equal_policies_give_the_mean_return():
-    value = weighted_importance_sampling(ratios(np.ones((3, 2))), REWARD, 1.0, ALL)
-    np.testing.assert_allclose(value, (5 + 2 + 6) / 3, rtol=1e-6)
-
-
 def test_the_effective_sample_size_is_that_of_whole_episodes():
     np.testing.assert_allclose(effective_sample_size(ratios()), 4.5**2 / (1 + 9 + 0.25), rtol=1e-6)
     assert effective_sample_size(ratios(np.ones((3, 2)))) == pytest.approx(3)
@@ -138,6 +137,51 @@ def test_the_local_approximation_by_hand():
     np.testing.assert_allclose(values, [10 + 1 + 0.9 * 2 * (-0.5 + 9), 20])
     never = local_values(np.full_like(behaviour, -np.inf), behaviour, advantage, returns, 1.0)
     np.testing.assert_allclose(never, [10 - 2 * 3, 20 - 2 * 14])
+
+
+@pytest.mark.parametrize("features", [512, 3])
+def test_advantages_by_hand(features, monkeypatch):
+    """In two blocks of episodes; more entries than features are projected."""
+    monkeypatch.setattr(local, "_FEATURES", features)
+    draw, lengths, gamma = np.random.default_rng(0), np.array([3, 2, 3, 1, 3, 2, 3]), 0.8
+    mask = np.arange(3) < lengths[:, None]
+    reward, folds = draw.normal(size=(7, 3)) * mask, np.array([0, 1, 1, 0, 0, 1, 0])
+    counts = np.arange(7) != 2
+    observation, state = draw.normal(size=(7, 4, 2, 2)), draw.normal(size=(7, 4, 1))
+    view = View(observation, state, np.ones((7, 4, 2, 3), bool), np.ones((7, 4, 2), bool))
+    blank = jax.tree.map(lambda leaf: 9 * np.ones_like(leaf[:2]), view)  # fills up the last block
+    last = jax.tree.map(lambda x, y: np.concatenate([x[5:], y]), view, blank)
+    first = jax.tree.map(lambda leaf: leaf[:5], view)
+    blocks = [
+        (part, SimpleNamespace(view_tm1=jax.tree.map(lambda leaf: leaf[:, :-1], x)))
+        for part, x in ((slice(0, 5), first), (slice(5, 7), last))
+    ]
+    histories = SimpleNamespace(longest=3, blocks=lambda: iter(blocks))
+    result = local.advantages(histories, reward, mask, folds, counts, gamma)
+
+    def sums(x, discount):
+        return np.stack([x[:, t:] @ discount ** np.arange(3 - t) for t in range(3)], 1)
+
+    def apart(x):
+        return x - (x * kept).sum(0) / kept.sum(0)
+
+    kept, to_go = mask & counts[:, None], sums(reward, gamma)
+    x = np.concatenate([observation.reshape(7, 4, 4), state], -1)[:, :3]
+    x = (x - x[mask].mean(0)) / x[mask].std(0)
+    if features == 3:  # legal actions and flags never change
+        normal = np.random.default_rng(0).normal(size=(5 + 6 + 2, 3)) / 3**0.5
+        x = x @ normal[:5]
+    time = np.broadcast_to(np.arange(3)[:, None] / 3, (7, 3, 1))
+    x = np.concatenate([np.ones_like(time), time**2, x], -1)
+    x = np.concatenate([x, x * time], -1)
+    value = np.zeros((7, 4))
+    for episode, t in np.argwhere(mask):
+        rows = kept & (folds != folds[episode])[:, None]
+        square, product = x[rows].T @ x[rows], x[rows].T @ apart(to_go)[rows]
+        weights = np.linalg.solve(square + 0.01 * rows.sum() * np.eye(len(square)), product)
+        value[episode, t] = x[episode, t] @ weights + (to_go - apart(to_go))[0, t]
+    error = (reward + gamma * value[:, 1:] - value[:, :-1]) * mask
+    np.testing.assert_allclose(result, apart(sums(error, gamma * 0.9)) * mask, atol=1e-8)
 
 
 def test_the_bootstrap_of_a_mean_is_as_wide_as_its_standard_error():

@@ -30,29 +30,26 @@ def momentum_and_energy(velocity, mass):
 
 
 @pytest.mark.parametrize(
-    ("restitution", "mass", "left", "right"),
+    ("restitution", "mass", "apart", "left", "right"),
     [
-        (1.0, [1.0, 1.0], -0.5, 1.0),  # equal masses exchange their velocities
-        (1.0, [1.0, 3.0], -1.25, 0.25),
-        (0.0, [1.0, 1.0], 0.25, 0.25),
-        (0.0, [1.0, 3.0], -0.125, -0.125),
+        (1.0, [1.0, 1.0], 1.25, -0.5, 1.0),  # equal masses exchange their velocities
+        (1.0, [1.0, 3.0], 1.25, -1.25, 0.25),
+        (0.0, [1.0, 1.0], 1.25, 0.25, 0.25),
+        (0.0, [1.0, 3.0], 1.25, -0.125, -0.125),
+        (1.0, [1.0, 1.0], 0.875, -0.5, 1.0),
     ],
 )
-def test_two_drones_meet_in_the_middle_of_a_step(restitution, mass, left, right):
-    """They are 1.25 apart and close 1.5 in a step, so they touch after half of it."""
-    drones, collided = bump([[4.0, 5.0], [5.25, 5.0]], [[1.0, 0.0], [-0.5, 0.0]], mass, restitution)
+def test_two_drones_meet_in_the_course_of_a_step(restitution, mass, apart, left, right):
+    """They close 1.5 in a step: they touch after half of it, or after a quarter."""
+    start = np.array([4.0, 4.0 + apart])
+    drones, collided = bump(
+        np.stack([start, [5.0, 5.0]], 1), [[1.0, 0.0], [-0.5, 0.0]], mass, restitution
+    )
     np.testing.assert_allclose(drones.velocity, [[left, 0], [right, 0]], atol=1e-6)
-    expected = [[4.5 + left / 2, 5], [5 + right / 2, 5]]
-    np.testing.assert_allclose(drones.position, expected, atol=1e-6)
+    time = (apart - 0.5) / 1.5
+    ends = start + time * np.array([1.0, -0.5]) + (1 - time) * np.array([left, right])
+    np.testing.assert_allclose(drones.position, np.stack([ends, [5.0, 5.0]], 1), atol=1e-6)
     assert collided.all()
-
-
-def test_two_drones_meet_after_a_quarter_of_a_step():
-    """They are 0.875 apart and close 1.5 in a step, and exchange their velocities."""
-    drones, _ = bump([[4.0, 5.0], [4.875, 5.0]], [[1.0, 0.0], [-0.5, 0.0]], [1.0, 1.0], 1.0)
-    np.testing.assert_allclose(drones.velocity, [[-0.5, 0], [1, 0]], atol=1e-6)
-    expected = [[4.25 - 0.375, 5], [4.75 + 0.75, 5]]
-    np.testing.assert_allclose(drones.position, expected, atol=1e-6)
 
 
 def test_only_the_velocity_along_the_line_of_centres_changes():

@@ -73,10 +73,10 @@ def test_wind_carries_away_who_rests():
 
 def test_thrust_adds_up_to_the_top_speed():
     drones, speeds = swarm([[0.0, 4.0]]), []
-    for _ in range(6):
-        drones = move(drones, [[1.0, 0.0]], dynamics="acceleration")
+    for _ in range(5):
+        drones = move(drones, [[1.0, 0.0]], motion.Kind("", top_speed=2.0), dynamics="acceleration")
         speeds.append(float(drones.velocity[0, 0]))
-    assert speeds == pytest.approx([0.3, 0.57, 0.813, 1.0, 1.0, 1.0])
+    assert speeds == pytest.approx([0.6, 1.14, 1.626, 2.0, 2.0])
     coasting = move(swarm([[4.0, 4.0]], [[0.5, 0.0]]), [[0.0, 0.0]], dynamics="acceleration")
     assert coasting.velocity[0].tolist() == pytest.approx([0.45, 0.0])
 

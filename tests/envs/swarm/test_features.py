@@ -35,7 +35,7 @@ def rich():
 def test_continuous_and_discrete_actions_in_two_and_three_dimensions(task, dims):
     discrete = envs.make(f"swarm/{task}", dims=dims)
     continuous = envs.make(f"swarm/{task}", dims=dims, action="continuous")
-    assert discrete.spec.action == Discrete(1 + 2 * dims)
+    assert (discrete.spec.action, discrete.spec.reward) == (Discrete(1 + 2 * dims), "team")
     assert continuous.spec.action == Continuous(dims)
     state, _ = jax.eval_shape(discrete.reset, KEY)
     assert state.drones.position.shape[1] == dims
@@ -167,11 +167,6 @@ def test_more_than_a_thousand_agents(task):
     assert env.spec.num_agents > 1000
     assert np.isfinite(step.view.observation).all()
     assert step.view.observation.shape == (env.spec.num_agents, env.spec.observation_size)
-
-
-@pytest.mark.parametrize("task", ["coverage-3", "search-3", "delivery-3", "flock-3"])
-def test_collaborative(task):
-    assert envs.make(f"swarm/{task}").spec.reward == "team"
 
 
 def test_heterogeneous():

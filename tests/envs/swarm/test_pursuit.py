@@ -7,7 +7,6 @@ import pytest
 
 from offmarl import envs
 from offmarl.envs.swarm.dynamics import at_rest
-from offmarl.errors import OptionError
 
 from .acting import reset, take_step
 
@@ -46,11 +45,6 @@ def test_scripted_pursuers_catch_an_evader_that_rests():
         earned += float(timestep.reward[0])
     assert env.metrics(state)["caught"] == 1
     assert -20 <= earned <= -10
-
-
-def test_someone_must_learn():
-    with pytest.raises(OptionError, match="both sides of pursuit are scripted"):
-        envs.make("swarm/pursuit-3-1:pursuers=scripted")
 
 
 # ------------------------------------------------------------------ rules

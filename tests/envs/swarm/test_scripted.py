@@ -72,19 +72,6 @@ def test_actions_are_legal(name):
         assert jnp.take_along_axis(legal, action[..., None], -1).all()
 
 
-def test_searchers_that_see_no_target_circle_half_way_out():
-    """In the arena's units: a drone on the circle flies along it, one outside turns inwards too."""
-    env = envs.make("swarm/search-4:action=continuous")
-    position = jnp.array([[0.55, 0.0], [0.0, 0.55], [-0.55, 0.0], [0.0, -0.95]])
-    observation = jnp.zeros((4, env.spec.observation_size)).at[:, :2].set(position)
-    legal = jax.jit(env.reset)(KEY)[1].view.legal_actions
-    action, _, _ = jax.jit(env.scripted().act)((), (), observation, legal, KEY)
-    along = jnp.array([[0.0, 1.0], [-1.0, 0.0], [0.0, -1.0], [1.0, 1.2]])
-    direction = action / jnp.linalg.norm(action, axis=-1, keepdims=True)
-    expected = along / jnp.linalg.norm(along, axis=-1, keepdims=True)
-    assert jnp.allclose(direction, expected, atol=1e-5)
-
-
 def test_searchers_that_see_no_target_return_to_the_middle_height():
     env = envs.make("swarm/search-4:action=continuous,dims=3")
     height = jnp.array([0.8, 0.2, -0.2, -0.8])
