@@ -162,8 +162,10 @@ def _flat(x: Float[Array, "T M _"]) -> Float[Array, "TM _"]:
     return x.reshape(-1, x.shape[-1])
 
 
-@partial(jax.jit, static_argnums=1)
-def orthogonal_gates(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "H gates"]:
+@partial(jax.jit, static_argnums=(1, 2))
+def orthogonal_gates(
+    key: PRNGKeyArray, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32
+) -> Float[Array, "H gates"]:
     """Return the recurrent kernel of a GRU: an orthogonal ``(H, H)`` block for each gate.
 
     JAX traces it once for each shape; see `offmarl.networks.linear.orthogonal`.
@@ -171,5 +173,5 @@ def orthogonal_gates(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, 
     hidden, width = shape
     draw = orthogonal()
     keys = jax.random.split(key, width // hidden)
-    blocks = jax.lax.map(lambda key: draw(key, (hidden, hidden)), keys)
+    blocks = jax.lax.map(lambda key: draw(key, (hidden, hidden), dtype), keys)
     return jnp.moveaxis(blocks, 0, 1).reshape(shape)

@@ -41,9 +41,11 @@ def orthogonal(scale: float = 1.0) -> Callable[..., Float[Array, "..."]]:
     draw = nn.initializers.orthogonal(scale)
     one_by_one: Any = jax.custom_batching.sequential_vmap
 
-    @partial(jax.jit, static_argnums=1)
-    def init(key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
-        kernel: Array = one_by_one(lambda key: draw(key, shape))(key)
+    @partial(jax.jit, static_argnums=(1, 2))
+    def init(
+        key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32
+    ) -> Float[Array, "..."]:
+        kernel: Array = one_by_one(lambda key: draw(key, shape, dtype))(key)
         return kernel
 
     return init
