@@ -85,7 +85,7 @@ class Categorical(NamedTuple):
         return action, self.log_prob(action)
 
     def relaxed_sample(
-        self, key: PRNGKeyArray, temperature: float | Float[Array, ""]
+        self, key: PRNGKeyArray, temperature: float | Float[Array, ""] = 1.0
     ) -> Float[Array, "*b A"]:
         """Draw an action as a one-hot vector through which gradients flow.
 

@@ -279,6 +279,6 @@ def _means(
 def _agreement(action: Array, recorded: Array, legal_actions: Bool[Array, "N A"]) -> Array:
     if jnp.issubdtype(action.dtype, jnp.integer):
         return action == recorded
-    # Entries that an agent lacks would always agree. Agents without any have no choice to count.
+    # Entries that an agent lacks would always agree.
     difference = jnp.where(legal_actions, jnp.abs(action - recorded), 0.0).sum(-1)
-    return 1 - difference / legal_actions.sum(-1) / 2
+    return 1 - difference / jnp.maximum(legal_actions.sum(-1), 1) / 2

@@ -416,7 +416,7 @@ def value_error(
     target_tm1: Float[Array, "*b"],
     behaviour_v_tm1: Float[Array, "*b"] | None,
     epsilon: Scalar,
-    huber: float | None,
+    huber: float | None = None,
 ) -> Float[Array, "*b"]:
     """Return the loss of each value in proximal policy optimisation.
 

@@ -109,7 +109,9 @@ class Schedule(NamedTuple):
         return done % self.eval_every == 0 or done == self.updates
 
 
-def stage_starts(stages: tuple[Stage, ...], updates: int, option: str) -> tuple[int, ...]:
+def stage_starts(
+    stages: tuple[Stage, ...], updates: int, option: str = "the run"
+) -> tuple[int, ...]:
     """Return the first update of each stage in a run.
 
     `OptionError` if they do not add up to its updates, which ``option`` gives.
