@@ -181,7 +181,7 @@ def check_result(
             )
         elif (disk_name := disk_name_of(name)) in leaves and column_of(disk_name) == name:
             arrays[disk_name] = _fit_leaf(name, value, leaves[disk_name], steps, part)
-        else:
+        elif name not in steps:  # other columns of other programs are not copied
             raise unknown_name("column", name, steps)
     _check_views(arrays, finals, steps)
     _follow(arrays, finals, steps.spec)
