@@ -140,10 +140,11 @@ def test_other_layouts(tmp_path, arrays, folder):
         vault.import_dataset(tmp_path / "missing.h5", out, "omiga")
     with pytest.raises(VaultError, match="is not a folder"):
         vault.import_dataset(tmp_path / "nowhere", out, "omar")
-    for name in ("rews_1", "dones_0"):  # of which only the first column would count
+    # Of two columns only the first would count, and zeros would take the place of none.
+    for name, columns in {"rews_1": 2, "dones_0": 2, "acs_0": 0}.items():
         array = np.load(folder / f"{name}.npy")
-        np.save(folder / f"{name}.npy", np.stack([array, array], 1))
-        with pytest.raises(VaultError, match=rf"OMAR's layout: {name} has shape \(19, 2\)"):
+        np.save(folder / f"{name}.npy", np.zeros((19, columns)))
+        with pytest.raises(VaultError, match=rf"OMAR's layout: {name} has shape \(19, {columns}\)"):
             vault.import_dataset(folder, out, "omar")
         np.save(folder / f"{name}.npy", array)
     np.save(folder / "acs_1.npy", np.array([{}], object), allow_pickle=True)

@@ -141,9 +141,10 @@ def _omar_names(names: set[str]) -> list[str]:
 def _check_steps(
     layout: str, numbers: tuple[str, ...], source: Path, arrays: Mapping[str, Any]
 ) -> None:
-    """Raise `VaultError` if an array has no steps; those of ``numbers`` have one number a step."""
+    """Raise `VaultError` if steps of an array are empty; ``numbers`` have one number a step."""
     for name, array in arrays.items():
-        if not array.shape or (name.startswith(numbers) and array.shape[1:] not in ((), (1,))):
+        sizes = array.shape[1:] if array.shape else (0,)
+        if 0 in sizes or (name.startswith(numbers) and sizes not in ((), (1,))):
             raise VaultError(
                 f"{source} is not of {layout}'s layout: {name} has shape {array.shape}, and must "
                 "have an entry for each step of one agent."
