@@ -484,8 +484,10 @@ def _read(text: str) -> Any:
 
 def _write(value: Option) -> str:
     """Format a value for `_read`, without quotes if possible, since names become file names."""
-    plain = isinstance(value, str) and "," not in value and _read(value) == value
-    return str(value) if plain else json.dumps(value).replace(",", r"\u002c")  # which ends options
+    if not isinstance(value, str):
+        return json.dumps(value)
+    plain = "," not in value and _read(value) == value
+    return value if plain else json.dumps(value).replace(",", r"\u002c")  # which ends options
 
 
 def _check(
