@@ -41,7 +41,8 @@ def import_file(path: Path, name: str | None = None) -> ModuleType:
         _add_to_path(path.parent)
     if name in sys.modules:
         return sys.modules[name]
-    spec: Any = spec_from_file_location(name, path)  # None only for other suffixes
+    if (spec := spec_from_file_location(name, path)) is None:
+        raise OptionError(f"{path} cannot be imported as Python code.")
     sys.modules[name] = module = module_from_spec(spec)  # dataclasses look up their module by name
     try:
         # Not by an import, which would use the code that Python has compiled of a file of the same

@@ -92,7 +92,7 @@ class Checkpoints:
         }
         about = _sealed(
             {
-                "info": info,
+                "info": dict(info),
                 "leaves": {name: _leaf_types(part) for name, part in tree.items()},
                 "checksums": {name: _checksums(part) for name, part in host.items()},
             }

@@ -77,7 +77,7 @@ def figure_demo(tiers: Mapping[str, Sequence[float]], scores: Scores, path: Path
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2, sharey=True)
         _draw_returns(left, returns)
-        means = {tier: float(returns[tier].mean()) for tier in scores}
+        means = {tier: float(returns[tier].mean()) for tier in scores if tier in returns}
         _draw_scores(figure, right, scores, means)
         left.set_title("Recorded data")
         left.set_ylabel("episode return")

@@ -31,7 +31,6 @@ their length.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,11 +93,8 @@ def fly(
     control: str,
 ) -> DroneState:
     """Advance one step in an arena without walls."""
-    # None only for points.
-    parts: Any = (drones.attitude, drones.spin, params.thrust, params.drag)
-    attitude, spin, thrust, friction = parts
-    lift = (thrust / params.mass)[:, None]
-    drag = (GRAVITY / params.top_speed * friction / params.mass)[:, None]
+    lift = (_require(params.thrust) / params.mass)[:, None]
+    drag = (GRAVITY / params.top_speed * _require(params.drag) / params.mass)[:, None]
     command = jnp.clip(command, -1.0, 1.0)
 
     def advance(_: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -111,9 +107,15 @@ def fly(
         attitude = _normal(_multiply(attitude, _rotation(spin * _STEP)))
         return position, velocity, attitude, spin
 
-    start = (drones.position, drones.velocity, attitude, spin)
+    start = (drones.position, drones.velocity, _require(drones.attitude), _require(drones.spin))
     position, velocity, attitude, spin = jax.lax.fori_loop(0, SUBSTEPS, advance, start)
     return DroneState(position, velocity, yaw_of(attitude), attitude, spin)
+
+
+def _require(part: Array | None) -> Array:
+    if part is None:
+        raise ValueError("these drones are points: quadrotors have an attitude, thrust and drag.")
+    return part
 
 
 def _follow(command: Float[Array, "N 4"], spin: Float[Array, "N 3"]) -> Float[Array, "N 4"]:

@@ -21,7 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -99,11 +99,12 @@ def admit(
 ) -> Iterator[ImportedRow]:
     """Yield the records without faults, and count these; refuse columns of different steps."""
     skipping = False
-    nonempty: Iterator[Any] = (record for record in records if record.steps.last.size)
+    nonempty = (record for record in records if record.steps.last.size)
     for record, following in pairwise(chain(nonempty, [None])):
-        admitted, skipping = _admit(record, following, spec, treatment, tally, skipping)
-        if admitted is not None:
-            yield admitted
+        if record is not None:
+            admitted, skipping = _admit(record, following, spec, treatment, tally, skipping)
+            if admitted is not None:
+                yield admitted
     if tally["steps_left_out"] == tally["steps"]:
         raise InvalidValueError("the data has no steps, or none before one that is not finite.")
     if tally["steps"] > 1 and not tally["ends"]:
