@@ -82,7 +82,7 @@ def test_unknown_names_are_answered_with_the_nearest(offmarl, arguments, message
     assert outcome.err.count("\n") == 1
 
 
-HF_HOME = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+HF_HOME = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
 
 
 class JaxRuntimeError(RuntimeError):
@@ -292,6 +292,7 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
         (["report", "run", "--env", "x", "--html", "x.html"], "leave out --env."),
         (["ope", "--vault", "x"], "runs must be at least one (give the path of each)."),
         (["compare"], "no runs to compare: give the directory of at least one run."),
+        (["report"], "vaults must be at least one (give the path of each)."),
     ],
 )
 def test_an_option_without_a_use_and_a_command_without_paths_are_refused(

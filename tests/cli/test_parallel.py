@@ -268,7 +268,6 @@ def test_a_training_that_it_ended_goes_on_to_the_same_policies_and_returns(train
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     ("factory", "message"),
     [

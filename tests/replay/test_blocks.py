@@ -156,7 +156,7 @@ def test_a_buffer_is_read_to_its_end_while_another_thread_moves_on(
     )
     with ThreadPoolExecutor(1) as pool:
         again = pool.submit(reader.arrays, order.slots(0))
-        while 0 not in reader._buffers:
+        while 0 not in reader._buffers and not again.done():
             time.sleep(0.01)
         reader.arrays(late)
         may_read.set()
