@@ -37,6 +37,11 @@ def test_equal_names_give_equal_environments():
             {"time_limit": 20, "cells_per_agent": 16},
             "swarm/coverage-8:cells_per_agent=16.0,time_limit=20",
         ),
+        (
+            "swarm/coverage-8:time_limit=20,cells_per_agent=16",
+            {},
+            "swarm/coverage-8:cells_per_agent=16.0,time_limit=20",
+        ),
         ("swarm/coverage-8", {"time_limit": 50}, "swarm/coverage-8"),  # the default
         (
             'swarm/coverage-8:comm="status",action=continuous',

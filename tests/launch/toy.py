@@ -70,11 +70,12 @@ def signal_task(directory, signum):
     """Send task 1 a signal, once it runs the block with a mishap."""
 
     def send():
-        while not (directory / "deaths").exists():
+        deaths = directory / "deaths"
+        while not (deaths.exists() and deaths.read_text()):
             time.sleep(0.05)
         os.kill(json.loads((directory / "state" / "task-1.json").read_text())["pid"], signum)
 
-    threading.Thread(target=send).start()
+    threading.Thread(target=send, daemon=True).start()
 
 
 def is_whole(tmp_path):

@@ -259,13 +259,16 @@ def test_values_are_bounded_by_what_the_rewards_allow(ended):
 
 
 def test_a_followed_policy_is_told_who_is_done():
-    """Its actions count the agents that were done, by either cause, after each step."""
+    """Its actions count the agents that were done, by either cause, after each step.
+
+    What it remembers besides, in tens, is of the recorded actions, and not of its own.
+    """
 
     def act(params, carry, observation, legal_actions, key):
-        return carry, jnp.zeros(2), carry
+        return carry % 10, jnp.zeros(2), carry + 100
 
     def log_prob(params, carry, observation, legal_actions, action):
-        return -1.0 - carry, carry
+        return -1.0 - carry, carry + 10
 
     def after_step(carry, reward, done):
         return carry + done
@@ -293,7 +296,7 @@ def test_a_followed_policy_is_told_who_is_done():
     counts = [[0, 0], [0, 1], [1, 1], [1, 1], [1, 1]]
     np.testing.assert_array_equal(result.action[0, :, 0], counts)
     # The second agent is dead in the second step, and the fourth does not exist.
-    np.testing.assert_allclose(result.log_prob.sum(-1), [[-2, -1, -4, 0]])
+    np.testing.assert_allclose(result.log_prob.sum(-1), [[-2, -11, -44, 0]])
 
 
 def test_each_policy_has_its_weights_of_episodes(monkeypatch):
