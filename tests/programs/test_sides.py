@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,9 +30,8 @@ from offmarl.programs.recording.sides import (
 )
 from offmarl.programs.runs.continuing import start_of
 from offmarl.teams import teams_of
+from tests.children import stopped
 from tests.runs import least_record, write_policy
-
-from .test_record_policy import Killed, killed_after
 
 RIVALS = f"{Path(__file__).parents[1] / 'envs' / 'rivals.py'}:Rivals"
 ENV = envs.make(RIVALS)
@@ -223,15 +223,19 @@ def learned(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_response_ends_with_the_same_bits_without_the_runs_of_its_opponents(
-    learned, tmp_path, monkeypatch
+    learned, tmp_path
 ):
     partners, options = learned
     (expected,) = record(tmp_path / "whole", **options).data["vaults"]
+    code = (
+        "from tests.programs.test_sides import *; from tests import plain; "
+        "registry.origin_of(plain.make); "
+        f"record(Path({str(tmp_path / 'killed')!r}), **{options!r})"
+    )
     run = tmp_path / "killed" / f"{XOR}.run" / "mappo-agent_0-0"
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(online, "collect", killed_after(2, online))
-        record(tmp_path / "killed", **options)
-    assert [*(run / "checkpoints").glob("[0-9]*")] and not tracking.read_run(run)["complete"]
+    checkpoints = run / "checkpoints"
+    stopped([sys.executable, "-c", code], lambda: len([*checkpoints.glob("[0-9]*")]) > 1)
+    assert not tracking.read_run(run)["complete"]
     shutil.rmtree(partners)
     (resumed,) = record(tmp_path / "killed", **options).data["vaults"]
     steps = [vault.open_vault(row["path"]).transitions() for row in (expected, resumed)]
