@@ -222,17 +222,18 @@ def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
         The vault cannot be read, or is damaged.
     """
     accumulator, leaves = StatsAccumulator(vault), leaf_statistics.stored_statistics(vault)
-    fresh = StatisticsAccumulator(vault.spec, vault.num_steps)
+    fresh = StatisticsAccumulator(vault.spec, vault.num_steps) if leaves is None else None
     with progress(f"read {vault.uid}", 2 * vault.length) as advance:
         for begin, stop in vault.blocks():
             steps = vault.transitions(begin, stop)
             accumulator.add(begin, steps)
-            if leaves is None:
+            if fresh:
                 fresh.add(steps)
             advance(stop - begin)
-        if leaves is None:
+        if fresh:
             leaves = fresh.statistics
             leaf_statistics.store_statistics(vault, leaves)
+        assert leaves is not None
         return accumulator.survey(known_digest(vault, advance), leaves)
 
 

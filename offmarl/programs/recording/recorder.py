@@ -37,8 +37,7 @@ LEARNED, UNIFORM, GREEDY = np.int32(0), np.int32(1), np.int32(2)
 """Which policy `OnlineRecorder.policy` acts by."""
 
 _ROUNDS = 4
-"""Evaluations of a tier's policy, each of `OnlineArgs.eval_episodes` episodes: enough that the mean
-of all returns has an interval, whatever their number is."""
+"""Evaluations of a tier's policy, each of `OnlineArgs.eval_episodes` episodes."""
 
 
 class Version(NamedTuple):

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from shlex import quote
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from jaxtyping import Float
@@ -163,10 +163,10 @@ class Ladder:
 
     def player(self, tier: str) -> tuple[ArrayTree, dict[str, Any]]:
         """Return the parameters of a tier's policy, and what the provenance says of it."""
-        value, *bounds = mean_interval(self.returns(tier))
-        about: dict[str, Any] = {
-            "return": value,
-            "return_interval": bounds,
+        estimate = mean_interval(self.returns(tier))
+        about = {
+            "return": estimate.value,
+            "return_interval": None if estimate.low is None else [estimate.low, estimate.high],
             "evaluation_episodes": len(self.returns(tier)),
         }
         if tier == "random":
@@ -238,9 +238,11 @@ class Ladder:
 
 
 def _is_above(high: Float[np.ndarray, "episodes"], low: Float[np.ndarray, "episodes"]) -> bool:
-    """Whether the interval of a mean is above that of another, of rounds of evaluations each."""
+    """Whether the interval of a mean is above that of another."""
     upper, lower = mean_interval(high), mean_interval(low)
-    return cast(float, upper.low) > cast(float, lower.high)
+    return (upper.value if upper.low is None else upper.low) > (
+        lower.value if lower.high is None else lower.high
+    )
 
 
 # ---------------------------------------------------------------------------------- recording
