@@ -12,8 +12,18 @@ from offmarl.hub.licences import OTHER, SPDX, UNKNOWN, hub_metadata, page_of
 from offmarl.terminal import number
 
 _TAGS = ("multi-agent", "offline-rl", "reinforcement-learning", "jax", "flashbax", "offmarl")
-_SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
-"""The hub's names for the powers of ten from a thousand on, between which datasets are sorted."""
+_SIZES = (
+    (10**3, "n<1K"),
+    (10**4, "1K<n<10K"),
+    (10**5, "10K<n<100K"),
+    (10**6, "100K<n<1M"),
+    (10**7, "1M<n<10M"),
+    (10**8, "10M<n<100M"),
+    (10**9, "100M<n<1B"),
+    (10**10, "1B<n<10B"),
+    (10**11, "10B<n<100B"),
+    (10**12, "100B<n<1T"),
+)
 
 EPISODES = "episodes"
 """The directory of the Parquet tables of episodes in a repository."""
@@ -38,7 +48,7 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
         **viewer,
         pretty_name=card.name,
         task_categories=["reinforcement-learning"],
-        size_categories=[_size(steps)],
+        size_categories=[next((name for most, name in _SIZES if steps < most), "n>1T")],
         tags=list(_TAGS),
     )
     text = _text(
@@ -51,14 +61,6 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
         returns=_returns,
     )
     return str(DatasetCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}"))
-
-
-def _size(steps: int) -> str:
-    """Return the hub's category for a number of steps."""
-    place = sum(steps >= 10 ** (3 + power) for power in range(len(_SIZES)))
-    if place == len(_SIZES):
-        return f"n>{_SIZES[-1]}"
-    return f"{_SIZES[place - 1]}<n<{_SIZES[place]}" if place else f"n<{_SIZES[0]}"
 
 
 def _text(template: str, **context: Any) -> str:

@@ -209,9 +209,9 @@ def _compare(label: str, pairs: Iterable[tuple[str, Any, Any]]) -> bool:
         if not near.all():
             step = int(np.argwhere(~near)[0][0])
             raise OptionError(
-                f"{label}, played again, differs from the recording in "
-                f"{name} at step {step}: the environment or its options have changed, the data "
-                "were edited after the recording, or its random keys are unknown."
+                f"{label}, played again, differs from the recording in {name} at step {step}: the "
+                "environment or its options have changed, the data were edited after the "
+                "recording, or its random keys are unknown."
             )
     return exact
 

@@ -13,7 +13,7 @@ import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -367,9 +367,11 @@ def check_length(vault: Description) -> None:
     offmarl, so a forged index of a few bytes could stand for billions of steps. The chunks that
     exist bound the work.
     """
-    backed, steps = 0, vault.rows * vault.length
-    for backed_by_array in chain([0], (_backed_steps(vault, x) for x in vault.grids.values())):
-        backed = max(backed, backed_by_array)
+    steps, backed = vault.rows * vault.length, 0
+    if steps <= UNBACKED_STEPS:
+        return
+    for grid in vault.grids.values():
+        backed = max(backed, _backed_steps(vault, grid))
         if steps <= 2 * backed + UNBACKED_STEPS:
             return
     lack = (
