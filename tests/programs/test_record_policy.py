@@ -105,11 +105,12 @@ def test_chunks_have_at_most_64_steps_and_one_size(steps, chunks):
 
 
 @pytest.mark.parametrize("partly", [True, False])
-@pytest.mark.parametrize("recipe", ["mine", None, ["mine"], {}])
+@pytest.mark.parametrize("recipe", ["mine", None, ["mine"], {}, {"spec": {"package": 5}}])
 def test_a_vault_with_a_recipe_of_another_kind_is_another_recording(tmp_path, recipe, partly):
     vault.create(tmp_path / "a.vlt", ENV.spec, rows=1, provenance={"recipe": recipe}).close()
     with pytest.raises(RunError, match=r"was started with env=None, not 'swarm/coverage-2'"):
-        recording.check_recipe(tmp_path / "a.vlt", {"env": ENV.spec.name}, partly)
+        ours = {"env": ENV.spec.name, "spec": {"package": "jax 0.1"}}
+        recording.check_recipe(tmp_path / "a.vlt", ours, partly)
 
 
 @pytest.mark.slow

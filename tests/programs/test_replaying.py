@@ -142,24 +142,30 @@ SIZES = {"num_envs": 4, "chunks": [2, 8]}
 @pytest.mark.parametrize(
     ("recipe", "key"),
     [
-        (SIZES | {"seed": 3}, (jax.random.key(3), False)),
-        (SIZES | {"seed": 3, "opponents": {}}, (jax.random.key(3), True)),
+        (SIZES | {"seed": 3}, (jax.random.key(3), False, 8)),
+        (SIZES | {"seed": 3, "opponents": {}}, (jax.random.key(3), True, 8)),
         (
             SIZES | {"tier": "random", "training": {"seed": 3, "side": "cats"}},
-            (tier_key(3, "random"), True),
+            (tier_key(3, "random"), True, 8),
         ),
         (
             SIZES | {"tier": "random", "training": {"seed": 3, "side": ""}},
-            (tier_key(3, "random"), False),
+            (tier_key(3, "random"), False, 8),
         ),
         (SIZES | {"seed": 3, "block": [0, 2]}, None),
         (SIZES | {"seed": "3"}, None),
         (SIZES | {"seed": 3, "chunks": [2]}, None),
+        (SIZES | {"seed": 3, "chunks": [2, 16]}, (jax.random.key(3), False, 16)),
+        (SIZES | {"seed": 3, "chunks": [2, 17]}, None),
+        (SIZES | {"seed": 3, "chunks": [2, 0]}, None),
+        (SIZES | {"seed": 3, "num_envs": 10**12}, None),
+        (SIZES | {"seed": 10**30}, None),
+        (SIZES | {"tier": "random", "training": {"seed": -(10**30), "side": ""}}, None),
         (None, None),
     ],
 )
 def test_the_keys_of_a_recording_follow_from_its_recipe(recipe, key):
-    chex.assert_trees_all_equal(replaying._recording_key(recipe), key)
+    chex.assert_trees_all_equal(replaying._recording_key(recipe, rows=4, length=16), key)
 
 
 def test_bytes_of_any_state():

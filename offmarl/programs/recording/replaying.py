@@ -19,6 +19,8 @@ from offmarl.vault import Dataset
 
 _TOLERANCE = 1e-3
 """Tolerance for other machines and versions of JAX, which round differently."""
+_MOST_SEED = 2**63
+"""Seeds below it are those that JAX takes."""
 
 
 class ReplayedEpisode(NamedTuple):
@@ -145,37 +147,39 @@ def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]
     """
     table = dataset.episodes
     row, start, length = (int(x[number]) for x in (table.row, table.start, table.length))
-    recipe: Any = dataset.provenance.get("recipe")
-    origin = _recording_key(recipe)
-    if origin is None or row >= recipe["num_envs"]:
+    origin = _recording_key(dataset.provenance.get("recipe"), dataset.rows, dataset.length)
+    if origin is None:
         return jax.random.key(0), jax.random.split(jax.random.key(0), length)
-    began, beside = origin
+    began, beside, chunk = origin
     first, key = jax.random.split(began)
     before = np.maximum(np.arange(start - 1, start + length), 0)
-    step_keys, reset_keys = _draws(recipe["num_envs"], recipe["chunks"][1])(key, row, before)
-    begin = reset_keys[0] if start else jax.random.split(first, recipe["num_envs"])[row]
+    step_keys, reset_keys = _draws(dataset.rows, chunk)(key, row, before)
+    begin = reset_keys[0] if start else jax.random.split(first, dataset.rows)[row]
     if beside:  # opponents drew from the keys, too: see `Side.step`
         step_keys = jax.vmap(jax.random.split)(step_keys)[:, 1]
     return begin, step_keys[1:]
 
 
-def _recording_key(recipe: Any) -> tuple[PRNGKeyArray, bool] | None:
-    """Return the key of a policy's recording, and whether opponents drew from it; None if unknown.
+def _recording_key(recipe: Any, rows: int, length: int) -> tuple[PRNGKeyArray, bool, int] | None:
+    """Return the key of a policy's recording, whether opponents drew from it, and a chunk's steps.
 
-    Other entries of the recipe change no keys.
+    None if they are unknown, or not those of a vault of this size, as a forged recipe may be.
     """
     match recipe:
         case {"block": _}:
             return None
-        case {"num_envs": int(), "chunks": [int(), int()], "seed": int(seed)}:
-            return jax.random.key(seed), "opponents" in recipe
-        case {
-            "num_envs": int(),
-            "chunks": [int(), int()],
-            "tier": str(tier),
-            "training": {"seed": int(seed), "side": str(side)},
-        }:
-            return tier_key(seed, tier), bool(side)
+        case {"num_envs": int(envs), "chunks": [int(), int(chunk)], **rest}:
+            if envs != rows or not 0 < chunk <= length:
+                return None
+        case _:
+            return None
+    match rest:
+        case {"seed": int(seed)} if abs(seed) < _MOST_SEED:
+            return jax.random.key(seed), "opponents" in recipe, chunk
+        case {"tier": str(tier), "training": {"seed": int(seed), "side": str(side)}} if (
+            abs(seed) < _MOST_SEED
+        ):
+            return tier_key(seed, tier), bool(side), chunk
     return None
 
 

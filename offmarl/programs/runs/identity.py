@@ -163,7 +163,7 @@ def differences(
             if (full := f"{path}.{key}" if path else key) not in ignored
             for difference in differences(theirs.get(key), ours.get(key), ignored, full)
         ]
-    if path == "spec.package" and not release_difference(theirs or "", ours or ""):
+    if path == "spec.package" and not release_difference(str(theirs or ""), str(ours or "")):
         return []
     return [] if theirs == ours else [(path, theirs, ours)]
 
