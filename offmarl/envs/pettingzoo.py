@@ -136,6 +136,11 @@ class OffmarlParallelEnv(ParallelEnv):
         if missing or not self.agents:
             reason = f"no action for {', '.join(missing)}" if missing else "no episode has started"
             raise OptionError(f"{self.env.spec.name}: {reason}: give one for each of env.agents.")
+        for agent in self.agents:
+            space, action = self.action_spaces[agent], np.asarray(actions[agent])
+            is_whole = isinstance(space, gymnasium.spaces.Discrete)
+            if not (space.contains(action) if is_whole else action.shape == space.shape):
+                raise OptionError(f"{self.env.spec.name}: {agent} has the actions {space}.")
         spec, legal = self.env.spec, self._current_view().legal_actions
         if isinstance(spec.action, Discrete):
             anything = legal.argmax(-1)  # for agents that no longer act
