@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 from offmarl import hub
 from offmarl.cli.output import Report, as_is, ask, grid, table
 from offmarl.cli.parse import refuse_unused
-from offmarl.errors import OptionError, UnknownNameError, unknown_name
+from offmarl.errors import HubError, OptionError, UnknownNameError, unknown_name
 from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
 from offmarl.hub.cache import parse
@@ -267,7 +267,15 @@ def verify_pulled(name: str) -> Report | None:
 def _verified(
     entries: Mapping[str, pulled_datasets.CachedDataset], uid: str | None = None
 ) -> Report:
-    counts = {name: pulled_datasets.verify(entry, uid) for name, entry in entries.items()}
+    counts: dict[str, int] = {}
+    errors: list[HubError] = []
+    for name, entry in entries.items():
+        try:
+            counts[name] = pulled_datasets.verify(entry, uid)
+        except HubError as error:
+            errors.append(error)
+    if errors:
+        raise type(errors[0])("\n".join(map(str, errors)))
     lines = [
         f"{name} ({uid or _contents(entries[name])}): {count} files match what was published."
         for name, count in counts.items()
