@@ -68,6 +68,8 @@ class Args:
     """Problems to solve."""
     seeds: int = 5
     """Training seeds of each run."""
+    seed: int = 0
+    """The first of them. Predictions that were renewed after a look at some are tested on others."""
     updates: int = 2_000
     """Updates of each run."""
 
@@ -250,7 +252,8 @@ def run(name: str, problem: str, args: Args) -> Path:
     made = program.Args.for_env(
         "",
         vault=vaults_of(problem, args),
-        out=args.out / problem / name,
+        out=args.out / problem / name / f"from-{args.seed}",
+        seed=args.seed,
         seeds=args.seeds,
         batching="vmap",
         updates=args.updates,
