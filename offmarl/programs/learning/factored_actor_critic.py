@@ -197,20 +197,40 @@ def critic_loss(
     return masked_mean(error**2, known, batch.weight), metrics
 
 
+def total_loss(
+    local_losses: Callable[..., dict[str, Float[Array, ""]]],
+    networks: Networks,
+    params: Params,
+    target: Target,
+    batch: Sequence,
+    _key: PRNGKeyArray | None,
+    hyper: Hyperparameters,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the sum of all losses, and metrics.
+
+    Each parameter is in one of the losses only, so the gradient of the sum is that of its own loss.
+    """
+    of_critic, metrics = critic_loss(networks, params.critic, target, batch, hyper)
+    local = local_losses(networks, params, target, batch, hyper)
+    total = of_critic + local["value_loss"] + local["policy_loss"]
+    return total, metrics | local | {"critic_loss": of_critic}
+
+
 # ---------------------------------------------------------------------------------- program
 
-FactoredLoss = Callable[
-    [Params, Target, Sequence, Hyperparameters], tuple[Float[Array, ""], dict[str, Array]]
-]
-"""``loss(params, target, batch, hyper) -> (loss, metrics)``; the metrics hold `TD_ERRORS`."""
 
+def factored_program(
+    networks: Networks, args: FactoredArgs, local_losses: Callable[..., dict[str, Float[Array, ""]]]
+) -> Program:
+    """Build a program that descends `critic_loss` and the local losses of its networks.
 
-def factored_program(networks: Networks, args: FactoredArgs, loss: FactoredLoss) -> Program:
-    """Build a program from its networks and the sum of its losses."""
+    ``local_losses(networks, params, target, batch, hyper)`` returns ``value_loss``, of the values,
+    ``policy_loss``, of the actor, and other metrics.
+    """
     return target_program(
         args,
         networks.init,
-        lambda params, target, batch, _key, hyper: loss(params, target, batch, hyper),
+        partial(total_loss, local_losses, networks),
         targets=lambda params: Target(params.value, params.critic),
         separately=True,
         policy=partial(make_policy, networks.config, networks.spec),

@@ -166,31 +166,18 @@ class TargetState(NamedTuple):
 def target_program(
     args: LearnerArgs,
     init: Callable[[PRNGKeyArray], ArrayTree],
-    loss: Callable[
-        [Any, Any, Sequence, PRNGKeyArray, Hyperparameters],
-        tuple[Float[Array, ""], dict[str, Array]],
-    ],
+    loss: Callable[..., tuple[Float[Array, ""], dict[str, Array]]],
     targets: Callable[[Any], ArrayTree] = lambda params: params,
     separately: bool = False,
     **program: Any,
 ) -> Program:
     """Build a program that descends one loss, whose target networks follow its networks.
 
-    Parameters
-    ----------
-    args
-        They hold ``target_every``, the updates between copies to the target networks, or ``tau``,
-        how far each update brings them to the networks.
-    init
-        Draws the parameters.
-    loss
-        ``loss(params, target, batch, key, hyper) -> (loss, metrics)``, with `TD_ERRORS`.
-    targets
-        Returns the parameters that have target networks; by default all.
-    separately
-        As for `make_optimiser`.
-    program
-        Other fields of the `Program`, whose state is a `TargetState`.
+    ``init(key)`` draws the parameters, and ``targets(params)`` returns those that have target
+    networks. The loss is ``loss(params, target, batch, key, hyper)``, with metrics that hold
+    `TD_ERRORS`. Target networks are copied every ``args.target_every`` updates, or move by the
+    fraction ``args.tau`` in each. ``separately`` is as for `make_optimiser`, and ``program`` are
+    other fields of the `Program`, whose state is a `TargetState`.
     """
 
     def begin(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
