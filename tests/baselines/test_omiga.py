@@ -1,6 +1,7 @@
 """OMIGA: an update by hand, of discrete and of continuous actions."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from offmarl.distributions import categorical
 from offmarl.networks import MixedParams
-from offmarl.programs import registry
+from offmarl.programs import Hyperparameters, registry
 from offmarl.programs.learning import factored_actor_critic
 from offmarl.types import Continuous
 from tests.rollouts import SPEC, sequence
@@ -130,12 +131,20 @@ def test_the_temperature_divides_what_is_weighed(
 
 def test_the_loss_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comadice's mean weight, say, is only a metric."""
-    local = {"value_loss": 10.0, "policy_loss": 100.0, "ratio": 1e3}
-    monkeypatch.setattr(factored_actor_critic, "critic_loss", lambda *_: (1.0, {"q_tot": 0.5}))
-    arguments: list[Any] = [None, omiga.Params(None, None, None), None, None, None, None]
-    total, metrics = factored_actor_critic.total_loss(lambda *_: local, *arguments)
+    local = {"value_loss": jnp.float32(10), "policy_loss": jnp.float32(100), "ratio": jnp.ones(())}
+    of_critic = jnp.ones(()), {"q_tot": jnp.zeros(())}
+    monkeypatch.setattr(factored_actor_critic, "critic_loss", lambda *_: of_critic)
+    total, metrics = factored_actor_critic.total_loss(
+        lambda *_: local,
+        omiga.Networks.of(SPEC, omiga.Args(Path())),
+        omiga.Params(None, None, None),
+        omiga.Target(None, MixedParams(None, None)),
+        sequence([[[0, 1]]]),
+        jax.random.key(0),
+        Hyperparameters(),
+    )
     assert total == 111
-    assert metrics == local | {"critic_loss": 1.0, "q_tot": 0.5}
+    assert metrics == local | {"critic_loss": 1.0, "q_tot": 0.0}
 
 
 @pytest.mark.slow

@@ -203,7 +203,7 @@ def total_loss(
     params: Params,
     target: Target,
     batch: Sequence,
-    _key: PRNGKeyArray | None,
+    _key: PRNGKeyArray,
     hyper: Hyperparameters,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the sum of all losses, and metrics.

@@ -328,9 +328,8 @@ def _names(run: OnlineRecorder, tier: Tier) -> list[list[str]]:
 
 def _record_played(run: OnlineRecorder, ladders: Sequence[Ladder], tier: Tier) -> None:
     """Record a tier that one policy plays, a mixture draws, or each of several teams plays."""
-    spec, teams = run.env.spec, teams_of(run.env.spec)
-    everyone, members = tuple(range(spec.num_agents)), list[TeamPolicy]()
-    about = list[dict[str, Any]]()
+    spec, everyone = run.env.spec, tuple(range(run.env.spec.num_agents))
+    teams, members, about = teams_of(spec), list[TeamPolicy](), list[dict[str, Any]]()
     for team, ladder, names in zip(teams, ladders, _names(run, tier), strict=True):
         for name in names:
             params, entry = ladder.player(name)
