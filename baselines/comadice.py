@@ -28,7 +28,6 @@ size and the data's own unit.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -50,7 +49,6 @@ from offmarl.programs.learning.factored_actor_critic import (
     Networks,
     Params,
     Target,
-    critic_loss,
     factored_program,
 )
 from offmarl.teams import require_one_team
@@ -92,19 +90,6 @@ def local_losses(
     }
 
 
-def loss(
-    networks: Networks, params: Params, target: Target, batch: Sequence, hyper: Hyperparameters
-) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return the sum of all losses, and metrics.
-
-    Each parameter is in one of the losses only, so the gradient of the sum is that of its own loss.
-    """
-    of_critic, metrics = critic_loss(networks, params.critic, target, batch, hyper)
-    local = local_losses(networks, params, target, batch, hyper)
-    total = of_critic + local["value_loss"] + local["policy_loss"]
-    return total, metrics | local | {"critic_loss": of_critic}
-
-
 # ---------------------------------------------------------------------------------- program
 
 
@@ -112,7 +97,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "comadice")
     networks = Networks.of(spec, args)
-    return factored_program(networks, args, partial(loss, networks))
+    return factored_program(networks, args, local_losses)
 
 
 # ---------------------------------------------------------------------------------- main

@@ -27,23 +27,15 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
 from offmarl.distributions import mask_illegal, select
 from offmarl.losses import bootstrap_discounts, masked_mean, td_targets
 from offmarl.networks import agent_network, init_policy, make_policy, unroll_batch
-from offmarl.programs import (
-    TD_ERRORS,
-    DatasetStatistics,
-    Hyperparameters,
-    Program,
-    Stage,
-    TargetState,
-    Values,
-)
+from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Values
 from offmarl.programs.learning.actor_critic import valued_steps
+from offmarl.programs.learning.learner import target_program
 from offmarl.programs.learning.offline_q_learning import (
     ConservativeQArgs,
     greedy_params,
@@ -67,13 +59,15 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     config = programs.policy_config(args, "q")
     network, shares_reward = agent_network(config, spec), spec.reward == "team"
 
-    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
-        params = init_policy(config, spec, key).network
-        optimiser = programs.make_optimiser(args, hyper).init(params)
-        return TargetState(params, params, optimiser, jnp.zeros((), jnp.int32))
+    def init(key: PRNGKeyArray) -> ArrayTree:
+        return init_policy(config, spec, key).network
 
     def loss(
-        params: ArrayTree, target: ArrayTree, batch: Sequence, hyper: Hyperparameters
+        params: ArrayTree,
+        target: ArrayTree,
+        batch: Sequence,
+        _key: PRNGKeyArray,
+        hyper: Hyperparameters,
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
         observation, view_tm1, view_t = batch.view.observation, batch.view_tm1, batch.view_t
         q = unroll_batch(network, params, observation, batch.first)
@@ -98,18 +92,6 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         }
         return td_loss + hyper.cql_weight * gap, metrics
 
-    def update(
-        state: TargetState, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
-    ) -> tuple[TargetState, dict[str, Array]]:
-        gradient, metrics = jax.grad(loss, has_aux=True)(state.params, state.target, batch, hyper)
-        adam = programs.make_optimiser(args, hyper, state.updates)
-        step, optimiser = adam.update(gradient, state.optimiser)
-        params = optax.apply_updates(state.params, step)
-        updates = state.updates + 1
-        target = optax.periodic_update(params, state.target, updates, args.target_every)
-        metrics["grad_norm"] = programs.grad_norm(gradient)
-        return TargetState(params, target, optimiser, updates), metrics
-
     def q_taken(
         params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Int[Array, "B T N"]
     ) -> Float[Array, "B T N"]:
@@ -117,12 +99,12 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         action = jnp.where(view.alive, action, 0)
         return select(unroll_batch(network, params, view.observation, first), action)
 
-    return Program(
+    return target_program(
+        args,
         init,
-        stages=(Stage(update),),
+        loss,
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: greedy_params(state.params),
-        td_errors=True,
         values=Values(lambda state: state.params, q_taken),
     )
 

@@ -36,7 +36,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl import cli, programs
@@ -58,15 +57,8 @@ from offmarl.networks import (
     one_step_network,
     unroll_batch,
 )
-from offmarl.programs import (
-    TD_ERRORS,
-    DatasetStatistics,
-    Hyperparameters,
-    Program,
-    Stage,
-    TargetState,
-    Values,
-)
+from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Values
+from offmarl.programs.learning.learner import target_program
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
@@ -81,7 +73,7 @@ class Args(programs.ValueArgs):
     """Policies with a memory (a GRU), or without. Flow and critics have none."""
     hidden: PositiveInt = 512
     """Width of the layers of flow and policies."""
-    layers: PositiveInt | None = 4
+    layers: PositiveInt = 4
     """Number of the hidden layers of flow and policies."""
     critic_hidden: PositiveInt = 512
     """Width of the critics' layers."""
@@ -261,43 +253,29 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     require_one_team(spec, "mac_flow")
     model = make_model(spec, args)
 
-    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
+    def init(key: PRNGKeyArray) -> Params:
         flow_key, policy_key, critic_key = jax.random.split(key, 3)
         view = blank_view(spec)
         action = jnp.zeros((spec.num_agents, spec.action_size))
         inputs = view.observation, view.alive, action, jnp.zeros(())
-        params = Params(
+        return Params(
             model.flow.init(flow_key, *inputs),
             init_one_step(model.policy, spec, policy_key),
             model.critics.init(critic_key, spec),
         )
-        optimiser = programs.make_optimiser(args, hyper).init(params)
-        return TargetState(params, params.critics, optimiser, jnp.zeros((), jnp.int32))
-
-    def update(
-        state: TargetState, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
-    ) -> tuple[TargetState, dict[str, Array]]:
-        gradient, metrics = jax.grad(partial(loss, model, args.normalise_values), has_aux=True)(
-            state.params, state.target, batch, key, hyper
-        )
-        adam = programs.make_optimiser(args, hyper, state.updates)
-        step, optimiser = adam.update(gradient, state.optimiser)
-        params = optax.apply_updates(state.params, step)
-        target = optax.incremental_update(params.critics, state.target, hyper.tau)
-        metrics["grad_norm"] = programs.grad_norm(gradient)
-        return TargetState(params, target, optimiser, state.updates + 1), metrics
 
     def values(
         params: tuple[ArrayTree, ...], view: View, _first: Bool[Array, "B T"], action: Array
     ) -> Float[Array, "B T 1"]:
         return team_value(model, params, view, as_vectors(spec, action)).mean(0)[..., None]
 
-    return Program(
+    return target_program(
+        args,
         init,
-        stages=(Stage(update),),
+        partial(loss, model, args.normalise_values),
+        targets=lambda params: params.critics,
         policy=partial(make_one_step_policy, model.policy, spec),
         policy_params=lambda state: state.params.policy,
-        td_errors=True,
         values=Values(lambda state: state.params.critics, values),
     )
 
@@ -305,8 +283,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 def make_model(spec: EnvSpec, args: Args) -> Model:
     """Build the networks for one kind of data."""
     encoder = observation_encoder(spec, args.hidden)
-    layers = args.layers or 4
-    flow = JointFlow(spec.num_agents, spec.action_size, args.hidden, layers, encoder)
+    flow = JointFlow(spec.num_agents, spec.action_size, args.hidden, args.layers, encoder)
     policy = one_step_network(programs.policy_config(args, "deterministic"), spec)
     critics = make_critics(
         spec,

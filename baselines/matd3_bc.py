@@ -33,7 +33,6 @@ from offmarl.config import NonNegative, Positive, PositiveInt
 from offmarl.losses import masked_mean
 from offmarl.networks import CriticInput
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program
-from offmarl.programs.learning.actor_critic import Losses
 from offmarl.programs.learning.offline_actor_critic import (
     ActorCriticArgs,
     Networks,
@@ -92,14 +91,8 @@ def actor_loss(
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     networks = make_networks(spec, args, "matd3_bc", args.critic)
-
-    def losses(hyper: Hyperparameters) -> Losses:
-        return Losses(
-            partial(critic_loss, networks, hyper),
-            partial(actor_loss, networks, hyper),
-        )
-
-    return actor_critic_program(networks, args, losses)
+    critics = partial(critic_loss, networks)
+    return actor_critic_program(networks, args, critics, partial(actor_loss, networks))
 
 
 # ---------------------------------------------------------------------------------- main

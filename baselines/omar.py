@@ -42,7 +42,6 @@ from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.losses import masked_mean
 from offmarl.networks import CriticInput
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program
-from offmarl.programs.learning.actor_critic import Losses
 from offmarl.programs.learning.offline_actor_critic import (
     ConservativeArgs,
     Networks,
@@ -150,14 +149,8 @@ def actor_loss(
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     networks = make_networks(spec, args, "omar", args.critic)
-
-    def losses(hyper: Hyperparameters) -> Losses:
-        return Losses(
-            partial(conservative_critic_loss, networks, args, hyper),
-            partial(actor_loss, networks, args, hyper),
-        )
-
-    return actor_critic_program(networks, args, losses)
+    critics = partial(conservative_critic_loss, networks, args)
+    return actor_critic_program(networks, args, critics, partial(actor_loss, networks, args))
 
 
 # ---------------------------------------------------------------------------------- main

@@ -24,7 +24,6 @@ means of continuous actions are clipped to ±9 before tanh.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -40,7 +39,6 @@ from offmarl.programs.learning.factored_actor_critic import (
     Networks,
     Params,
     Target,
-    critic_loss,
     factored_program,
 )
 from offmarl.teams import require_one_team
@@ -72,7 +70,7 @@ def exponents(
 
 def local_losses(
     networks: Networks, params: Params, target: Target, batch: Sequence, hyper: Hyperparameters
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+) -> dict[str, Float[Array, ""]]:
     """Return the losses of the values V_i and of the actor."""
     view, first, alpha = batch.view_tm1, batch.first[:, :-1], hyper.value_temperature
     counts = batch.mask[..., None] & view.alive
@@ -85,23 +83,10 @@ def local_losses(
     outputs = unroll_batch(networks.policy, params.actor, view.observation, first)
     log_probs = networks.head(outputs, view.legal_actions).log_prob(batch.action)
     actor_losses = -jax.lax.stop_gradient(jnp.exp(z)) * log_probs
-    return (
-        masked_mean(value_losses, counts, batch.weight),
-        masked_mean(actor_losses, counts, batch.weight),
-    )
-
-
-def loss(
-    networks: Networks, params: Params, target: Target, batch: Sequence, hyper: Hyperparameters
-) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return the sum of all losses, and metrics.
-
-    Each parameter is in one of the losses only, so the gradient of the sum is that of its own loss.
-    """
-    of_critic, metrics = critic_loss(networks, params.critic, target, batch, hyper)
-    of_values, of_actor = local_losses(networks, params, target, batch, hyper)
-    losses = {"critic_loss": of_critic, "value_loss": of_values, "policy_loss": of_actor}
-    return of_critic + of_values + of_actor, metrics | losses
+    return {
+        "value_loss": masked_mean(value_losses, counts, batch.weight),
+        "policy_loss": masked_mean(actor_losses, counts, batch.weight),
+    }
 
 
 # ---------------------------------------------------------------------------------- program
@@ -111,7 +96,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "omiga")
     networks = Networks.of(spec, args, stochastic_head(spec, "soft_gaussian"))
-    return factored_program(networks, args, partial(loss, networks))
+    return factored_program(networks, args, local_losses)
 
 
 # ---------------------------------------------------------------------------------- main

@@ -47,7 +47,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
@@ -67,16 +66,8 @@ from offmarl.networks import (
     make_sequence_policy,
     stochastic_head,
 )
-from offmarl.programs import (
-    TD_ERRORS,
-    DatasetStatistics,
-    Hyperparameters,
-    Program,
-    Stage,
-    TargetState,
-    Values,
-)
-from offmarl.programs.learning.learner import require_next_action
+from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Values
+from offmarl.programs.learning.learner import require_next_action, target_program
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
@@ -251,24 +242,6 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     require_one_team(spec, "oryx")
     model = make_model(spec, args)
 
-    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
-        params = init_agent_sequence(model.network, spec, key)
-        optimiser = programs.make_optimiser(args, hyper).init(params)
-        return TargetState(params, params, optimiser, jnp.zeros((), jnp.int32))
-
-    def update(
-        state: TargetState, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
-    ) -> tuple[TargetState, dict[str, Array]]:
-        gradient, metrics = jax.grad(partial(loss, model), has_aux=True)(
-            state.params, state.target, batch, key, hyper
-        )
-        adam = programs.make_optimiser(args, hyper, state.updates)
-        step, optimiser = adam.update(gradient, state.optimiser)
-        params = optax.apply_updates(state.params, step)
-        target = optax.incremental_update(params, state.target, hyper.tau)
-        metrics["grad_norm"] = programs.grad_norm(gradient)
-        return TargetState(params, target, optimiser, state.updates + 1), metrics
-
     def values(
         params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Array
     ) -> Float[Array, "B T N"]:
@@ -276,12 +249,12 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         decoded = decode(model, params, view, first, action, order)
         return data_values(model, params, decoded, action)
 
-    return Program(
-        init,
-        stages=(Stage(update),),
+    return target_program(
+        args,
+        partial(init_agent_sequence, model.network, spec),
+        partial(loss, model),
         policy=partial(make_sequence_policy, model.network, model.head, spec),
         policy_params=lambda state: state.params,
-        td_errors=True,
         values=Values(lambda state: state.params, values),
     )
 

@@ -23,8 +23,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl import cli, programs
@@ -32,15 +30,8 @@ from offmarl.config import PositiveInt
 from offmarl.distributions import select, select_each
 from offmarl.losses import conservative_gap, masked_mean, sample_legal_actions
 from offmarl.networks import MixedParams, make_policy, mix, mix_each
-from offmarl.programs import (
-    TD_ERRORS,
-    DatasetStatistics,
-    Hyperparameters,
-    Program,
-    Stage,
-    TargetState,
-    Values,
-)
+from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Values
+from offmarl.programs.learning.learner import target_program
 from offmarl.programs.learning.offline_q_learning import (
     ConservativeQArgs,
     MixedArgs,
@@ -71,10 +62,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     require_one_team(spec, "qmix_cql")
     config, networks = programs.policy_config(args, "q"), make_mixed_values(spec, args)
 
-    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
-        params = networks.init(spec, *jax.random.split(key))
-        optimiser = programs.make_optimiser(args, hyper).init(params)
-        return TargetState(params, params, optimiser, jnp.zeros((), jnp.int32))
+    def init(key: PRNGKeyArray) -> MixedParams:
+        return networks.init(spec, *jax.random.split(key))
 
     def loss(
         params: MixedParams,
@@ -105,26 +94,12 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         }
         return td_loss + hyper.cql_weight * gap, metrics
 
-    def update(
-        state: TargetState, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
-    ) -> tuple[TargetState, dict[str, Array]]:
-        gradient, metrics = jax.grad(loss, has_aux=True)(
-            state.params, state.target, batch, key, hyper
-        )
-        adam = programs.make_optimiser(args, hyper, state.updates)
-        step, optimiser = adam.update(gradient, state.optimiser)
-        params = optax.apply_updates(state.params, step)
-        updates = state.updates + 1
-        target = optax.periodic_update(params, state.target, updates, args.target_every)
-        metrics["grad_norm"] = programs.grad_norm(gradient)
-        return TargetState(params, target, optimiser, updates), metrics
-
-    return Program(
+    return target_program(
+        args,
         init,
-        stages=(Stage(update),),
+        loss,
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: greedy_params(state.params.agent),
-        td_errors=True,
         values=Values(lambda state: state.params, networks.of_joint_actions),
     )
 

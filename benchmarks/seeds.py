@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.windows import make, random_replay
 from offmarl.programs.runs import loop
 from offmarl.programs.runs.compiling import keep_compiled_programs, use_cores
-from offmarl.programs.runs.sharding import layout_of
+from offmarl.programs.runs.sharding import SEEDS, layout_of
 from offmarl.types import Discrete, EnvSpec
 
 COVERAGE = EnvSpec("coverage", 3, 20, 12, Discrete(5))
@@ -55,8 +55,8 @@ def serve(args: Args) -> None:
     keys = jax.random.split(jax.random.key(1), args.serve)
     learned = loop.Learned(loop.start(program, keys, hyper), None)
     learners = loop.Learners(program, hyper, keys, layout)
-    learned, rest = layout.place(learned, per_seed=True), loop._per_seed(learners)
-    data = layout.place(replay, per_seed=False)
+    learned, rest = layout.place(learned, SEEDS), loop._per_seed(learners)
+    data = layout.place(replay)
     done = 0
     for _ in sys.stdin:
         begun = time.perf_counter()

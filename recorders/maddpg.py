@@ -54,7 +54,6 @@ from offmarl.programs import (
 from offmarl.programs.learning.actor_critic import (
     ActorCritics,
     Learner,
-    Losses,
     init_learner,
     learn,
     td_loss,
@@ -224,12 +223,12 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         progress = training_progress(args, state.iteration)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)
         optimiser = clipped_adam(rate, hyper.max_grad_norm)
-        losses = Losses(partial(critic_loss, networks, hyper), partial(actor_loss, networks, hyper))
+        losses = partial(critic_loss, networks, hyper), partial(actor_loss, networks, hyper)
 
         def step(learner: Learner, x: tuple[Array, Array]) -> tuple[Learner, dict[str, Array]]:
             draw_key, key = jax.random.split(x[1])
             batch = draw_steps(args, capture, draw_key)
-            return learn(losses, optimiser, hyper.tau, delay, learner, batch, key, x[0])
+            return learn(*losses, optimiser, hyper.tau, delay, learner, batch, key, x[0])
 
         steps = state.iteration * args.updates + jnp.arange(1, args.updates + 1)
         learner, metrics = jax.lax.scan(

@@ -24,18 +24,23 @@ from offmarl.vault import open_vault
 
 
 @contextmanager
-def _warned(name: str, code: str, *error_types: type[Exception]) -> Iterator[None]:
-    """Warn of errors of the user's own code, and of these types: their cells will fail."""
+def _noted(
+    faults: list[OffmarlError], name: str, code: str, *error_types: type[Exception]
+) -> Iterator[None]:
+    """Note a fault; warn of the user's own code, and of these types, which only fail cells."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        if not (is_users(code) or isinstance(error, error_types)):
+        if is_users(code) or isinstance(error, error_types):
+            tracking.notice(f"warning: {name} will fail: {summarize(error)}")
+        elif isinstance(error, OffmarlError):
+            faults.append(error)
+        else:
             raise
-        tracking.notice(f"warning: {name} will fail: {summarize(error)}")
 
 
 def require_fit(plan: Plan) -> None:
-    """Raise an error if a plan cannot be run, before anything is recorded.
+    """Raise an error that names all faults of a plan, before anything is recorded.
 
     `OptionError` if an unfinished cell's baseline cannot learn from data of its kind, such as a
     baseline for discrete actions from continuous ones; that of `offmarl.envs.make` if an
@@ -43,11 +48,12 @@ def require_fit(plan: Plan) -> None:
     that has yet to be downloaded is not checked, and neither is a baseline that reads its data when
     it is built.
     """
+    faults: list[OffmarlError] = []
     options = [recipe.options for recipe in plan.recipes.values()]
     options += [cell.options for cell in plan.cells]
     for name in dict.fromkeys(values.get("env") for values in options):
         if name not in (None, "none"):
-            with _warned(name, name):
+            with _noted(faults, name, name):
                 envs.make(name)
     specs: dict[str, EnvSpec | None] = {}
     for cell in plan.cells:
@@ -58,12 +64,14 @@ def require_fit(plan: Plan) -> None:
             specs[label] = None
             recipe = cell.data.source
             env = recipe.options.get("env", "") if isinstance(recipe, Recipe) else ""
-            with _warned(label, env, VaultError):
+            with _noted(faults, label, env, VaultError):
                 specs[label] = _spec_of(cell.data)
-        with _warned(cell.label, cell.baseline.program):
+        with _noted(faults, cell.label, cell.baseline.program):
             module = load("baseline", cell.baseline.program)
             if (spec := specs[label]) is not None:
                 _require_fit(cell, spec, module)
+    if faults:
+        raise type(faults[0])("\n".join(dict.fromkeys(map(str, faults))))
 
 
 def _spec_of(data: PlanData) -> EnvSpec | None:

@@ -25,7 +25,6 @@ from offmarl.cli.parse import (
 from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
 from offmarl.config import PositiveInt, RecordingArgs, Role, option
 from offmarl.errors import OptionError
-from offmarl.launch import Launched
 from offmarl.paths import local, path_text, safe_path
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
 from offmarl.report import UNITS, final_evaluation
@@ -74,51 +73,52 @@ def record(arguments: list[str]) -> Report:
     """Train agents online and record them at tiers, or record a policy."""
     if not arguments or arguments[0] in HELP:
         return overview("recorder", _USAGE)
-    from offmarl.programs.recording.fixed import record_fixed, recorded_summary
+    from offmarl.programs.recording.fixed import recorded_summary
 
     result: Any
     if _names_recorder(arguments):
         _, program, args = _program_of("recorder", arguments)
         result = program.main(args)
-    elif (policies := _named_policies(arguments)) is not None:
-        result = record_fixed(policies)
-    elif "from_run" in options_among(arguments, from_run=_SEVERAL):
+    elif (recording := _recording_of(arguments)) is not None:
+        result = recorded_summary(recording.path, recording.record())
+    else:
         about = "Record further tiers of a finished run."
         result = parse(programs.record_from_run, "record", about, arguments)
-    else:
-        recording = _trained_recording(arguments)
-        result = recorded_summary(recording.path, recording.record())
     _only_first_reports()
     return _recording_report(result)
 
 
 def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Divided:
     """Return the work of a recording: one block, or blocks of a fixed policy or a population."""
-    from offmarl.programs.recording.fixed import FixedArgs, fixed_recording
+    from offmarl.programs.recording.blocks import RecordWork
+    from offmarl.programs.recording.fixed import FixedArgs, fixed_recording, recorded_summary
 
     if _names_recorder(arguments):
         _, program, args = _program_of("recorder", arguments)
-        if isinstance(args, FixedArgs):
-            return _divided_recording(fixed_recording(args), block_steps)
-        if hasattr(program, "work") and block_steps is None:
+        recording = fixed_recording(args) if isinstance(args, FixedArgs) else None
+        if recording is None and hasattr(program, "work") and block_steps is None:
             return Divided(program.work(args), lambda _: record(arguments))
-    elif (policies := _named_policies(arguments)) is not None:
-        return _divided_recording(fixed_recording(policies), block_steps)
-    elif "from_run" not in options_among(arguments, from_run=_SEVERAL):
-        return _divided_recording(_trained_recording(arguments), block_steps)
+    else:
+        recording = _recording_of(arguments)
+    if recording is not None:
+        path = recording.path
+        return Divided(
+            RecordWork(recording, block_steps),
+            lambda launched: _recording_report(recorded_summary(path, launched.fresh)),
+        )
     if block_steps is not None:
         raise OptionError("--block-steps divides the recording of a fixed policy, not training.")
     return Divided(CommandWork(verb, arguments, record), lambda _: record(arguments))
 
 
-def _divided_recording(recording: "Recording", block_steps: int | None) -> Divided:
-    from offmarl.programs.recording.blocks import RecordWork
-    from offmarl.programs.recording.fixed import recorded_summary
+def _recording_of(arguments: list[str]) -> "Recording | None":
+    """Return the recording of policies that have learned or never do; None for ``--from-run``."""
+    if (policies := _named_policies(arguments)) is not None:
+        from offmarl.programs.recording.fixed import fixed_recording
 
-    def report(launched: Launched) -> Report:
-        return _recording_report(recorded_summary(recording.path, launched.fresh))
-
-    return Divided(RecordWork(recording, block_steps), report)
+        return fixed_recording(policies)
+    from_run = "from_run" in options_among(arguments, from_run=_SEVERAL)
+    return None if from_run else _trained_recording(arguments)
 
 
 def _names_recorder(arguments: list[str]) -> bool:

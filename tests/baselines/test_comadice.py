@@ -98,15 +98,6 @@ def test_weights_are_at_most_two(largest, ratio):
     np.testing.assert_allclose(metrics["value_loss"], 2 + 4 - 1 + 2 * (1.125 + 1.5), rtol=1e-6)
 
 
-def test_the_loss_is_the_sum_of_its_parts(monkeypatch):
-    local = {"value_loss": 10.0, "policy_loss": 100.0, "ratio": 1e3}
-    monkeypatch.setattr(comadice, "critic_loss", lambda *_: (1.0, {"q_tot": 0.5}))
-    monkeypatch.setattr(comadice, "local_losses", lambda *_: local)
-    total, metrics = comadice.loss(None, comadice.Params(None, None, None), None, None, None)
-    assert total == 111
-    assert metrics == local | {"critic_loss": 1.0, "q_tot": 0.5}
-
-
 @pytest.mark.slow
 def test_where_the_data_are_all_alike_the_values_are_those_of_the_actions():
     _, hyper, state = by_hand()

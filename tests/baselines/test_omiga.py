@@ -1,6 +1,7 @@
 """OMIGA: an update by hand, of discrete and of continuous actions."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from offmarl.distributions import categorical
 from offmarl.networks import MixedParams
-from offmarl.programs import registry
+from offmarl.programs import Hyperparameters, registry
+from offmarl.programs.learning import factored_actor_critic
 from offmarl.types import Continuous
 from tests.rollouts import SPEC, sequence
 
@@ -117,23 +119,32 @@ def test_the_temperature_divides_what_is_weighed(
         params = omiga.Params(None, v, None)
         return omiga.local_losses(networks, params, target, sequence([[[0, 1]]]), hyper)
 
-    (of_values, of_actor), slope = losses(v), jax.grad(lambda v: losses(v)[0])(v)
+    found, slope = losses(v), jax.grad(lambda v: losses(v)["value_loss"])(v)
     z = w * (np.array([3.0, 0.0]) - v) / alpha
     scale = np.exp(-max(z.max(), -1.0))
-    np.testing.assert_allclose(of_values, scale * (np.exp(z) + w * v / alpha).mean(), rtol=1e-5)
-    np.testing.assert_allclose(of_actor, np.exp(z).mean() * np.log(3), rtol=1e-5)
+    of_values = scale * (np.exp(z) + w * v / alpha).mean()
+    np.testing.assert_allclose(found["value_loss"], of_values, rtol=1e-5)
+    np.testing.assert_allclose(found["policy_loss"], np.exp(z).mean() * np.log(3), rtol=1e-5)
     # Of e^z + w V / α, with no gradient through the scale: least where e^z is 1 on average.
     np.testing.assert_allclose(slope, scale * w / alpha * (1 - np.exp(z)) / 2, rtol=1e-5)
 
 
 def test_the_loss_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(omiga, "critic_loss", lambda *_: (1.0, {"q_tot": 0.5}))
-    monkeypatch.setattr(omiga, "local_losses", lambda *_: (10.0, 100.0))
-    params = omiga.Params(None, None, None)
-    total, metrics = omiga.loss(None, params, None, None, None)
+    """Comadice's mean weight, say, is only a metric."""
+    local = {"value_loss": jnp.float32(10), "policy_loss": jnp.float32(100), "ratio": jnp.ones(())}
+    of_critic = jnp.ones(()), {"q_tot": jnp.zeros(())}
+    monkeypatch.setattr(factored_actor_critic, "critic_loss", lambda *_: of_critic)
+    total, metrics = factored_actor_critic.total_loss(
+        lambda *_: local,
+        omiga.Networks.of(SPEC, omiga.Args(Path())),
+        omiga.Params(None, None, None),
+        omiga.Target(None, MixedParams(None, None)),
+        sequence([[[0, 1]]]),
+        jax.random.key(0),
+        Hyperparameters(),
+    )
     assert total == 111
-    losses = {"critic_loss": 1.0, "value_loss": 10.0, "policy_loss": 100.0}
-    assert metrics == losses | {"q_tot": 0.5}
+    assert metrics == local | {"critic_loss": 1.0, "q_tot": 0.0}
 
 
 @pytest.mark.slow

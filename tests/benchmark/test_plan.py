@@ -167,6 +167,16 @@ def test_a_baseline_for_other_data_is_found_before_anything_runs(path, random_da
         require_fit(read_plan(path))
 
 
+def test_all_faults_of_a_plan_are_named_together(path, random_data):
+    local = str(random_data("swarm/coverage-2:action=continuous"))
+    content = PLAN.replace("a.vlt", local).replace("swarm/coverage-3", "swarm/covrage-3")
+    path.write_text(content + "maicq = {}\n")
+    with pytest.raises(UnknownNameError) as raised:
+        require_fit(read_plan(path))
+    first, *others = str(raised.value).splitlines()
+    assert "covrage-3" in first and ["maicq on mine" in text for text in others] == [True]
+
+
 def test_data_of_several_teams_is_found_before_anything_runs(path):
     path.write_text(PLAN.replace("swarm/coverage-3", "swarm/pursuit-2-1:evaders=learned"))
     with pytest.raises(OptionError, match="coverage random has a return for each team, and no"):

@@ -14,7 +14,7 @@ from offmarl.distributions import categorical
 from offmarl.networks import Critics, as_vectors, make_critics
 from offmarl.programs import hyperparameters
 from offmarl.programs.learning import soft_actor_critic
-from offmarl.programs.learning.actor_critic import ActorCritics, Losses, init_learner, learn
+from offmarl.programs.learning.actor_critic import ActorCritics, init_learner, learn
 from offmarl.programs.program import structure
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 from recorders import isac, maddpg, masac
@@ -178,7 +178,7 @@ def test_policies_and_targets_are_updated_after_some_updates_of_the_critics(
 ):
     """The critic learns the reward, 1, and the policy the critic's new value, by half steps."""
     batch = sequence([[[0, 0]]], reward=jnp.ones((1, 1, 2)))
-    losses = Losses(
+    losses = (
         lambda critics, _params, _target, batch, _key: (
             0.5 * (critics[0] - batch.reward.mean()) ** 2, {}),
         lambda actor, critics, _batch, _key: (
@@ -190,7 +190,7 @@ def test_policies_and_targets_are_updated_after_some_updates_of_the_critics(
     critic, norm, update = (
         [0.5, 1.2],
         [1.0, 0.5],
-        jax.jit(partial(learn, losses, optimiser, 0.25, delay)),
+        jax.jit(partial(learn, *losses, optimiser, 0.25, delay)),
     )
     for number in range(delay):
         learner, metrics = update(learner, batch, jax.random.key(0), number + 1)

@@ -1,5 +1,6 @@
 """Critics loaded from runs, in the unit of the data and on windows of either form."""
 
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from offmarl import programs
 from offmarl.errors import RunError, ShapeError
 from offmarl.networks import PolicyConfig
 from offmarl.programs.runs.dataset import DatasetStatistics
-from offmarl.programs.runs.normalisation import normalise_program
+from offmarl.programs.runs.normalisation import normalise_as_asked
 from offmarl.types import View
 from tests import plain
 from tests.programs import two_stage
@@ -85,7 +86,8 @@ def test_a_normalised_critic_takes_recorded_views_and_gives_recorded_units():
     echo = programs.Program(lambda *_: None, (), lambda _: None, lambda state: state, values=values)
     numbers = {"state_moments": [[10.0], [4.0]], "return_scale": 10.0}
     statistics = DatasetStatistics(None, {name: np.array(x, "f4") for name, x in numbers.items()})
-    critic = normalise_program(echo, ("state",), statistics, scale_rewards=True).values
+    args = programs.ValueArgs(Path(), normalise=("state",))
+    critic = normalise_as_asked(args, echo, statistics).values
     view = View(jnp.zeros((1, 2, 1)), jnp.array([[[10.0], [18.0]]]), None, None)
     result = critic.apply(3.0, view, None, None)
     # The state 18 is 2 deviations above the mean; values of doubled rewards are halved.

@@ -15,7 +15,7 @@ from offmarl import envs, programs, vault
 from offmarl.programs import record_policy, registry
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd, read
-from offmarl.programs.runs.normalisation import SCALE, UNIT, normalise_as_asked, normalise_program
+from offmarl.programs.runs.normalisation import SCALE, UNIT, normalise_as_asked
 from offmarl.teams import teams_of
 from offmarl.types import ArraySpec, Policy, Sequence
 from offmarl.vault.format.tables import Episodes
@@ -25,6 +25,11 @@ ENV = "probe/two-step"
 METRICS = {"q_tot": jnp.float32(3.0), "td_loss": jnp.float32(3.0)}
 KEY, NO_HYPER = jax.random.key(0), Hyperparameters()
 SMALL = {"updates": 6, "eval_every": 6, "batch_size": 4, "length": 3, "hidden": 8}
+
+
+def normalise_program(program, inputs, data, scale_rewards=False):
+    args = programs.ValueArgs(Path(), normalise=inputs, scale_rewards=scale_rewards)
+    return normalise_as_asked(args, program, data)
 
 
 def train(name, data, out, **options):

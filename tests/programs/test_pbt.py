@@ -203,7 +203,7 @@ def test_data_say_which_policy_acted_in_a_replaced_member(whole, monkeypatch):
     row = next(row for row in rows if row["pbt_parent"] != row["seed"])
     (winner,) = (x for x in rows if (x["seed"], x["step"]) == (row["pbt_parent"], row["step"]))
     monkeypatch.setattr(Ladder, "check", lambda *_: None)  # whether or not medium is good enough
-    monkeypatch.setattr(Ladder, "version", lambda *_: Version(8, []))
+    monkeypatch.setattr(Ladder, "version", lambda *_: Version(8, ()))
     record_from_run(whole.out / "probe/match.run/ippo-0-to-4", "medium-replay")
     for tier, last in (("replay", 10), ("medium-replay", 8)):
         path = whole.out / f"probe/match.vlt/ippo-{row['seed']}-{tier}"

@@ -118,7 +118,7 @@ def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
     params = run.program.policy_params(run.program.init(jax.random.key(0), hyperparameters(args)))
     ladders = [Given((LEARNED, params)), Given(run.uniform())]
     tier = tiers.parse_tiers("expert-vs-random")[0]
-    tiers._record_teams(run, ladders, tier)
+    tiers._record_played(run, ladders, tier)
     data = vault.open_vault(run.vault("expert-vs-random"))
     steps = data.transitions()
     log_probs = np.asarray(steps.behaviour_log_prob)
@@ -130,7 +130,7 @@ def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
         ("mice", "random", "random"),
     ]
     mice = run.by_team()[1]
-    assert mice.about(Version(1, [1.0], ([3.0],)).of_team(1))["return"] == 3.0
+    assert mice.about(Version(1, (1.0, 3.0)).of_team(1))["return"] == 3.0
 
 
 @pytest.mark.parametrize(

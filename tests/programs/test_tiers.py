@@ -107,7 +107,7 @@ def make_ladder(returns, random=0.0, noise=0.0, seed=0, trained=None, env="probe
     run = make_recorder((dict(enumerate(returns)) | {(): random}, noise), seed, env)
     rng = np.random.default_rng(seed)
     means = trained or [rng.normal(mean, noise / EPISODES**0.5) for mean in returns]
-    return Ladder(run, [Version(number, [mean] * 3) for number, mean in enumerate(means)])
+    return Ladder(run, [Version(number, (mean,)) for number, mean in enumerate(means)])
 
 
 RETURNS = [0.5, 2.9, 3.1, 2.0, 5.2, 7.7, 9.6, 9.0]
@@ -222,7 +222,7 @@ def test_a_team_that_did_not_learn_is_named():
     run = make_recorder(({0: 1.0, 1: 1.0, (): 1.0}, 0.0), env="classic/rps")
     for team in run.by_team():
         with pytest.raises(NotLearnedError, match=f"rps as {team.team.name}: "):
-            Ladder(team, [Version(0, [1.0] * 3), Version(1, [1.0] * 3)]).check("expert")
+            Ladder(team, [Version(0, (1.0,)), Version(1, (1.0,))]).check("expert")
 
 
 def test_neighbouring_seeds_and_purposes_share_no_keys():

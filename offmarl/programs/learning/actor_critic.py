@@ -45,21 +45,6 @@ class Learner(NamedTuple):
 Metrics = dict[str, Array]
 
 
-class Losses(NamedTuple):
-    """Losses of the critics and of the policies."""
-
-    critics: Callable[
-        [tuple[ArrayTree, ...], ActorCritics, ActorCritics, Sequence, PRNGKeyArray],
-        tuple[Float[Array, ""], Metrics],
-    ]
-    """``critics(critics, params, target, batch, key)``; only its first argument gets gradients."""
-    actor: Callable[
-        [ArrayTree, tuple[ArrayTree, ...], Sequence, PRNGKeyArray],
-        tuple[Float[Array, ""], Metrics],
-    ]
-    """``actor(actor, critics, batch, key)``; only its first argument gets gradients."""
-
-
 def init_learner(params: ActorCritics, optimiser: optax.GradientTransformation) -> Learner:
     """Return the state of learning at the start."""
     states = optimiser.init({"critics": params.critics}), optimiser.init({"actor": params.actor})
@@ -67,7 +52,8 @@ def init_learner(params: ActorCritics, optimiser: optax.GradientTransformation) 
 
 
 def learn(
-    losses: Losses,
+    of_critics: Callable[..., tuple[Float[Array, ""], Metrics]],
+    of_actor: Callable[..., tuple[Float[Array, ""], Metrics]],
     optimiser: optax.GradientTransformation,
     tau: Float[Array, ""] | float,
     delay: int,
@@ -78,13 +64,15 @@ def learn(
 ) -> tuple[Learner, Metrics]:
     """Update the critics, and after every ``delay`` updates the policies and the target networks.
 
-    Updates have the numbers ``step``, from 1. Target networks move by the fraction ``tau`` to the
-    learned ones. The metrics of the policies are multiplied by ``delay`` or are 0: their mean over
-    many updates is that over the updates of the policies.
+    Gradients are those by the first argument of ``of_critics(critics, params, target, batch, key)``
+    and ``of_actor(actor, critics, batch, key)``. Updates have the numbers ``step``, from 1. Target
+    networks move by the fraction ``tau`` to the learned ones. The metrics of the policies are
+    multiplied by ``delay`` or are 0: their mean over many updates is that over the updates of the
+    policies.
     """
     critic_key, actor_key = jax.random.split(key)
     params, target, (critic_state, actor_state) = learner
-    grads, metrics = jax.grad(losses.critics, has_aux=True)(
+    grads, metrics = jax.grad(of_critics, has_aux=True)(
         params.critics, params, target, batch, critic_key
     )
     changes, critic_state = optimiser.update({"critics": grads}, critic_state)
@@ -93,7 +81,7 @@ def learn(
 
     def update_actor(learner: Learner) -> tuple[Learner, Metrics]:
         params, target, (critic_state, actor_state) = learner
-        grads, actor_metrics = jax.grad(losses.actor, has_aux=True)(
+        grads, actor_metrics = jax.grad(of_actor, has_aux=True)(
             params.actor, params.critics, batch, actor_key
         )
         changes, actor_state = optimiser.update({"actor": grads}, actor_state)
@@ -105,8 +93,7 @@ def learn(
     if delay == 1:
         learner, actor_metrics = update_actor(learner)
     else:
-        absent = jax.eval_shape(update_actor, learner)[1]
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), absent)
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(update_actor, learner)[1])
         learner, actor_metrics = jax.lax.cond(
             step % delay == 0, update_actor, lambda learner: (learner, zeros), learner
         )

@@ -14,8 +14,6 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.config import Fraction, Positive, PositiveInt
@@ -42,15 +40,9 @@ from offmarl.networks import (
     observation_encoder,
     unroll_batch,
 )
-from offmarl.programs.learning.learner import (
-    TargetState,
-    ValueArgs,
-    make_optimiser,
-    policy_config,
-)
+from offmarl.programs.learning.learner import ValueArgs, policy_config, target_program
 from offmarl.programs.learning.offline_q_learning import team_errors
-from offmarl.programs.learning.optimisers import grad_norm
-from offmarl.programs.program import TD_ERRORS, Hyperparameters, Program, Stage, Values
+from offmarl.programs.program import TD_ERRORS, Hyperparameters, Program, Values
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 # ---------------------------------------------------------------------------------- arguments
@@ -205,40 +197,43 @@ def critic_loss(
     return masked_mean(error**2, known, batch.weight), metrics
 
 
+def total_loss(
+    local_losses: Callable[..., dict[str, Float[Array, ""]]],
+    networks: Networks,
+    params: Params,
+    target: Target,
+    batch: Sequence,
+    _key: PRNGKeyArray,
+    hyper: Hyperparameters,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the sum of all losses, and metrics.
+
+    Each parameter is in one of the losses only, so the gradient of the sum is that of its own loss.
+    """
+    of_critic, metrics = critic_loss(networks, params.critic, target, batch, hyper)
+    local = local_losses(networks, params, target, batch, hyper)
+    total = of_critic + local["value_loss"] + local["policy_loss"]
+    return total, metrics | local | {"critic_loss": of_critic}
+
+
 # ---------------------------------------------------------------------------------- program
 
-FactoredLoss = Callable[
-    [Params, Target, Sequence, Hyperparameters], tuple[Float[Array, ""], dict[str, Array]]
-]
-"""``loss(params, target, batch, hyper) -> (loss, metrics)``; the metrics hold `TD_ERRORS`."""
 
+def factored_program(
+    networks: Networks, args: FactoredArgs, local_losses: Callable[..., dict[str, Float[Array, ""]]]
+) -> Program:
+    """Build a program that descends `critic_loss` and the local losses of its networks.
 
-def factored_program(networks: Networks, args: FactoredArgs, loss: FactoredLoss) -> Program:
-    """Build a program from its networks and the sum of its losses."""
-
-    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
-        params = networks.init(key)
-        optimiser = make_optimiser(args, hyper, separately=True).init(params)
-        target = Target(params.value, params.critic)
-        return TargetState(params, target, optimiser, jnp.zeros((), jnp.int32))
-
-    def update(
-        state: TargetState, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
-    ) -> tuple[TargetState, dict[str, Array]]:
-        gradient, metrics = jax.grad(loss, has_aux=True)(state.params, state.target, batch, hyper)
-        adam = make_optimiser(args, hyper, state.updates, separately=True)
-        step, optimiser = adam.update(gradient, state.optimiser)
-        params = optax.apply_updates(state.params, step)
-        newest = Target(params.value, params.critic)
-        target = optax.incremental_update(newest, state.target, hyper.tau)
-        metrics["grad_norm"] = grad_norm(gradient)
-        return TargetState(params, target, optimiser, state.updates + 1), metrics
-
-    return Program(
-        init,
-        stages=(Stage(update),),
+    ``local_losses(networks, params, target, batch, hyper)`` returns ``value_loss``, of the values,
+    ``policy_loss``, of the actor, and other metrics.
+    """
+    return target_program(
+        args,
+        networks.init,
+        partial(total_loss, local_losses, networks),
+        targets=lambda params: Target(params.value, params.critic),
+        separately=True,
         policy=partial(make_policy, networks.config, networks.spec),
         policy_params=lambda state: state.params.actor,
-        td_errors=True,
         values=Values(lambda state: state.params.critic, networks.joint_values),
     )

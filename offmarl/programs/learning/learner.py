@@ -19,19 +19,27 @@ An optimiser is built in every update, from the number of updates done::
         step, moments = optimiser.update(gradient, state.optimiser)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.errors import OptionError
 from offmarl.networks import AgentId, PolicyConfig
-from offmarl.programs.learning.optimisers import Number, ScheduleKind, clipped_adam, scheduled
-from offmarl.programs.program import Args, Hyperparameters, OnlineArgs
-from offmarl.types import ArrayTree
+from offmarl.programs.learning.optimisers import (
+    Number,
+    ScheduleKind,
+    clipped_adam,
+    grad_norm,
+    scheduled,
+)
+from offmarl.programs.program import Args, Hyperparameters, OnlineArgs, Program, Stage
+from offmarl.types import ArrayTree, Sequence
 
 
 @dataclass(frozen=True)
@@ -86,21 +94,12 @@ class NetworkArgs(OnlineArgs):
     number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
 
 
-class TargetState(NamedTuple):
-    """State of a program with target networks."""
-
-    params: Any
-    target: Any
-    optimiser: ArrayTree
-    updates: Int[Array, ""]
-
-
-def require_next_action(length: int) -> None:
+def require_next_action(length: int, otherwise: str = "") -> None:
     """Raise `OptionError` if windows are too short for targets of the data's next action."""
     if length < 2:
         raise OptionError(
             "targets need the data's next action, which windows of one step do not have: give "
-            "--length 2 or more."
+            f"--length 2 or more{otherwise}."
         )
 
 
@@ -150,3 +149,56 @@ def step_size(
     """Return the step size of an update; the arguments are those of `make_optimiser`."""
     progress = jnp.asarray(done) / (updates or args.updates or 1)
     return scheduled(hyper.learning_rate, progress, args.schedule)
+
+
+# ---------------------------------------------------------------------------------- target networks
+
+
+class TargetState(NamedTuple):
+    """State of a program with target networks."""
+
+    params: Any
+    target: Any
+    optimiser: ArrayTree
+    updates: Int[Array, ""]
+
+
+def target_program(
+    args: LearnerArgs,
+    init: Callable[[PRNGKeyArray], ArrayTree],
+    loss: Callable[..., tuple[Float[Array, ""], dict[str, Array]]],
+    targets: Callable[[Any], ArrayTree] = lambda params: params,
+    separately: bool = False,
+    **program: Any,
+) -> Program:
+    """Build a program that descends one loss, whose target networks follow its networks.
+
+    ``init(key)`` draws the parameters, and ``targets(params)`` returns those that have target
+    networks. The loss is ``loss(params, target, batch, key, hyper)``, with metrics that hold
+    `TD_ERRORS`. Target networks are copied every ``args.target_every`` updates, or move by the
+    fraction ``args.tau`` in each. ``separately`` is as for `make_optimiser`, and ``program`` are
+    other fields of the `Program`, whose state is a `TargetState`.
+    """
+
+    def begin(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
+        params = init(key)
+        moments = make_optimiser(args, hyper, separately=separately).init(params)
+        return TargetState(params, targets(params), moments, jnp.zeros((), jnp.int32))
+
+    def update(
+        state: TargetState, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[TargetState, dict[str, Array]]:
+        gradient, metrics = jax.grad(loss, has_aux=True)(
+            state.params, state.target, batch, key, hyper
+        )
+        adam = make_optimiser(args, hyper, state.updates, separately=separately)
+        step, moments = adam.update(gradient, state.optimiser)
+        params, updates = optax.apply_updates(state.params, step), state.updates + 1
+        if every := getattr(args, "target_every", None):
+            target = optax.periodic_update(targets(params), state.target, updates, every)
+        else:
+            target = optax.incremental_update(targets(params), state.target, hyper.tau)
+        metrics |= {"grad_norm": grad_norm(gradient)}
+        return TargetState(params, target, moments, updates), metrics
+
+    return Program(begin, stages=(Stage(update),), td_errors=True, **program)

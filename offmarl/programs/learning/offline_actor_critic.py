@@ -34,7 +34,6 @@ from offmarl.networks import (
 from offmarl.programs.learning.actor_critic import (
     ActorCritics,
     Learner,
-    Losses,
     Metrics,
     init_learner,
     learn,
@@ -272,9 +271,10 @@ def conservative_critic_loss(
 def actor_critic_program(
     networks: Networks,
     args: ActorCriticArgs,
-    losses: Callable[[Hyperparameters], Losses],
+    of_critics: Callable[..., tuple[Float[Array, ""], Metrics]],
+    of_actor: Callable[..., tuple[Float[Array, ""], Metrics]],
 ) -> Program:
-    """Build an offline program from its networks and losses."""
+    """Build an offline program from its networks and losses, which take hyperparameters first."""
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
         actor_key, critic_key = jax.random.split(key)
@@ -286,9 +286,10 @@ def actor_critic_program(
     def update(
         state: TargetState, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[TargetState, Metrics]:
+        losses = partial(of_critics, hyper), partial(of_actor, hyper)
         optimiser, step = make_optimiser(args, hyper, state.updates), state.updates + 1
         learner, metrics = learn(
-            losses(hyper), optimiser, hyper.tau, args.delay, Learner(*state[:-1]), batch, key, step
+            *losses, optimiser, hyper.tau, args.delay, Learner(*state[:-1]), batch, key, step
         )
         return TargetState(*learner, step), metrics
 

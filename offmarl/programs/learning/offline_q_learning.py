@@ -12,10 +12,9 @@ from jaxtyping import Array, Bool, Float
 
 from offmarl.config import NonNegative, PositiveInt
 from offmarl.distributions import select
-from offmarl.errors import OptionError
 from offmarl.losses import double_q_values, td_targets
 from offmarl.networks import MixedValues, QParams, agent_network, make_mixer
-from offmarl.programs.learning.learner import ValueArgs, policy_config
+from offmarl.programs.learning.learner import ValueArgs, policy_config, require_next_action
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
@@ -41,11 +40,8 @@ class ConservativeQArgs(QLearningArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bootstrap == "data" and self.length < 2:
-            raise OptionError(
-                "targets need the data's next action, which windows of one step do not have: give "
-                "--length 2 or more, or --bootstrap greedy."
-            )
+        if self.bootstrap == "data":
+            require_next_action(self.length, ", or --bootstrap greedy")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ from offmarl.programs.experience.buffer import Capture, add, init_capture, make_
 from offmarl.programs.learning.actor_critic import Learner, td_loss
 from offmarl.programs.learning.off_policy import OffPolicyArgs, draw_steps
 from offmarl.programs.learning.optimisers import (
-    Number,
     clipped_adam,
     grad_norm,
     scheduled,
@@ -235,12 +234,8 @@ def make_soft_actor_critic(
 ) -> Program:
     """Build a soft actor-critic for an environment, given without autoreset.
 
-    Parameters
-    ----------
-    spec, args, env
-        As for any recorder's ``make``.
-    centralised
-        Whether the critics see the state and the actions of all agents, or what their agent sees.
+    ``centralised`` critics see the state and the actions of all agents, others what their agent
+    sees.
     """
     head = stochastic_head(spec, "soft_gaussian")
     config = PolicyConfig(args.network, head, args.hidden, args.agent_id, args.share_parameters)
@@ -271,26 +266,6 @@ def make_soft_actor_critic(
             iteration=jnp.zeros((), jnp.int32),
         )
 
-    def learn(
-        learner: Learner,
-        key: PRNGKeyArray,
-        capture: Capture,
-        hyper: Hyperparameters,
-        rate: Number,
-    ) -> tuple[Learner, dict[str, Array]]:
-        draw_key, key = jax.random.split(key)
-        params, target, optimiser_state = learner
-        batch = draw_steps(args, capture, draw_key)
-        grads, metrics = jax.grad(loss, has_aux=True)(params, target, networks, hyper, batch, key)
-        metrics["grad_norm"] = grad_norm(grads)
-        if args.fix_temperature:
-            grads = grads._replace(log_temperature=jnp.zeros_like(grads.log_temperature))
-        optimiser = clipped_adam(rate, hyper.max_grad_norm, separately=True)
-        updates, optimiser_state = optimiser.update(grads, optimiser_state)
-        params = optax.apply_updates(params, updates)
-        target = optax.incremental_update(Target(params.critics), target, hyper.tau)
-        return Learner(params, target, optimiser_state), metrics
-
     def update(
         state: State, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
@@ -302,8 +277,24 @@ def make_soft_actor_critic(
         capture = add(buffer, state.capture, transitions, next_views)
         progress = training_progress(args, state.iteration)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)
+        optimiser = clipped_adam(rate, hyper.max_grad_norm, separately=True)
+
+        def step(learner: Learner, key: PRNGKeyArray) -> tuple[Learner, dict[str, Array]]:
+            draw_key, key = jax.random.split(key)
+            params, target, moments = learner
+            batch = draw_steps(args, capture, draw_key)
+            gradient = jax.grad(loss, has_aux=True)
+            grads, metrics = gradient(params, target, networks, hyper, batch, key)
+            metrics["grad_norm"] = grad_norm(grads)
+            if args.fix_temperature:
+                grads = grads._replace(log_temperature=jnp.zeros_like(grads.log_temperature))
+            updates, moments = optimiser.update(grads, moments)
+            params = optax.apply_updates(params, updates)
+            target = optax.incremental_update(Target(params.critics), target, hyper.tau)
+            return Learner(params, target, moments), metrics
+
         learner, metrics = jax.lax.scan(
-            lambda learner, key: learn(learner, key, capture, hyper, rate),
+            step,
             Learner(state.params, state.target, state.optimiser),
             jax.random.split(learn_key, args.updates),
         )

@@ -80,7 +80,6 @@ def record_fixed(args: FixedArgs) -> Recorded:
     sides' policies in order, such as ``scripted-vs-random``. After a kill at any instant, the same
     call resumes from the last checkpoint and ends with the data of an uninterrupted call.
     """
-    join(args)
     recording = fixed_recording(args)
     return recorded_summary(recording.path, recording.record())
 
@@ -99,6 +98,7 @@ def fixed_recording(args: FixedArgs) -> Recording:
 
     Takes the parameters of `record_fixed`, and raises the same errors of policies.
     """
+    join(args)
     env = envs.make(args.env) if args.env else environment_of(args.policies)[0]
     place = envs.short_name(args.env or env.spec.name)
     env = envs.record_states(env) if args.env_states else env

@@ -584,8 +584,7 @@ def _versions(
     for done, returns in evaluations:
         for place, versions in enumerate(by_seed):
             teams = (np.asarray(returns[name][place], float) for name in _metrics(runs[0]))
-            first, *others = (array.tolist() for array in teams)
-            versions.append(Version(done, first, tuple(others)))
+            versions.append(Version(done, tuple(float(array.mean()) for array in teams)))
     return by_seed
 
 

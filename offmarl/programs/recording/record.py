@@ -59,6 +59,8 @@ CHUNK = 64
 """Largest number of time steps collected at once: they should fit into the processor's cache."""
 
 
+_NO_HYPER = Hyperparameters()
+
 JoinAgents = Callable[..., tuple[Transition, FinalObservations]]
 """Makes the written steps from the captured ones; see `ChunkWriter`."""
 
@@ -209,9 +211,9 @@ class Recording:
 
     def compile_ahead(self) -> "Future[None]":
         """Compile what `record` runs on one device, in a thread."""
-        program, key, hyper = self.program(1), jax.random.key(self.seed), Hyperparameters()
-        state = jax.eval_shape(program.init, key, hyper)._replace(params=self.params)
-        return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
+        program, key = self.program(1), jax.random.key(self.seed)
+        state = jax.eval_shape(program.init, key, _NO_HYPER)._replace(params=self.params)
+        return compile_ahead(play, program, 0, None, state, (0, 1), key, _NO_HYPER)
 
     def program(self, groups: int) -> Program:
         """Return the policy as a program without learning, in groups of environments."""
@@ -348,8 +350,7 @@ def _record(
     env, program, num_envs = recording.env, recording.program(groups), recording.num_envs
     key = jax.random.key(recording.seed) if recording.key is None else recording.key
     init_key, key = jax.random.split(key)
-    hyper = Hyperparameters()
-    start, begin = _begin(env, program, checkpoints, init_key, hyper)
+    start, begin = _begin(env, program, checkpoints, init_key)
     num_chunks, num_steps = recipe["chunks"]
     timer.begin(start * num_envs * num_steps)
     schedule = Schedule(num_chunks, num_chunks, 1, (0,))
@@ -361,7 +362,8 @@ def _record(
         progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
         states = [begin._replace(params=recording.params)]
-        work = collect(program, states, [hyper], [key], schedule, start, [chunks], layout, False)
+        arguments = [_NO_HYPER], [key], schedule, start, [chunks], layout
+        work = collect(program, states, *arguments, learns=False)
         for done, (state,), _ in work:
             timer.work_done()
             advance(num_steps)
@@ -395,19 +397,15 @@ def recorded_return(dataset: Reader) -> dict[str, Any]:
 
 
 def _begin(
-    env: Environment,
-    program: Program,
-    checkpoints: Checkpoints,
-    key: PRNGKeyArray,
-    hyper: Hyperparameters,
+    env: Environment, program: Program, checkpoints: Checkpoints, key: PRNGKeyArray
 ) -> tuple[int, _State]:
     """Return the number of chunks recorded, and the state after them."""
     init = jax.jit(program.init, compiler_options=quickly())
-    shapes = jax.eval_shape(init, key, hyper)
+    shapes = jax.eval_shape(init, key, _NO_HYPER)
     require_room(bytes_of(shapes), "so many environments")
     checkpoint = checkpoints.resume({"state": shapes})
     if checkpoint is None:
-        return 0, meet_others(env, init(key, hyper))
+        return 0, meet_others(env, init(key, _NO_HYPER))
     return checkpoint.step, checkpoint.tree["state"]
 
 

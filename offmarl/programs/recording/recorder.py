@@ -45,24 +45,17 @@ class Version(NamedTuple):
 
     iteration: int
     """Number of training iterations before it; its policy id in the replay data."""
-    returns: list[float]
-    """Of the only team, or of the first of several."""
-    others: tuple[list[float], ...] = ()
-    """Of the other teams, where all teams learn."""
+    means: tuple[float, ...]
+    """Mean return of the only team, or of each of several that all learn."""
 
     @property
     def mean(self) -> float:
         """Mean return of the only team, or of the first of several."""
         return self.means[0]
 
-    @property
-    def means(self) -> list[float]:
-        """Mean return of each team."""
-        return [float(np.mean(returns)) for returns in (self.returns, *self.others)]
-
     def of_team(self, number: int) -> "Version":
         """Return the version with the returns of one team."""
-        return Version(self.iteration, (self.returns, *self.others)[number])
+        return Version(self.iteration, self.means[number : number + 1])
 
 
 class OnlineRecorder(NamedTuple):

@@ -33,7 +33,7 @@ from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
 from offmarl.terminal import bars, interval
 from offmarl.terminal import number as cell
-from offmarl.types import ArrayTree, Policy
+from offmarl.types import ArrayTree
 
 FRACTIONS = {"poor": 0.25, "medium": 0.5, "good": 0.75}
 """Return of a tier's checkpoint, as a fraction of the way from random to expert."""
@@ -327,42 +327,22 @@ def _names(run: OnlineRecorder, tier: Tier) -> list[list[str]]:
 
 
 def _record_played(run: OnlineRecorder, ladders: Sequence[Ladder], tier: Tier) -> None:
-    if len(ladders) > 1:
-        _record_teams(run, ladders, tier)
-        return
-    (ladder,) = ladders
-    spec, members, about = run.env.spec, [], []
-    for number, name in enumerate(tier.shares or [tier.name]):
-        params, entry = ladder.player(name)
-        members.append(TeamPolicy(run.policy, params, tuple(range(spec.num_agents)), name))
-        about.append(entry | ({"tier": name} if tier.shares else {}) | {"policy_id": number})
-    mixture = population(spec, members, [*tier.shares.values()] or None)
-    _record(run, tier, mixture.policy, mixture.params, about)
-
-
-def _record_teams(run: OnlineRecorder, ladders: Sequence[Ladder], tier: Tier) -> None:
-    """Record a tier that each of several teams plays with its own skill."""
-    teams, everyone = teams_of(run.env.spec), tuple(range(run.env.spec.num_agents))
-    seats, params, about = [], [], []
-    for number, (team, name, ladder) in enumerate(
-        zip(teams, _skills(run, tier), ladders, strict=True)
-    ):
-        team_params, entry = ladder.player(name)
-        seats.append(Seat(team.agents, run.policy, everyone))
-        params.append(team_params)
-        about.append(entry | {"team": team.name, "tier": name, "policy_id": number})
-    policy = compose(run.env.spec, seats)
-    _record(run, tier, policy, tuple(params), about)
-
-
-def _record(
-    run: OnlineRecorder,
-    tier: Tier,
-    policy: Policy,
-    params: ArrayTree,
-    about: Sequence[Mapping[str, Any]],
-) -> None:
-    """Write the vault of a tier; ``about`` describes its policies."""
+    """Record a tier that one policy plays, a mixture draws, or each of several teams plays."""
+    spec, everyone = run.env.spec, tuple(range(run.env.spec.num_agents))
+    teams, members, about = teams_of(spec), list[TeamPolicy](), list[dict[str, Any]]()
+    for team, ladder, names in zip(teams, ladders, _names(run, tier), strict=True):
+        for name in names:
+            params, entry = ladder.player(name)
+            members.append(TeamPolicy(run.policy, params, everyone, name))
+            side = {"team": team.name} if len(teams) > 1 else {}
+            named = {"tier": name} if side or tier.shares else {}
+            about.append(entry | side | named | {"policy_id": len(about)})
+    if len(teams) > 1:
+        seats = [Seat(team.agents, run.policy, everyone) for team in teams]
+        policy, params = compose(spec, seats), tuple(member.params for member in members)
+    else:
+        mixture = population(spec, members, [*tier.shares.values()] or None)
+        policy, params = mixture.policy, mixture.params
     opponents = describe_policies(players_of(run.env), len(about))
     Recording(
         run.env,

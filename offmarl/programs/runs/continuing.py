@@ -27,7 +27,7 @@ from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.identity import fingerprint
 from offmarl.programs.runs.normalisation import UNIT
-from offmarl.programs.runs.trained import builder_of, of_seeds, stack_seeds
+from offmarl.programs.runs.trained import TrainedRun, of_seeds, stack_seeds
 from offmarl.replay import Replay, Windows, load
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault
@@ -157,9 +157,8 @@ class InitialRun(NamedTuple):
     @classmethod
     def of(cls, path: Path, spec: EnvSpec, normalise: Iterable[str] = ()) -> "InitialRun":
         """Load a run, whose networks must know observations normalised in the same way."""
-        directory = local(path)
-        record = tracking.read_run(directory)
-        if difference := EnvSpec.from_json(record["spec"]).difference(spec, extras=False):
+        directory, record, _ = trained = TrainedRun.open(path)
+        if difference := trained.spec.difference(spec, extras=False):
             raise ShapeError(
                 f"{directory} and {spec.name} differ in {difference}: give another run."
             )
@@ -171,7 +170,7 @@ class InitialRun(NamedTuple):
                 f"from data with normalised {new}: give a run that was trained with the same "
                 "--normalise (a recorder normalises nothing)."
             )
-        program, states = _load(record, directory)
+        program, states = _load(trained)
         about = {
             "program": record["program"],
             "run": directory.name,
@@ -244,10 +243,10 @@ def _was_given(args: Args | OnlineArgs, name: str) -> bool:
     return name in used.given or not is_default
 
 
-def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[ArrayTree]]:
+def _load(trained: TrainedRun) -> tuple[Program, list[ArrayTree]]:
     """Return the program of a run, and the last state of each of its seeds."""
-    online = record["kind"] == "recorder"
-    built = builder_of(dict(record), directory)(EnvSpec.from_json(record["spec"]))
+    directory, record, build = trained
+    online, built = record["kind"] == "recorder", build(trained.spec)
     seeds, like = len(record["seeds"]), built.state
     if online and not learned_fields(like):
         raise RunError(

@@ -26,7 +26,7 @@ from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.identity import environment_source
 from offmarl.programs.runs.parallel import ParallelEnvironment, Player, is_parallel
-from offmarl.programs.runs.sharding import SeedLayout, map_seeds, place_shared
+from offmarl.programs.runs.sharding import SEEDS, SeedLayout, map_seeds, place_shared
 from offmarl.replay.device import bytes_of
 from offmarl.teams import by_team, names_by_team, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
@@ -195,7 +195,7 @@ def evaluate(
     if the policy samples.
     """
     metrics: dict[str, Any] = {}
-    seeds, params = len(keys), layout.place(params, per_seed=True)
+    seeds, params = len(keys), layout.place(params, SEEDS)
     if evaluator.held_out is not None:
         metrics |= _imitation(policy_of(program, True), layout, params, evaluator.held_out)
     if evaluator.env is not None:
@@ -208,7 +208,7 @@ def evaluate(
             policies = tuple(policy_of(program, greedy) for greedy in ways)
             rounds, size = [], evaluator.episodes  # all evaluations share a compiled program
             for number in range(-(-episodes // size)):
-                round_keys = layout.place(fold_in(keys, number) if number else keys, per_seed=True)
+                round_keys = layout.place(fold_in(keys, number) if number else keys, SEEDS)
                 outcome = gather_all(play(policies, env, layout, size, params, round_keys))
                 rounds.append(evaluation.returns_by_team(env.spec, outcome))
             returns = np.concatenate(rounds, axis=2)[:, :, :episodes]
@@ -256,7 +256,7 @@ def play_ahead(
     env = evaluator.env
     if env is None or isinstance(env, ParallelEnvironment) or jax.process_count() > 1:
         return None
-    params, keys = layout.place((params, keys), per_seed=True)
+    params, keys = layout.place((params, keys), SEEDS)
     policies = tuple(policy_of(program, greedy) for greedy in _modes(program, params).values())
     return compile_ahead(play, policies, env, layout, evaluator.episodes, params, keys)
 

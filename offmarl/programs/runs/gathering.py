@@ -53,7 +53,8 @@ class _Part(NamedTuple):
 
     @classmethod
     def read(cls, directory: Path, expected: Mapping[str, Any]) -> "_Part":
-        record, checkpoints = tracking.read_run(directory), Run(directory, {}, True).checkpoints()
+        record = tracking.read_run(directory)
+        checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
         last = checkpoints.latest()
         if not record.get("complete") or last is None:
             raise RunError(f"the run in {directory} is not finished: run its task again.")

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl._compiling import jit_in_order, quickly
-from offmarl._mesh import divide
+from offmarl._mesh import DATA, divide
 from offmarl.errors import OptionError
 from offmarl.programs.cluster import from_first, gather_all
 from offmarl.programs.program import (
@@ -32,7 +32,7 @@ from offmarl.programs.program import (
 )
 from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.normalisation import normalise_as_asked
-from offmarl.programs.runs.sharding import SeedLayout, map_seeds
+from offmarl.programs.runs.sharding import SEEDS, SeedLayout, map_seeds
 from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.types import ArrayTree, EnvSpec, Sequence
@@ -209,8 +209,8 @@ def updates(
     host the metrics of each update since the last yield.
     """
     seeds, size, data, stages = len(learners.keys), 1, None, learners.program.stages
-    learned = learners.layout.place(copy_arrays(learned), per_seed=True)
-    per_seed, draws = _per_seed(learners), learners.layout.place(batches.draws, per_seed=False)
+    learned = learners.layout.place(copy_arrays(learned), SEEDS)
+    per_seed, draws = _per_seed(learners), learners.layout.place(batches.draws)
     while done < schedule.updates:
         stage = schedule.stage(done)
         offset = done % batches.updates
@@ -232,18 +232,18 @@ def updates(
 def updates_ahead(learners: Learners, learned: Learned, batches: BatchSource) -> "Future[None]":
     """Compile the first updates in a thread; the arguments are those of `updates`."""
     layout, stage = learners.layout, learners.program.stages[0]
-    learned = layout.place(learned, per_seed=True)
+    learned = layout.place(learned, SEEDS)
     data = place_data(layout, next(batches.data))
-    draws = layout.place(batches.draws, per_seed=False)
+    draws = layout.place(batches.draws)
     args = stage, layout, learned, _per_seed(learners), (0, 0, 1), data, draws
     return compile_ahead(_update, *args)
 
 
 def _per_seed(learners: Learners) -> tuple[Any, ...]:
     """Return arrays of seeds: keys, hyperparameters, and whether each is no added copy."""
-    keys, hyper = learners.layout.place((learners.keys, learners.hyper), per_seed=True)
+    keys, hyper = learners.layout.place((learners.keys, learners.hyper), SEEDS)
     is_seed = np.arange(len(keys)) < len(learners.keys)
-    return keys, hyper, learners.layout.place(is_seed, per_seed=True)
+    return keys, hyper, learners.layout.place(is_seed, SEEDS)
 
 
 def next_size(size: int, seconds: float, at_once: float) -> int:
@@ -284,9 +284,7 @@ def logged_loop(
 
 def place_data(layout: SeedLayout, data: Replay | Batches) -> Replay | Batches:
     """Put training data on the devices: a replay as a whole on each, batches divided."""
-    if isinstance(data, Replay):
-        return layout.place(data, per_seed=False)
-    return layout.place_batches(data)
+    return layout.place(data, *(() if isinstance(data, Replay) else (SEEDS, None, DATA)))
 
 
 @jit_in_order(static_argnums=(0, 1), donate_argnums=2)

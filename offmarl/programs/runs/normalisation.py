@@ -42,41 +42,31 @@ _VALUES = ("q", "q_tot")
 Normalise = Callable[[Any], Any]
 
 
-def normalise_as_asked(args: object, program: Program, source: Any) -> Program:
-    """Return a program with the normalisation that arguments ask for."""
-    scaled: bool = getattr(args, SCALE, False)
-    if not isinstance(args, Args) or not (args.normalise or scaled or args.blind):
-        return program
-    assert isinstance(source, DatasetStatistics)
-    return normalise_program(program, args.normalise, source, scaled, args.blind)
-
-
 def scale_of(dataset: DatasetStatistics) -> np.float32:
     """Return the factor of rewards, which updates take from the hyperparameter `SCALE`."""
     return np.float32(UNIT / dataset.return_scale())
 
 
-def normalise_program(
-    program: Program,
-    inputs: tuple[str, ...],
-    dataset: DatasetStatistics,
-    scale_rewards: bool = False,
-    blind: bool = False,
-) -> Program:
+def normalise_as_asked(args: object, program: Program, source: Any) -> Program:
     """Wrap a program so that it learns from, and acts on, normalised data, or sees nothing.
 
     Equal wrappers are one, and the updates take the scale of rewards from their hyperparameters, so
-    that they are compiled once for data of any scale.
+    that they are compiled once for data of any scale. ``source`` is what ``make`` was given; a
+    program whose arguments ask for nothing is returned as it is.
     """
+    scaled: bool = getattr(args, SCALE, False)
+    if not isinstance(args, Args) or not (args.normalise or scaled or args.blind):
+        return program
+    assert isinstance(source, DatasetStatistics)
     observation: Normalise = _same
-    if "observation" in inputs:
-        observation = _Standardise(dataset.observation_moments())
-    if blind:
+    if "observation" in args.normalise:
+        observation = _Standardise(source.observation_moments())
+    if args.blind:
         observation = _nothing
-    state = _Standardise(dataset.state_moments()) if "state" in inputs else _same
-    scale = scale_of(dataset) if scale_rewards else np.float32(1.0)
+    state = _Standardise(source.state_moments()) if "state" in args.normalise else _same
+    scale = scale_of(source) if scaled else np.float32(1.0)
     return program._replace(
-        stages=tuple(_stage(stage, observation, state, scale_rewards) for stage in program.stages),
+        stages=tuple(_stage(stage, observation, state, scaled) for stage in program.stages),
         policy=partial(_policy, program, observation, scale),
         values=program.values and _values(program.values, observation, state, scale),
     )

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,12 +25,11 @@ from offmarl.errors import OptionError, RunError
 from offmarl.paths import no_empty_directories
 from offmarl.programs.cluster import is_first, on_first
 from offmarl.programs.experience.captures import CaptureCheckpoints, remove_buffers
+from offmarl.programs.program import ArgsT
 from offmarl.programs.runs.dataset import STATISTICS_FILE
 from offmarl.programs.runs.identity import MAY_DIFFER, differences, require_same_numerics
 from offmarl.records import mark_names
 from offmarl.vault.format.layout import MANIFEST
-
-ArgsT = TypeVar("ArgsT", bound=Validated)
 
 LOCK = "run.lock"
 """File in the directory of a run that a process writes; it names the process."""

@@ -63,24 +63,20 @@ class SeedLayout(NamedTuple):
         groups = devices.reshape(jax.process_count(), self.devices, -1).swapaxes(0, 1)
         return _mesh(list(groups[place % self.devices].ravel()), 1)
 
-    def place(self, tree: TreeT, per_seed: bool) -> TreeT:
-        """Put arrays on the devices: divided by seeds, or the same on each."""
-        return self._place(tree, spec(SEEDS) if per_seed else spec(), per_seed)
+    def place(self, tree: TreeT, *axes: str | None) -> TreeT:
+        """Put arrays on the devices: divided by `SEEDS` and along other axes, or the same on each.
 
-    def place_batches(self, tree: TreeT) -> TreeT:
-        """Put batches ``(seeds, updates, B, ...)`` on the devices."""
-        return self._place(tree, spec(SEEDS, None, DATA), per_seed=True)
-
-    def _place(self, tree: TreeT, axes: Any, per_seed: bool) -> TreeT:
+        ``axes`` are those of the mesh along which the first axes of the arrays are divided.
+        """
         if self.devices * self.shards == 1:
             return tree
-        sharding = NamedSharding(self.mesh(), axes)
+        sharding = NamedSharding(self.mesh(), spec(*axes))
 
         def of_leaf(leaf: Any) -> Any:
             if is_key(leaf):
                 data = of_leaf(jax.random.key_data(leaf))
                 return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-            missing = -len(leaf) % self.devices if per_seed else 0
+            missing = -len(leaf) % self.devices if axes else 0
             if missing or _must_be_cut(leaf, sharding):
                 # On the host, because the device has a program for each shape that it cuts.
                 host = np.asarray(leaf)
