@@ -52,6 +52,9 @@ FORGED: list[tuple[str, Any]] = [
     ("spec.action", {"discrete": 5, "continuous": 2}),
     ("spec.action", {"continuous": -1}),
     *((f"spec.{name}", [0]) for name in ("agents", "teams", "kinds", "observation_sizes")),
+    *((f"spec.{name}", []) for name in ("agents", "teams", "kinds", "action_sizes")),
+    ("spec.observation", {"a": {"shape": [10**4000, 10**4000]}}),
+    ("args.layers", 10**9),
     ("spec.team_names", "ab"),
     ("spec.reward", "none"),
     ("spec.unknown", 1),
@@ -199,6 +202,38 @@ def test_arguments_are_read_by_their_types():
             from_json(Args, wrong)
 
 
+def test_a_file_of_settings_is_read_in_time(tmp_path):
+    """The parser takes quadratic time and memory for dotted keys."""
+    file = tmp_path / "settings.toml"
+    file.write_text("a" + ".a" * 50_000 + " = 1\n")
+    with pytest.raises(OptionError, match="nested too deeply"):
+        records.user_toml(file, "settings.toml", "missing")
+
+
+HEADERS = [
+    "{'descr': (",
+    "{[]: 1}",
+    "{1: 2, 'a': 3}",
+    "{'descr': (), 'fortran_order': False, 'shape': (3,)}",
+    f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**70},)}}",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}",
+    "  x\n y",
+]
+"""Of forged arrays, for which NumPy raises errors of many types."""
+
+
+def npy(header):
+    return b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode() + bytes(64)
+
+
+def zipped(header):
+    """Return a dataset.npz with a forged array."""
+    archive = io.BytesIO()
+    with ZipFile(archive, "w") as file:
+        file.writestr("returns.npy", npy(header))
+    return archive.getvalue()
+
+
 def packed(how, times=1):
     """Return a dataset.npz whose directory names its array several times."""
     array, archive = io.BytesIO(), io.BytesIO()
@@ -212,7 +247,7 @@ def packed(how, times=1):
 INFLATING = [packed(ZIP_DEFLATED), packed(ZIP_STORED, times=9)]
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"[1]", *INFLATING])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"[1]", *INFLATING, *map(zipped, HEADERS)])
 def test_damaged_statistics_are_refused(tmp_path, content):
     (tmp_path / dataset.STATISTICS_FILE).write_bytes(content)
     with pytest.raises(RunError, match="is damaged"):
