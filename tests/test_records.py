@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,11 +18,12 @@ from offmarl import records, tracking
 from offmarl.cli import policies
 from offmarl.cli.programs import PolicyOptions
 from offmarl.config import Validated, from_json
-from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError
+from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError, VaultError
 from offmarl.programs.runs import dataset
 from offmarl.report import read_runs
 from offmarl.report.pages import describe_run
 from offmarl.types import ArraySpec, Discrete, EnvSpec
+from offmarl.vault.format.layout import dump_json
 from tests.runs import write_side
 
 DEEP: Any = {"shape": [1]}
@@ -208,6 +210,22 @@ def test_a_file_of_settings_is_read_in_time(tmp_path):
     file.write_text("a" + ".a" * 50_000 + " = 1\n")
     with pytest.raises(OptionError, match="nested too deeply"):
         records.user_toml(file, "settings.toml", "missing")
+
+
+def test_a_record_without_the_number_of_environments(side, tmp_path):
+    shutil.copytree(side, tmp_path / "run")
+    record = changed(tracking.read_run(side), "args", {"gamma": 0.9})
+    (tmp_path / "run" / tracking.RUN_FILE).write_text(json.dumps(record))
+    with pytest.raises(RunError, match="keeps no policy but its last|has no checkpoint of step 5"):
+        offmarl.load_policy(tmp_path / "run", step=5)
+
+
+def test_documents_that_are_nested_too_deeply_are_not_written():
+    deep: Any = []
+    for _ in range(2000):
+        deep = [deep]
+    with pytest.raises(VaultError, match="must be plain JSON values"):
+        dump_json(deep)
 
 
 HEADERS = [
