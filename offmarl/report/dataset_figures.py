@@ -72,7 +72,9 @@ def training_of(survey: Survey) -> dict[str, list[tuple[float, float]]]:
         step, value = about.get("training_steps"), about.get("return")
         returns = value if isinstance(value, dict) else {str(about.get("team", "")): value}
         for team, score in returns.items():
-            if all(isinstance(x, int | float) and abs(x) < _MOST for x in (step, score)):
+            if not isinstance(step, int | float) or not isinstance(score, int | float):
+                continue
+            if abs(step) + abs(score) < _MOST:
                 points.setdefault(team, []).append((step, score))
     return points
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl._arrays import as_items
 from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault.format.layout import MAX_CHUNK_BYTES, Leaf, NumpyArray, Schema, damage_error
+from offmarl.vault.format.layout import MAX_CHUNK_BYTES, NumpyArray, Schema, damage_error
 from offmarl.vault.format.metadata import Grid
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import WindowPlaces, put_steps
@@ -40,6 +40,9 @@ _KEYS_A_CHUNK = 64
 """Reading one chunk without a map takes about as long as mapping this many chunks."""
 
 _UNBACKED_STEPS, _UNBACKED_BYTES = 2**20, 2**28
+"""Steps over all rows, and bytes of another program's, that a vault may have, or that may be read,
+before they are compared with the chunks.
+"""
 _PLACE = re.compile(r"\d+[./]\d+")
 """The block of rows and the number of a chunk, at the beginning of its key."""
 
@@ -60,7 +63,7 @@ class Arrays:
         self._vault, self._may_map = vault, mapped
         self._episodes = episodes
         self._schema: Schema | None = None
-        self._has_length = False
+        self._has_length, self._unbacked = False, _unbacked_steps(vault)
         if checked and vault.manifest and vault.manifest.schema.codec == "raw":
             # A forged length must not make the checks, which hold state for each chunk, take much
             # memory.
@@ -145,6 +148,8 @@ class Arrays:
         names = list(names)
         self._check_names(names)
         lead = rows[1] - rows[0], steps[1] - steps[0]
+        if lead[0] * max(lead[1], 1) > self._unbacked:
+            self.check_length()
         chunks = self._map() if self._map_pays(names, *lead) else self._chunks
         sizes = {self.chunk(name) for name in names}
         cuts = {size: ([*cut(*rows, size[0])], [*cut(*steps, size[1])]) for size in sizes}
@@ -360,9 +365,11 @@ def _disk_reads() -> int:
     return usage.ru_inblock + usage.ru_majflt
 
 
-def unbacked_steps(leaves: Iterable[Leaf]) -> int:
-    """Return the steps over all rows, of some arrays, that are not compared with the chunks."""
-    step_bytes = sum(leaf.step_bytes for leaf in leaves)
+def _unbacked_steps(vault: Description) -> int:
+    """Return the steps over all rows that are not compared with the chunks."""
+    if vault.manifest:  # which has no chunks that were left out
+        return _UNBACKED_STEPS
+    step_bytes = sum(grid.leaf.step_bytes for grid in vault.grids.values())
     return min(_UNBACKED_STEPS, _UNBACKED_BYTES // max(step_bytes, 1))
 
 
@@ -375,7 +382,7 @@ def check_length(vault: Description) -> None:
     """
     # Some memory is taken for each row of another program's vault even if it is empty.
     steps, backed = vault.rows * max(vault.length, vault.manifest is None), 0
-    unbacked = unbacked_steps(grid.leaf for grid in vault.grids.values())
+    unbacked = _unbacked_steps(vault)
     if steps <= unbacked:
         return
     # The least, because a chunk of billions of steps may be empty.

@@ -18,7 +18,7 @@ from offmarl.vault.format import compat, encoding, layout, tables
 from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.format.windows import put_steps
 from offmarl.vault.read import bounds
-from offmarl.vault.read.arrays import Arrays, unbacked_steps
+from offmarl.vault.read.arrays import Arrays
 from offmarl.vault.read.manifest import (
     Description,
     Manifest,
@@ -266,9 +266,6 @@ class Reader:
         bounds.check_steps(self._described, start, stop)
         names = list(self.leaves if leaves is None else leaves)
         first, last = bounds.interval(rows, self.rows, "rows")
-        leaves_read = (self.leaves[name] for name in names if name in self.leaves)
-        if (last - first) * max(stop - start, 1) > unbacked_steps(leaves_read):
-            self._arrays.check_length()
         return self._arrays.read(names, (first, last), (start, stop))
 
     def windows(
