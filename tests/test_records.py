@@ -216,7 +216,7 @@ def test_a_record_without_the_number_of_environments(side, tmp_path):
     shutil.copytree(side, tmp_path / "run")
     record = changed(tracking.read_run(side), "args", {"gamma": 0.9})
     (tmp_path / "run" / tracking.RUN_FILE).write_text(json.dumps(record))
-    with pytest.raises(RunError, match="keeps no policy but its last|has no checkpoint of step 5"):
+    with pytest.raises(RunError, match=r"keeps no policy|has no checkpoint"):
         offmarl.load_policy(tmp_path / "run", step=5)
 
 
