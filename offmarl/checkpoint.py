@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 import jax
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,6 +46,14 @@ _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 _OS_ERROR = re.compile(r"(?:\[OS error |os_error_code=')(\d+)")
 """An operating system's error in the text of TensorStore's ValueError, by version."""
+
+
+class _About(msgspec.Struct):
+    """The JSON part, of which a pulled policy's may be forged."""
+
+    info: dict[str, Any]
+    leaves: dict[str, dict[str, str]]
+    checksums: dict[str, dict[str, str]]
 
 
 class Resumed(NamedTuple):
@@ -135,10 +144,10 @@ class Checkpoints:
             )
         about = self._read_about(step)
         for name, part in like.items():
-            expected, saved = _leaf_types(part), about["leaves"].get(name, {})
+            expected, saved = _leaf_types(part), about.leaves.get(name, {})
             saved = {leaf: saved[leaf] for leaf in expected if leaf in saved} if partly else saved
             self._check(step, name, expected, saved)
-        return self._restore(step, like, about["checksums"]), about["info"]
+        return self._restore(step, like, about.checksums), about.info
 
     def resume(self, like: Mapping[str, ArrayTree]) -> Resumed | None:
         """Read the newest intact checkpoint; None if there is none.
@@ -200,7 +209,7 @@ class Checkpoints:
         )
 
     def _restore(
-        self, step: int, like: Mapping[str, ArrayTree], sums: Mapping[str, Any]
+        self, step: int, like: Mapping[str, ArrayTree], sums: Mapping[str, Mapping[str, str]]
     ) -> dict[str, ArrayTree]:
         """Read parts of a checkpoint, and compare their checksums."""
         path = self._directory / str(step)
@@ -215,7 +224,7 @@ class Checkpoints:
             raise self._damaged(step, _in_words(error)) from None
         for name, part in trees.items():
             for leaf, checksum in _checksums(part).items():
-                if checksum != sums[name][leaf]:
+                if checksum != sums.get(name, {}).get(leaf):
                     raise self._damaged(step, f"the checksum of {name}{leaf} is wrong")
         return {name: _with_keys(part, trees[name]) for name, part in like.items()}
 
@@ -240,15 +249,15 @@ class Checkpoints:
             return False
         return True
 
-    def _read_about(self, step: int) -> dict[str, Any]:
+    def _read_about(self, step: int) -> _About:
         try:
             text = (self._directory / str(step) / _ABOUT / "metadata").read_bytes()
             about: Any = json.loads(text)
+            if not isinstance(about, dict) or _sealed(about) != about:
+                raise self._damaged(step, "the checksum of its JSON part is wrong")
+            return msgspec.convert(about, _About)
         except (ValueError, RecursionError, *_MISSING) as error:
             raise self._damaged(step, _in_words(error)) from None
-        if not isinstance(about, dict) or _sealed(about) != about:
-            raise self._damaged(step, "the checksum of its JSON part is wrong")
-        return about
 
     def _damaged(self, step: int, reason: str) -> CheckpointError:
         return CheckpointError(self._directory / str(step), reason)

@@ -23,6 +23,9 @@ from offmarl.paths import local
 MOST_STEP_BYTES = 2**30
 """Maximum bytes of one step of all arrays of an environment."""
 
+MOST_ACTIONS = 2**20
+"""Maximum number of discrete actions of a record, or entries of a continuous one."""
+
 _MOST_OF_A_NAME, _MOST_PRODUCT = 2**20, 2**30
 """Maximum number of agents, steps and the like that a name in a record may ask for, and maximum
 product of all its numbers: arrays have several of these sizes."""
@@ -77,7 +80,7 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True):
     observation_size: Size
     state_size: Size
     action: Annotated[
-        dict[Literal["discrete", "continuous"], Annotated[int, Meta(ge=0, le=2**20)]],
+        dict[Literal["discrete", "continuous"], Annotated[int, Meta(ge=0, le=MOST_ACTIONS)]],
         Meta(min_length=1, max_length=1),
     ]
     time_limit: Count | None = None
@@ -96,7 +99,8 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in ("agents", "observation_sizes", "action_sizes", "teams", "kinds"):
-            if len(getattr(self, name) or range(self.num_agents)) != self.num_agents:
+            values = getattr(self, name)
+            if values is not None and len(values) != self.num_agents:
                 raise ValueError(f"{name} has not one entry for each of {self.num_agents} agents")
 
 
@@ -177,15 +181,15 @@ def parse(text: bytes, where: str, error: type[OffmarlError]) -> dict[str, Any]:
 
 
 def parse_toml(text: str, where: str, error: type[OffmarlError]) -> dict[str, Any]:
-    """Return the content of a card."""
+    """Return the content of a card, or of a file of settings."""
     try:
         if any(part.count(".") > _MOST_DOTS for part in re.split(r"[=\n]", text)):
             raise RecursionError
         return tomllib.loads(text)
     except ValueError as wrong:  # invalid TOML, or a number with too many digits
-        raise error(f"{where} is not TOML: {wrong}.") from None
+        raise error(f"{where} is not valid TOML: {wrong}.") from None
     except RecursionError:
-        raise error(f"{where} is nested too deeply for a card.") from None
+        raise error(f"{where} is nested too deeply.") from None
 
 
 def mark_names(data: Any, where: str, field: str = "") -> Any:
@@ -206,10 +210,10 @@ def user_toml(path: Path, shown: str, missing: str) -> dict[str, Any]:
             "and copy it elsewhere if you trust it."
         )
     try:
-        return tomllib.loads(path.read_bytes().decode())
+        return parse_toml(path.read_bytes().decode(), shown, OptionError)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise OptionError(missing) from None
-    except (ValueError, RecursionError) as error:
+    except UnicodeDecodeError as error:
         raise OptionError(f"{shown} is not valid TOML: {error}.") from None
 
 

@@ -34,25 +34,26 @@ def teams_of(spec: EnvSpec) -> tuple[Team, ...]:
     Teams without names are called ``team_0``, ``team_1``, ...; one team of all agents is ``all``.
     `ShapeError` if the spec has more or fewer names than teams.
     """
-    numbers = spec.teams or (0,) * spec.num_agents
-    distinct = sorted(set(numbers))
-    if len(distinct) == 1:
+    agents: dict[int, list[int]] = {}
+    for agent, number in enumerate(spec.teams or (0,) * spec.num_agents):
+        agents.setdefault(number, []).append(agent)
+    if len(agents) == 1:
         return (Team("all", tuple(range(spec.num_agents))),)
-    names = spec.team_names or [f"team_{number}" for number in distinct]
-    if len(names) != len(distinct):
+    names = spec.team_names or [f"team_{number}" for number in sorted(agents)]
+    if len(names) != len(agents):
         raise ShapeError(
             f"team_names {spec.team_names} do not fit the teams {spec.teams}: name each team."
         )
     return tuple(
-        Team(name, tuple(agent for agent, team in enumerate(numbers) if team == number))
-        for name, number in zip(names, distinct, strict=True)
+        Team(name, tuple(agents[number]))
+        for name, number in zip(names, sorted(agents), strict=True)
     )
 
 
 def team_numbers(spec: EnvSpec) -> tuple[int, ...]:
     """Return the place of each agent's team among `teams_of`."""
-    order = sorted(set(spec.teams or ()))
-    return tuple(map(order.index, spec.teams or ())) or (0,) * spec.num_agents
+    places = {number: place for place, number in enumerate(sorted(set(spec.teams or ())))}
+    return tuple(map(places.__getitem__, spec.teams or ())) or (0,) * spec.num_agents
 
 
 def find_side(spec: EnvSpec, name: str) -> Team:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from rich.console import Console
@@ -258,11 +258,16 @@ def labelled(algorithm: str, *details: str | None) -> str:
 class _Place(msgspec.Struct):
     """The fields of every line of metrics."""
 
-    seed: int
-    step: int
+    seed: records.Seed
+    step: records.Count
 
 
-_Line = dict[str, int | float | list[int | float | None] | None]
+_Number = (
+    Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+    | Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+)
+"""Larger ones fit no array, or overflow when they are drawn."""
+_Line = dict[str, _Number | list[_Number | None] | None]
 
 
 def append(path: Path, *records: Mapping[str, Any]) -> None:

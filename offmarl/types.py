@@ -518,9 +518,10 @@ class EnvSpec:
         fields |= SpecDict({name: fields[name] for name in _TREES if fields.get(name)}, -1)
         spec = cls(**{**fields, "action": action})
         step = spec.view_leaves | flatten_tree(spec.extras, "extras")
-        if (size := sum_bytes(step)) > records.MOST_STEP_BYTES:
+        if sum_bytes(step) > records.MOST_STEP_BYTES:  # by a number that may be too long to show
             largest = max(step, key=lambda name: step[name].num_bytes)
-            raise ShapeError(f"a step takes {size:,} bytes, most of them for {largest}.")
+            most = f"{records.MOST_STEP_BYTES:,}"
+            raise ShapeError(f"a step takes more than {most} bytes, most of them for {largest}.")
         return spec
 
 

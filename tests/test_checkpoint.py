@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -310,6 +311,33 @@ def test_a_checkpoint_without_checksums_is_damaged(tmp_path, checkpoints):
         checkpointer.save(tmp_path / "1", args.Composite(**parts))
     with pytest.raises(CheckpointError, match="the checksum of its JSON part is wrong"):
         checkpoints.restore({"policy": jnp.zeros(2)})
+
+
+@pytest.mark.parametrize("part", ["info", "leaves", "checksums"])
+@pytest.mark.parametrize("value", [..., [], 5, {"policy": 5}, {"policy": {"": 5}}])
+def test_a_json_part_that_is_forged_with_its_checksum_is_damaged(tmp_path, part, value):
+    """A stranger who publishes a policy computes the checksum as well."""
+    checkpoints, like = Checkpoints(tmp_path), {"policy": jnp.ones(2)}
+    checkpoints.save(1, like, {})
+    file = tmp_path / "1" / "about" / "metadata"
+    about = {**json.loads(file.read_text()), part: value}
+    about = {name: entry for name, entry in about.items() if entry is not ...}
+    file.write_text(json.dumps(checkpoint._sealed(about)))
+    is_forged = part != "info" or not isinstance(value, dict)
+    with pytest.raises(CheckpointError, match="is damaged") if is_forged else nullcontext():
+        checkpoints.restore(like)
+    file.write_text(json.dumps(checkpoint._sealed({**about, "checksums": {}})))
+    with pytest.raises(RunError):
+        checkpoints.restore({"policy": jnp.zeros(3)})
+
+
+@pytest.mark.parametrize("depth", range(980, 996))
+def test_a_json_part_that_is_nested_too_deeply_is_damaged(tmp_path, depth):
+    checkpoints, like = Checkpoints(tmp_path), {"policy": jnp.ones(2)}
+    checkpoints.save(1, like, {})
+    (tmp_path / "1" / "about" / "metadata").write_text('{"a":' + "[" * depth + "]" * depth + "}")
+    with pytest.raises(CheckpointError):
+        checkpoints.restore(like)
 
 
 def test_the_checksum_of_the_json_part_does_not_depend_on_its_layout(tmp_path):

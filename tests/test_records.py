@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,11 +18,12 @@ from offmarl import records, tracking
 from offmarl.cli import policies
 from offmarl.cli.programs import PolicyOptions
 from offmarl.config import Validated, from_json
-from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError
+from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError, VaultError
 from offmarl.programs.runs import dataset
 from offmarl.report import read_runs
 from offmarl.report.pages import describe_run
 from offmarl.types import ArraySpec, Discrete, EnvSpec
+from offmarl.vault.format.layout import dump_json
 from tests.runs import write_side
 
 DEEP: Any = {"shape": [1]}
@@ -52,6 +54,9 @@ FORGED: list[tuple[str, Any]] = [
     ("spec.action", {"discrete": 5, "continuous": 2}),
     ("spec.action", {"continuous": -1}),
     *((f"spec.{name}", [0]) for name in ("agents", "teams", "kinds", "observation_sizes")),
+    *((f"spec.{name}", []) for name in ("agents", "teams", "kinds", "action_sizes")),
+    ("spec.observation", {"a": {"shape": [10**4000, 10**4000]}}),
+    ("args.layers", 10**9),
     ("spec.team_names", "ab"),
     ("spec.reward", "none"),
     ("spec.unknown", 1),
@@ -199,6 +204,54 @@ def test_arguments_are_read_by_their_types():
             from_json(Args, wrong)
 
 
+def test_a_file_of_settings_is_read_in_time(tmp_path):
+    """The parser takes quadratic time and memory for dotted keys."""
+    file = tmp_path / "settings.toml"
+    file.write_text("a" + ".a" * 50_000 + " = 1\n")
+    with pytest.raises(OptionError, match="nested too deeply"):
+        records.user_toml(file, "settings.toml", "missing")
+
+
+def test_a_record_without_the_number_of_environments(side, tmp_path):
+    shutil.copytree(side, tmp_path / "run")
+    record = changed(tracking.read_run(side), "args", {"gamma": 0.9})
+    (tmp_path / "run" / tracking.RUN_FILE).write_text(json.dumps(record))
+    with pytest.raises(RunError, match=r"keeps no policy|has no checkpoint"):
+        offmarl.load_policy(tmp_path / "run", step=5)
+
+
+def test_documents_that_are_nested_too_deeply_are_not_written():
+    deep: Any = []
+    for _ in range(2000):
+        deep = [deep]
+    with pytest.raises(VaultError, match="must be plain JSON values"):
+        dump_json(deep)
+
+
+HEADERS = [
+    "{'descr': (",
+    "{[]: 1}",
+    "{1: 2, 'a': 3}",
+    "{'descr': (), 'fortran_order': False, 'shape': (3,)}",
+    f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**70},)}}",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}",
+    "  x\n y",
+]
+"""Of forged arrays, for which NumPy raises errors of many types."""
+
+
+def npy(header):
+    return b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode() + bytes(64)
+
+
+def zipped(header):
+    """Return a dataset.npz with a forged array."""
+    archive = io.BytesIO()
+    with ZipFile(archive, "w") as file:
+        file.writestr("returns.npy", npy(header))
+    return archive.getvalue()
+
+
 def packed(how, times=1):
     """Return a dataset.npz whose directory names its array several times."""
     array, archive = io.BytesIO(), io.BytesIO()
@@ -212,7 +265,7 @@ def packed(how, times=1):
 INFLATING = [packed(ZIP_DEFLATED), packed(ZIP_STORED, times=9)]
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"[1]", *INFLATING])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"[1]", *INFLATING, *map(zipped, HEADERS)])
 def test_damaged_statistics_are_refused(tmp_path, content):
     (tmp_path / dataset.STATISTICS_FILE).write_bytes(content)
     with pytest.raises(RunError, match="is damaged"):

@@ -1,5 +1,6 @@
 """Teams: the rewards of each, and programs that accept only one."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from offmarl.teams import (
     team_numbers,
     teams_of,
 )
+from offmarl.types import Discrete, EnvSpec
 from tests.envs.rivals import Rivals
 
 RIVALS = Rivals().spec  # the cats 0 and 2, and the mouse 1
@@ -40,6 +42,15 @@ def test_teams_are_in_the_order_of_their_numbers():
     agents = {"policy_agent_0": 0, "policy_agent_1": 1, "policy_agent_2": 2}
     assert policy_columns(RIVALS) == agents | {"policy": 0, "policy_cats": 0, "policy_mice": 1}
     assert policy_columns(ALONE) == agents | {"policy": 0}
+
+
+def test_as_many_teams_as_a_record_may_have():
+    """Each agent of its own, in time: a forged vault of a few kilobytes may say so."""
+    agents, begin = 2**16, time.monotonic()
+    spec = EnvSpec("", agents, 1, 1, Discrete(2), teams=tuple(range(agents, 0, -1)))
+    assert teams_of(spec)[-1] == Team(f"team_{agents}", (0,))
+    assert team_numbers(spec)[:2] == (agents - 1, agents - 2)
+    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,22 @@ def test_reading_what_is_not_there_gives_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("step", wrong) for wrong in (10**30, -1)),
+        ("seed", 2**31),
+        *(("loss", wrong) for wrong in (10**30, 1e308, [10**400], "x")),
+    ],
+)
+def test_numbers_that_no_run_logs_are_damage(tmp_path, field, value):
+    path = tmp_path / "metrics.jsonl"
+    row = {"seed": 0, "step": 1, "loss": [-1e38, 2**62, None]}
+    path.write_text(f"{json.dumps(row)}\n{json.dumps(row | {field: value})}\n")
+    with pytest.warns(UserWarning, match="is damaged from line 2 on"):
+        assert tracking.read(path) == [row]
+
+
 @pytest.mark.parametrize("torn", ["", '{"step": 5, "lo', '{"step": 5}'])
 def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path, torn):
     full, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"

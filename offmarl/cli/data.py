@@ -216,7 +216,9 @@ def _described_returns(episodes: vault.Episodes, left_out: str) -> dict[str, str
         if len(returns):
             stretches = np.array_split(returns, min(_BINS, len(returns)))
             texts[f"  in order{of}"] = bars([float(stretch.mean()) for stretch in stretches])
-            counts, _ = np.histogram(returns, bins=_BINS)
+            # Large returns that are all alike fit no bins of their own scale.
+            span = np.ptp(returns) or 1.0
+            counts, _ = np.histogram((returns - returns.min()) / span, bins=_BINS)
             texts[f"  distribution{of}"] = bars(counts.tolist())
     return texts
 

@@ -1,5 +1,6 @@
 """Tasks as an array of jobs of SLURM, submitted by submitit."""
 
+import secrets
 import shutil
 import signal
 import subprocess
@@ -98,8 +99,11 @@ class SlurmLauncher:
                     "command on a login node of the cluster, or choose --launcher local or ray."
                 )
         self._submitted = directory / "slurm-jobs.txt"
+        # Results are pickles: one that was in the directory before must not count as a job's.
         self._executor = self._submitit.AutoExecutor(
-            directory / "slurm", cluster="slurm", slurm_max_num_timeout=_TIMEOUTS
+            directory / "slurm" / secrets.token_hex(8),
+            slurm_max_num_timeout=_TIMEOUTS,
+            cluster="slurm",
         )
         self._update(name, workers, options)
         self._jobs: list[_Job] = []

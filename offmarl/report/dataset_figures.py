@@ -22,6 +22,8 @@ _STRETCHES = 60
 _MOST_BINS = 40
 _MOST_CELLS = 8
 """Maximum rows and columns of a map whose cells are labelled with their values."""
+_MOST = 1e30
+"""Numbers of a provenance up to which they are drawn."""
 _SOME_BITS = 0.1
 """Smallest maximum of the scale of mutual information, so that noise looks faint."""
 _CAUSE_COLOURS = dict(
@@ -70,7 +72,9 @@ def training_of(survey: Survey) -> dict[str, list[tuple[float, float]]]:
         step, value = about.get("training_steps"), about.get("return")
         returns = value if isinstance(value, dict) else {str(about.get("team", "")): value}
         for team, score in returns.items():
-            if isinstance(step, int | float) and isinstance(score, int | float):
+            if not isinstance(step, int | float) or not isinstance(score, int | float):
+                continue
+            if abs(step) + abs(score) < _MOST:
                 points.setdefault(team, []).append((step, score))
     return points
 

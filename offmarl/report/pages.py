@@ -153,7 +153,7 @@ class RunReport(NamedTuple):
         if not np.isin(parents, seeds).all():
             raise RunError(f"{self.directory} is not valid: its {PARENT} names no seed of the run.")
         for generation in parents:
-            origin = origin[np.searchsorted(seeds, generation)]
+            origin = origin[(generation[:, None] == seeds).argmax(1)]
         heirs = ", ".join(map(str, np.unique(origin)))
         return f"{(parents != seeds).sum()} replacements; the last come from seeds {heirs}"
 

@@ -4,6 +4,7 @@ import json
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from offmarl import vault
@@ -75,6 +76,14 @@ def test_convert_then_show_then_list(offmarl, xor_file, tmp_path):
     assert entry["path"] == str(tmp_path / "data/xor.vlt/mixed")
     assert (entry["num_agents"], entry["episodes"], entry["mean_return"]) == (2, 3, 25.0)
     assert "data/xor.vlt/mixed" in offmarl("ls").out
+
+
+def test_large_returns_that_are_all_alike_are_shown(offmarl, tmp_path):
+    columns = {"observations": np.zeros((4, 1), np.float32), "actions": np.zeros(4, int)}
+    ends = {"rewards": np.full(4, 1e20, np.float32), "terminals": np.ones(4, bool)}
+    vault.from_arrays(tmp_path / "a.vlt", **columns, **ends, num_actions=2)
+    outcome = offmarl("show", "a.vlt")
+    assert outcome.code == 0 and "distribution" in outcome.out
 
 
 SOURCE = {"taken": {"episodes": 1}, "episodes": 2, "native": True, "vault": "v", "digest": "0" * 64}

@@ -97,7 +97,7 @@ def test_every_name_is_where_its_card_stands():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name =", "is not TOML"),
+        ("name =", "is not valid TOML"),
         (MINIMAL.replace('summary = "s"\n', ""), "card is not valid: .* required field summary"),
         (MINIMAL + "colour = 'red'", "card has unknown colour"),
         (MINIMAL + "time_limit = 0", "time_limit: Expected int >= 1"),
@@ -111,7 +111,7 @@ def test_every_name_is_where_its_card_stands():
             MINIMAL + "uids.a.steps = '" + "x" * 10_000 + "'",
             r"steps: Expected int \| null, got str\.$",
         ),
-        (MINIMAL.replace("2", "9" * 5_000), "is not TOML: Exceeds the limit"),
+        (MINIMAL.replace("2", "9" * 5_000), "is not valid TOML: Exceeds the limit"),
         (MINIMAL.replace("2", "0x1" + "0" * 5_000), "num_agents: Expected int <= 65536"),
         (MINIMAL.replace("a/b/c", "a/b/c\\u001b[2J"), "cannot be the name of a dataset"),
     ],

@@ -287,7 +287,7 @@ def test_a_deep_card_is_kept_as_it_is(hub, side):
     hub.commit(NAME, {policies.CARD: deep})
     assert (library.pull_policy(NAME).path / policies.CARD).read_bytes().endswith(deep)
     hub.commit(NAME, {policies.CARD: b'commit = "x"\n' + card})
-    with pytest.raises(CardError, match="is not TOML"):
+    with pytest.raises(CardError, match="is not valid TOML"):
         library.pull_policy(NAME)
 
 

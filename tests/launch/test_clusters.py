@@ -2,10 +2,12 @@
 
 import json
 import os
+import pickle
 import signal
 import threading
 import time
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,25 @@ def test_a_task_that_slurm_ends_by_sigterm_leaves_no_result(launch, tmp_path, di
     signal_task(directory, signal.SIGTERM)
     assert launch("wait:5") and is_whole(tmp_path)  # SLURM did not requeue it: the launcher does
     assert (directory / "deaths").read_text() == "xx"  # it ran twice
+
+
+class _Forged:
+    def __init__(self, ran):
+        self.ran = ran
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.ran),)
+
+
+@of_slurm
+def test_results_that_were_in_the_directory_are_never_unpickled(launch, tmp_path, directory):
+    folder = directory / "slurm"
+    folder.mkdir(parents=True)
+    for job, task in product(range(1, 5), range(4)):
+        file = folder / f"{job}_{task}_0_result.pkl"
+        file.write_bytes(pickle.dumps(("success", _Forged(tmp_path / "ran"))))
+    assert launch() and is_whole(tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 @of_slurm

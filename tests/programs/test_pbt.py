@@ -141,6 +141,17 @@ def test_a_lineage_of_seeds_that_a_run_does_not_have_is_refused(tmp_path):
         describe_run(run).facts()
 
 
+def test_a_lineage_of_seeds_in_any_order(tmp_path):
+    run = write_run(tmp_path / "run", "ippo", None, [[1.0], [2.0]])
+    record = json.loads((run / tracking.RUN_FILE).read_text()) | {"seeds": [5, 3]}
+    (run / tracking.RUN_FILE).write_text(json.dumps(record))
+    rows = [{"seed": seed, "step": 5, tracking.PARENT: 5} for seed in (5, 3)]
+    (run / tracking.METRICS_FILE).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert "1 replacements; the last come from seeds 5" in json.dumps(
+        describe_run(run).facts().rows
+    )
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Arguments of a population that was trained without a break."""

@@ -1,6 +1,8 @@
 """Figures and pages are drawn completely, and identically each time."""
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from offmarl import report
 from offmarl.errors import OptionError
 from offmarl.report import Entry, pages
-from offmarl.report.dataset_figures import bin_edges
+from offmarl.report.dataset_figures import bin_edges, training_of
 from offmarl.report.figures import chart
 from offmarl.report.tables import Section
 from offmarl.statistics import Reference
@@ -26,6 +28,14 @@ SCORES = {
 LABELS = ("bc (greedy)", "bc (sampled)", "maicq (greedy)")
 FORMULA = Entry("m $x^$", "greedy")
 """A name that matplotlib would take for a formula."""
+
+
+def test_a_training_of_numbers_that_cannot_be_drawn_is_left_out():
+    nan, inf = float("nan"), float("inf")
+    pairs = [(10**400, 1.0), (1, 10**400), (nan, 1), (1, inf), (2, 0.5), ("1", 2), (1e300, 1)]
+    policies = [{"training_steps": step, "return": value} for step, value in pairs]
+    survey: Any = SimpleNamespace(vault=SimpleNamespace(provenance={"policies": policies}))
+    assert training_of(survey) == {"": [(2, 0.5)]}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Forged foreign datasets that refer to other files of the machine."""
 
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultError
+from tests.test_records import HEADERS, npy
 
 from .experience import SPEC, make, written
 
@@ -240,9 +242,60 @@ def test_arrays_that_stand_for_more_than_the_file_holds(tmp_path, ours):
 )
 def test_plain_columns_of_another_length(tmp_path, ours, name, words):
     source = vault.export_dataset(ours, tmp_path / "ours.npz", "numpy")
-    np.savez(source, **dict(np.load(source)) | {name: np.int8(1)})
+    arrays = dict(np.load(source))
+    np.savez(source, **arrays | {name: np.int8(1)})
     with pytest.raises(VaultError, match=words):
         vault.import_dataset(source, tmp_path / "a.vlt", "numpy")
+    np.savez(source, **arrays | {"episodes.final": arrays["episodes.final"].astype(np.uint64)})
+    with pytest.raises(VaultError, match="is damaged, incomplete"):
+        vault.import_dataset(source, tmp_path / "a.vlt", "numpy")
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize("kind", ["folder", "archive", "about"])
+def test_a_forged_header_of_an_array_is_damage(tmp_path, ours, header, kind):
+    source = tmp_path / "data.npz"
+    arrays = dict(np.load(vault.export_dataset(ours, tmp_path / "ours.npz", "numpy")))
+    forged, layout = ("about", "numpy") if kind == "about" else ("obs", "pymarl")
+    np.savez(source, **{x: y for x, y in (arrays | batch()).items() if x != forged})
+    with zipfile.ZipFile(source, "a") as archive:
+        archive.writestr(f"{forged}.npy", npy(header))
+    if kind == "folder":
+        with zipfile.ZipFile(source) as archive:
+            archive.extractall(source := tmp_path / "folder")
+    with pytest.raises(VaultError, match="is damaged, incomplete or of another format"):
+        vault.import_dataset(source, tmp_path / "a.vlt", layout)
+
+
+def test_arrays_of_hdf5_that_hold_no_numbers(tmp_path):
+    kinds = {"nothing": h5py.Empty("f4"), "time": h5py.h5t.UNIX_D32LE}
+    for name, kind in kinds.items():
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            for key, array in batch().items():
+                if key != "obs":
+                    file[key] = array
+            if name == "nothing":
+                file["obs"] = kind
+            else:
+                h5py.h5d.create(file.id, b"obs", kind, h5py.h5s.create_simple((1, STEPS, 2, 3)))
+    with pytest.raises(VaultError, match="'obs' holds nothing, not numbers"):
+        vault.import_dataset(tmp_path / "nothing.h5", tmp_path / "a.vlt")
+    with pytest.raises(VaultError, match=r"time\.h5 is damaged.*No NumPy equivalent"):
+        vault.import_dataset(tmp_path / "time.h5", tmp_path / "a.vlt")
+
+
+def test_a_damaged_archive_of_another_compression(tmp_path):
+    source = tmp_path / "data.npz"
+    with zipfile.ZipFile(source, "w", zipfile.ZIP_LZMA) as archive:
+        for name, array in batch().items():
+            np.save(content := io.BytesIO(), array)
+            archive.writestr(f"{name}.npy", content.getvalue())
+        offset = archive.getinfo("obs.npy").header_offset
+    content = bytearray(source.read_bytes())
+    content[offset + 51] ^= 255
+    source.write_bytes(content)
+    with pytest.raises(VaultError, match=r"data\.npz is damaged.*Corrupt input data"):
+        vault.import_dataset(source, tmp_path / "a.vlt")
 
 
 def test_entries_of_an_archive_that_are_no_arrays(tmp_path):

@@ -87,8 +87,7 @@ def test_a_forked_process_reads_what_was_prepared(
 def test_a_forked_process_reads_vaults_whose_length_is_checked(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("arrays", "reader"):
-        monkeypatch.setattr(f"offmarl.vault.read.{module}.UNBACKED_STEPS", 0)
+    monkeypatch.setattr("offmarl.vault.read.arrays._UNBACKED_STEPS", 0)
     dataset.prepare_fork()
     read = in_fork(lambda: (dataset.read(), [*dataset.blocks()]))
     np.testing.assert_equal(read, (dataset.read(), [*dataset.blocks()]))

@@ -14,8 +14,8 @@ import tensorstore as ts
 from numcodecs import Blosc, Zstd
 
 from offmarl import vault
-from offmarl.errors import OffmarlError, VaultFormatError
-from offmarl.vault.format import layout
+from offmarl.errors import OffmarlError, VaultFormatError, VaultLayoutError
+from offmarl.vault.format import encoding, layout
 from offmarl.vault.format.layout import METADATA
 from offmarl.vault.format.metadata import Grid
 from offmarl.vault.storage.store import store_of
@@ -449,6 +449,127 @@ def test_a_blosc_chunk_that_is_shorter_than_its_header_says():
     assert not grid.decode(chunk, "it").any()
     with pytest.raises(VaultFormatError, match="4112 stored bytes, and there are 16"):
         grid.decode(chunk[:16], "it")
+
+
+def test_frames_behind_the_one_whose_size_is_right():
+    grid = Grid("x", np.dtype("u1"), (1, 10**13), (1, 4096), "zstd")
+    value = bytes(Zstd(level=1).encode(bytes(4096))) + bytes(Zstd(level=1).encode(bytes(2**30)))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(VaultFormatError, match="cannot be decoded"):
+        grid.decode(value, "it")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 500_000
+
+
+def test_a_name_that_is_repeated_in_that_of_each_array(path):
+    foreign(path)
+    metadata = json.loads((path / METADATA).read_text())
+    many = {f"k{i}": "x" for i in range(5_000)}
+    metadata |= {f"structure_{x}": {"n" * 300_000: many} for x in ("shape", "dtype")}
+    (path / METADATA).write_text(json.dumps(metadata))
+    with pytest.raises(VaultFormatError, match="nests its arrays too deeply"):
+        vault.open_vault(path)
+    use(path)
+
+
+@pytest.mark.parametrize("number", [2**20, 2**31 - 1, -5])
+def test_actions_that_ask_for_masks_of_any_size(path, number):
+    """Without a mask of legal actions, their number is that of the highest one."""
+    foreign(path)
+    store, metadata = store_of(path), json.loads((path / METADATA).read_text())
+    for key in store.keys("infos.legals"):
+        store._kv.write(key, None).result()
+    for kind in ("shape", "dtype"):
+        del metadata[f"structure_{kind}"]["infos"]["legals"]
+    (path / METADATA).write_text(json.dumps(metadata))
+    for key in store.keys("actions./0"):
+        chunk = np.full_like(np.frombuffer(store.get(key), "<i4"), number)
+        store.commit({key: chunk.tobytes()}, {}).result()
+    dataset = vault.open_vault(path)
+    for read in (lambda: dataset.spec, dataset.transitions, dataset.digest):
+        with pytest.raises(VaultLayoutError, match=f"actions up to {number}"):
+            read()
+
+
+@pytest.mark.parametrize(("rows", "length", "times"), [(2**24, 0, 1), (2**18, 1, 1000)])
+def test_rows_without_data_take_no_memory(path, rows, length, times):
+    """Of a vault that is empty, or has few steps that are large."""
+    foreign(path)
+    store = store_of(path)
+    for key in store.keys(""):
+        if key.endswith(".zarray") and not key.startswith("vault_index"):
+            document = store.get_json(key)
+            shape = [rows, document["shape"][1], *(x * times for x in document["shape"][2:])]
+            document |= {"shape": shape, "chunks": [1, 8, *shape[2:]], "fill_value": 0}
+            store.commit({key: layout.dump_json(document)}, {}).result()
+        elif not key.startswith("vault_index"):
+            store._kv.write(key, None).result()
+    store.commit({"vault_index/0": length.to_bytes(4, "little")}, {}).result()
+    metadata = json.loads((path / METADATA).read_text())
+    flat = encoding.flatten_tree(metadata["structure_shape"])
+    shapes = {name: [*map(int, text[1:-1].split(", "))][2:] for name, text in flat.items()}
+    metadata["structure_shape"] = encoding.unflatten_tree(
+        {name: str((rows, 8, *(x * times for x in shape))) for name, shape in shapes.items()}
+    )
+    (path / METADATA).write_text(json.dumps(metadata))
+    dataset, begin = vault.open_vault(path), time.monotonic()
+    for read in (lambda: dataset.episodes, dataset.read, dataset.digest):
+        with pytest.raises(VaultFormatError, match=f"{rows:,} rows of {length} steps"):
+            read()
+    use(path)
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("others", "message"), [(8, "there is data for 16 steps"), (2**24, "has chunks of 16,777,216")]
+)
+def test_chunks_of_more_steps_than_memory_holds(path, others, message):
+    """One array's chunk, which is empty, stands for the data of all arrays."""
+    foreign(path)
+    store, length = store_of(path), 2**24
+    for key in store.keys(""):
+        if key.endswith(".zarray") and not key.startswith("vault_index"):
+            document = store.get_json(key)
+            steps = length if key.startswith("terminals") else others
+            document |= {"chunks": [2, steps, *document["shape"][2:]], "fill_value": 0}
+            store.commit({key: layout.dump_json(document)}, {}).result()
+        elif not key.startswith("vault_index"):
+            store._kv.write(key, None).result()
+    store._kv.write("terminals./0.0.0", b"").result()
+    store.commit({"vault_index/0": length.to_bytes(4, "little")}, {}).result()
+    dataset = vault.open_vault(path)
+    with pytest.raises(VaultFormatError, match=message):
+        (dataset.digest if others < length else dataset.blocks)()
+    if others < length:
+        use(path)
+
+
+@pytest.mark.parametrize("number", [0, 10**6])
+def test_final_views_that_are_counted_and_not_there(path, number):
+    """So many that they are not read at once."""
+    store, key = store_of(path), layout.episodes_key(0)
+    records = np.frombuffer(store.get(key), vault.open_vault(path).manifest.schema.record).copy()
+    records["final"][0] = number
+    head = store.get_json(layout.HEAD_KEY) | {"finals": 2**40}
+    store.commit({key: records.tobytes(), layout.HEAD_KEY: layout.dump_json(head)}, {}).result()
+    for place in store.keys(layout.FINALS_PREFIX) if not number else ():
+        store._kv.write(place, None).result()
+    dataset = vault.open_vault(path)
+    for read in (dataset.digest, lambda: dataset.final_views(np.array([number]))):
+        with pytest.raises(VaultFormatError, match="it has lost final views"):
+            read()
+    assert not vault.verify(path, deep=True).sound
+
+
+@pytest.mark.parametrize("value", [10**30, float("inf"), 10**400, None, []])
+@pytest.mark.parametrize("name", ["count", "mean", "quantile_error"])
+def test_statistics_that_are_no_numbers_are_computed_again(path, name, value):
+    dataset = vault.open_vault(path)
+    expected, store = dataset.statistics(), store_of(path)
+    stored = store.get_json(layout.STATISTICS_KEY)
+    next(iter(stored["leaves"].values()))[name] = value if name == "quantile_error" else [value]
+    store.commit({layout.STATISTICS_KEY: layout.dump_json(stored)}, {}).result()
+    again = vault.open_vault(path).statistics()
+    np.testing.assert_array_equal(again["reward"].mean, expected["reward"].mean)
 
 
 @pytest.mark.parametrize("end", [b"\x80", b"9" * 5000, b"x"])

@@ -29,6 +29,10 @@ Step = int | str | None
 """The checkpoint to load: its number, "last" or "best"; None for the last."""
 
 
+_MOST_LAYERS = 128
+"""Maximum layers of a network that a record describes: a thousand take a minute to build."""
+
+
 class Built(NamedTuple):
     """The program of a run."""
 
@@ -103,7 +107,7 @@ class TrainedRun(NamedTuple):
         if not earlier or self.record["kind"] != "recorder":
             return Checkpoints(self.directory / tracking.CHECKPOINTS), 1
         num_steps = self.build(self.spec).program.num_steps
-        unit = num_steps * int(self.record["args"]["num_envs"])
+        unit = num_steps * int(self.record["args"].get("num_envs", 1))
         return Checkpoints(self.directory / tracking.POLICIES), unit or 1
 
     def _step(self, numbers: list[int], seed: int, step: Step, unit: int) -> int | None:
@@ -147,6 +151,12 @@ def builder_of(
         args = from_json(module.Args, run["args"])
     except OptionError as error:
         raise RunError(f"{run_dir / tracking.RUN_FILE} is not valid (args): {error}") from None
+    layers = getattr(args, "layers", None)
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise RunError(
+            f"{run_dir / tracking.RUN_FILE} is not valid (args): layers is {layers}, more than the "
+            f"{_MOST_LAYERS} of the deepest network that is built."
+        )
 
     def build(spec: EnvSpec) -> Built:
         source: Any = _Blank(spec)

@@ -242,7 +242,7 @@ def _padding(field: str, leaf: Leaf, spec: EnvSpec) -> NumpyArray | None:
 
 def stored_statistics(vault: Reader) -> Statistics | None:
     """Return the statistics that are stored with a vault; None if they are of other data."""
-    with suppress(VaultError, KeyError, TypeError, ValueError, AttributeError):
+    with suppress(VaultError, LookupError, TypeError, ValueError, AttributeError, OverflowError):
         record = vault.store.get_json(STATISTICS_KEY) if vault.native else None
         if record and (record["version"], record["of"]) == (_VERSION, _fingerprint(vault.manifest)):
             leaves = {name: LeafStatistics.from_json(x) for name, x in record["leaves"].items()}

@@ -276,13 +276,13 @@ def _imported(
 def _records(
     arrays: Mapping[str, Any], spec: EnvSpec, spans: list[tuple[int, int]], source: Path
 ) -> Iterator[ImportedRow]:
-    with readable(source, IndexError):
+    with readable(source):
         length, cause, final = (np.asarray(arrays[name][:]) for name in _TABLES)
         ends, total = np.cumsum(length), arrays["rewards"].shape[0]
         most = min(arrays[name].shape[0] for name in arrays if name.startswith(_FINALS))
-    fits = all(x.dtype.kind in "iu" and x.shape == ends.shape for x in (length, cause, final))
-    if not fits or length.min(initial=1) < 1 or final.max(initial=-1) >= most:
-        raise VaultError(f"{source} has a table of episodes that does not fit its arrays.")
+        fits = all(x.dtype.kind in "iu" and x.shape == ends.shape for x in (length, cause, final))
+        if not fits or length.min(initial=1) < 1 or final.max(initial=-1) >= most:
+            raise VaultError(f"{source} has a table of episodes that does not fit its arrays.")
     if length.sum() != total:
         raise VaultError(f"{source}: its episodes have {length.sum()} steps, not {total}.")
     of_steps = {name: arrays[name] for name in layout.leaves(spec) if name in arrays}
@@ -297,7 +297,7 @@ def _records(
         truncated = steps.truncated | (cut[..., None] & ~steps.terminated)
         steps = steps._replace(truncated=truncated, last=(steps.terminated | truncated).all(-1))
         has_final = final[episodes] >= 0
-        with readable(source, IndexError):
+        with readable(source):
             views = _finals(arrays, final[episodes][has_final], spec)
         time: NumpyArray = last[has_final]
         row: NumpyArray = np.zeros_like(time)

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from offmarl._imports import import_optional
-from offmarl.errors import VaultError, VaultNotFoundError
+from offmarl.errors import OffmarlError, VaultError, VaultNotFoundError
 from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.storage import files
 from offmarl.vault.storage.files import errors_of
@@ -36,6 +36,8 @@ _MOST_DEFLATED = 1040
 _UNPACKED_BYTES = 2**20
 """Bytes that are unpacked at once."""
 _PICKLE = "a pickle of Python objects, which is never read: save its arrays with np.savez"
+_IN_WORDS = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, RuntimeError)
+"""Errors whose text says what is wrong with a file."""
 _KINDS = {
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
     b"PK": "a zip archive, as .npz files are",
@@ -53,22 +55,16 @@ def require(module: str) -> Any:
 
 
 @contextmanager
-def readable(file: object, *more: type[Exception]) -> Iterator[None]:
-    """Turn the errors of reading a damaged file, and ``more`` of them, into `VaultError`."""
+def readable(file: object) -> Iterator[None]:
+    """Turn the errors of reading a damaged file into `VaultError`; libraries raise any for one."""
     try:
         yield
+    except (OffmarlError, MemoryError):
+        raise
     except FileNotFoundError as error:
         raise VaultNotFoundError(f"there is no {error.filename or file} to convert.") from error
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        ValueError,
-        OSError,
-        RuntimeError,  # of the HDF5 library, and of JSON that is nested too deep
-        *more,
-    ) as error:  # type: ignore[misc]  # a tuple of unknown length
-        reason = f"{error!r:.200}" if isinstance(error, more) else _reason(file, error)
+    except Exception as error:
+        reason = _reason(file, error) if isinstance(error, _IN_WORDS) else f"{error!r:.200}"
         raise VaultError(f"{file} is damaged, incomplete or of another format: {reason}") from error
 
 
@@ -120,7 +116,9 @@ def open_arrays(
         names, open_array = _opened(source, stack)
         selection = list(select(names))
         check_layout(source, layout, names, selection)
-        yield {name: require_numbers(open_array(name), name) for name in selection}
+        with readable(source):
+            arrays = {name: require_numbers(open_array(name), name) for name in selection}
+        yield arrays
 
 
 def _opened(source: Path, stack: ExitStack) -> tuple[set[str], Callable[[str], Any]]:
@@ -186,8 +184,9 @@ def check_layout(
 
 def require_numbers(array: Any, name: str) -> Any:
     """Return an array of numbers; `VaultError` if it holds Python objects or text."""
-    if array.dtype.hasobject or array.dtype.kind not in "biuf":
+    if array.shape is None or array.dtype.kind not in "biuf":
         content = "Python objects" if array.dtype.hasobject else array.dtype
+        content = "nothing" if array.shape is None else content
         raise VaultError(f"the array {name!r} holds {content}, not numbers: it was not read.")
     return array
 

@@ -45,8 +45,6 @@ from offmarl.vault.format.encoding import is_of
 from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.format.tables import CAUSES, CUT
 
-_MALFORMED = (AssertionError, AttributeError, LookupError, TypeError)
-"""Errors of Minari, and of metadata and episodes that are not as they must be."""
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
 
 
@@ -133,7 +131,7 @@ def read_minari(source: StrPath, env_spec: EnvSpec | None = None) -> Iterator[Im
     minari = require("minari")
     name = PurePath(source).as_posix()
     _check_contained(_home() / name)
-    with readable(f"the Minari dataset {name}", *_MALFORMED):
+    with readable(f"the Minari dataset {name}"):
         dataset = minari.load_dataset(name)
     spec = check_spec(_spec_of(dataset, name), env_spec)
     origin: dict[str, Any] = {"format": "minari", "dataset": name}
@@ -259,7 +257,7 @@ def _bounds(dataset: Any, spec: EnvSpec) -> tuple[NumpyArray, NumpyArray] | None
 
 def _records(dataset: Any, spec: EnvSpec, name: str) -> Iterator[ImportedRow]:
     bounds = _bounds(dataset, spec)
-    with readable(f"the Minari dataset {name}", *_MALFORMED):
+    with readable(f"the Minari dataset {name}"):
         for episode in dataset.iterate_episodes():
             infos = episode.infos or {}
             if "final_known" in infos:

@@ -7,10 +7,8 @@ each kitchen a pair played once. A delivery is worth 5 there, and 20 in JaxMARL.
 
 import io
 import json
-import lzma
 import pickle
 import pickletools
-import struct
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -46,8 +44,6 @@ _CHANNELS = [*range(10), 16, 18, 20, 21, 22, 23]
 """Those of observations that change in a game; see JaxMARL's ``Overcooked.get_obs``."""
 _MOST_BYTES = 2**30
 """Of the pickles in an archive; overcooked-ai 1.1.0 has 53 MiB."""
-_MALFORMED = (AttributeError, EOFError, LookupError, OverflowError, TypeError, ValueError)
-"""Errors of objects that are not as they are in overcooked-ai."""
 
 
 @contextmanager
@@ -56,8 +52,7 @@ def read_overcooked(
 ) -> Iterator[Imported]:
     """Read human games of Overcooked from overcooked-ai 1.1.0: its sdist, a folder, or a pickle."""
     path = local(source)
-    errors = (pickle.UnpicklingError, struct.error, tarfile.TarError, lzma.LZMAError, *_MALFORMED)
-    readable = partial(containers.readable, path, *errors)
+    readable = partial(containers.readable, path)
     games, states = [], []
     with readable():
         rows = _rows(path)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from offmarl import gate
-from offmarl.errors import VaultError
+from offmarl.errors import VaultError, VaultLayoutError
+from offmarl.records import MOST_ACTIONS
 from offmarl.types import Discrete, EnvSpec, Transition, View, flatten_tree, map_tree
 from offmarl.vault.format import encoding, layout, tables
 from offmarl.vault.format.layout import Leaf, NumpyArray
@@ -208,15 +209,21 @@ def infer_spec(vault: Any) -> EnvSpec:
         names = ["actions"]
         blocks = (vault.read(*block, leaves=names)["actions"] for block in vault.blocks(names))
         highest = max((int(actions.max()) for actions in blocks), default=0)
+        if not 0 <= highest < MOST_ACTIONS:  # the masks of legal actions have an entry for each
+            raise VaultLayoutError(
+                f"{vault.path} has actions up to {highest}, and no mask of legal ones: actions are "
+                f"numbers from 0, below {MOST_ACTIONS:,}."
+            )
         spec = dataclasses.replace(spec, action=Discrete(highest + 1))
     return dataclasses.replace(spec, time_limit=vault.time_limit)
 
 
 def infer_episodes(vault: Any, record: np.dtype[Any], start: int) -> Iterator[Table]:
     """Yield the episodes from a step on; new episodes begin there in all rows."""
-    running = tables.none_running(vault.rows, record, start)
     names = [name for name in layout.SIGNALS if name in vault.leaves]
-    for begin, stop in vault.blocks(names, start):
+    blocks = vault.blocks(names, start)  # which compares the rows with the data first
+    running = tables.none_running(vault.rows, record, start)
+    for begin, stop in blocks:
         signals = encoding.signals_of(vault.read(begin, stop, leaves=names))
         episodes, running = tables.scan(running, begin, signals)
         yield episodes

@@ -406,7 +406,7 @@ def dump_json(value: Any) -> bytes:
     """Serialise to JSON; `VaultError` if a value is not plain JSON."""
     try:
         return json.dumps(value).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise VaultError(f"provenance must be plain JSON values: {error}.") from error
 
 

@@ -42,7 +42,7 @@ STOCK_VERSION = 1.2
 STOCK_KEYS = ("version", "structure_shape", "structure_dtype")
 """The keys of ``metadata.json`` that are not the user's own."""
 
-_MAX_DEPTH = 32
+_MAX_DEPTH, _MAX_PREFIX = 32, 2**11
 _DTYPES = frozenset(np.dtype(code).name for code in "?bBhHiIlLqQefdFD")
 """Types of arrays that flashbax, JAX and NumPy have."""
 _EXTENSION_TYPES = frozenset(
@@ -127,7 +127,7 @@ def _parse_dtype(name: str, text: Any) -> np.dtype[Any]:
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, Mapping | list):
         return {prefix.removesuffix(".") if prefix else BARE: tree}
-    if prefix.count(".") > _MAX_DEPTH:
+    if prefix.count(".") > _MAX_DEPTH or len(prefix) > _MAX_PREFIX:  # it is repeated in each name
         raise VaultFormatError("metadata.json nests its arrays too deeply to be a vault's.")
     if isinstance(tree, list):
         # Stock gives the entries of a list no names, so that it can only store lists of one.
@@ -377,7 +377,8 @@ def _decompress(codec: str | None, value: Any, size: int) -> Any:
         raise ValueError(f"its header gives {content_size} bytes instead of {size}")
     from numcodecs import get_codec  # imported here: few vaults need it
 
-    return get_codec({"id": codec}).decode(value)
+    # Into memory of that size: a value may hold more frames than the one of its header.
+    return get_codec({"id": codec}).decode(value, bytearray(size))
 
 
 def _zstd_size(value: bytes | memoryview) -> int | None:

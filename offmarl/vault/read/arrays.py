@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl._arrays import as_items
 from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault.format.layout import NumpyArray, Schema, damage_error
+from offmarl.vault.format.layout import MAX_CHUNK_BYTES, NumpyArray, Schema, damage_error
 from offmarl.vault.format.metadata import Grid
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import WindowPlaces, put_steps
@@ -39,9 +39,9 @@ _DECODED_AHEAD = 2 * (os.cpu_count() or 1)
 _KEYS_A_CHUNK = 64
 """Reading one chunk without a map takes about as long as mapping this many chunks."""
 
-UNBACKED_STEPS = 2**20
-"""Steps over all rows that a vault may have, or that may be read, before they are compared with its
-chunks.
+_UNBACKED_STEPS, _UNBACKED_BYTES = 2**20, 2**28
+"""Steps over all rows, and bytes of another program's, that a vault may have, or that may be read,
+before they are compared with the chunks.
 """
 _PLACE = re.compile(r"\d+[./]\d+")
 """The block of rows and the number of a chunk, at the beginning of its key."""
@@ -63,7 +63,7 @@ class Arrays:
         self._vault, self._may_map = vault, mapped
         self._episodes = episodes
         self._schema: Schema | None = None
-        self._has_length = False
+        self._has_length, self._unbacked = False, _unbacked_steps(vault)
         if checked and vault.manifest and vault.manifest.schema.codec == "raw":
             # A forged length must not make the checks, which hold state for each chunk, take much
             # memory.
@@ -108,14 +108,17 @@ class Arrays:
     ) -> Iterator[tuple[int, int]]:
         """Cut time into intervals of about ``most`` bytes that end where chunks do."""
         self.check_length()
-        names = list(names)
+        names, length = list(names), self._vault.length
         step_bytes = rows * sum(self._vault.leaves[name].step_bytes for name in names)
         chunk = max(self.chunk(name)[1] for name in names)
+        if self._vault.manifest is None and step_bytes * min(chunk, length) > MAX_CHUNK_BYTES:
+            raise VaultFormatError(
+                f"{self._vault.path} has chunks of {chunk:,} steps, of which its arrays would take "
+                f"{step_bytes * chunk:,} bytes of memory: read fewer arrays, or some steps."
+            )
         size = chunk * max(1, most // (step_bytes * chunk))
-        while start < self._vault.length:
-            stop = min(self._vault.length, (start // size + 1) * size)
-            yield start, stop
-            start = stop
+        begins = range(start // size * size, length, size)
+        return ((max(begin, start), min(begin + size, length)) for begin in begins)
 
     def _map(self) -> Chunks:
         """Return the source of chunks; the first call maps the files."""
@@ -145,6 +148,8 @@ class Arrays:
         names = list(names)
         self._check_names(names)
         lead = rows[1] - rows[0], steps[1] - steps[0]
+        if lead[0] * max(lead[1], 1) > self._unbacked:
+            self.check_length()
         chunks = self._map() if self._map_pays(names, *lead) else self._chunks
         sizes = {self.chunk(name) for name in names}
         cuts = {size: ([*cut(*rows, size[0])], [*cut(*steps, size[1])]) for size in sizes}
@@ -360,6 +365,14 @@ def _disk_reads() -> int:
     return usage.ru_inblock + usage.ru_majflt
 
 
+def _unbacked_steps(vault: Description) -> int:
+    """Return the steps over all rows that are not compared with the chunks."""
+    if vault.manifest:  # which has no chunks that were left out
+        return _UNBACKED_STEPS
+    step_bytes = sum(grid.leaf.step_bytes for grid in vault.grids.values())
+    return min(_UNBACKED_STEPS, _UNBACKED_BYTES // max(step_bytes, 1))
+
+
 def check_length(vault: Description) -> None:
     """Raise `VaultFormatError` if there are far fewer chunks than the rows and the length need.
 
@@ -367,12 +380,16 @@ def check_length(vault: Description) -> None:
     offmarl, so a forged index of a few bytes could stand for billions of steps. The chunks that
     exist bound the work.
     """
-    steps, backed = vault.rows * vault.length, 0
-    if steps <= UNBACKED_STEPS:
+    # Some memory is taken for each row of another program's vault even if it is empty.
+    steps, backed = vault.rows * max(vault.length, vault.manifest is None), 0
+    unbacked = _unbacked_steps(vault)
+    if steps <= unbacked:
         return
+    # The least, because a chunk of billions of steps may be empty.
+    chunk_steps = min((math.prod(grid.chunks[:2]) for grid in vault.grids.values()), default=0)
     for grid in vault.grids.values():
-        backed = max(backed, _backed_steps(vault, grid))
-        if steps <= 2 * backed + UNBACKED_STEPS:
+        backed = max(backed, chunk_steps * _count_chunks(vault, grid))
+        if steps <= 2 * backed + unbacked:
             return
     lack = (
         f"it says that it has {vault.rows:,} rows of {vault.length:,} steps, and there is data "
@@ -386,8 +403,7 @@ def check_length(vault: Description) -> None:
     )
 
 
-def _backed_steps(vault: Description, grid: Grid) -> int:
-    """Return the steps over all rows that an array's chunks have room for."""
+def _count_chunks(vault: Description, grid: Grid) -> int:
+    """Return the number of an array's chunks that exist."""
     keys = (key.removeprefix(grid.prefix) for key in vault.store.keys(grid.prefix))
-    places = {match[0] for key in keys if (match := _PLACE.match(key))}
-    return len(places) * math.prod(grid.chunks[:2])
+    return len({match[0] for key in keys if (match := _PLACE.match(key))})

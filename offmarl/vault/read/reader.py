@@ -18,7 +18,7 @@ from offmarl.vault.format import compat, encoding, layout, tables
 from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.format.windows import put_steps
 from offmarl.vault.read import bounds
-from offmarl.vault.read.arrays import UNBACKED_STEPS, Arrays
+from offmarl.vault.read.arrays import Arrays
 from offmarl.vault.read.manifest import (
     Description,
     Manifest,
@@ -266,8 +266,6 @@ class Reader:
         bounds.check_steps(self._described, start, stop)
         names = list(self.leaves if leaves is None else leaves)
         first, last = bounds.interval(rows, self.rows, "rows")
-        if (last - first) * (stop - start) > UNBACKED_STEPS:
-            self._arrays.check_length()
         return self._arrays.read(names, (first, last), (start, stop))
 
     def windows(
@@ -471,12 +469,16 @@ class FinalViews:
             return views
         table: NumpyArray = np.empty(len(numbers), self._dtype)
         blocks = self._block_of(numbers)
-        firsts = {block: int(self._firsts[block]) for block in np.unique(blocks).tolist()}
-        self._vault.store.prefetch([*map(layout.finals_key, firsts.values())])
-        for block, first in firsts.items():
-            (data,) = self._vault._arrays.values.get_all([layout.finals_key(first)])
-            mask = blocks == block
-            table[mask] = np.frombuffer(data, self._dtype)[numbers[mask] - first]
+        try:
+            firsts = {block: int(self._firsts[block]) for block in np.unique(blocks).tolist()}
+            self._vault.store.prefetch([*map(layout.finals_key, firsts.values())])
+            for block, first in firsts.items():
+                (data,) = self._vault._arrays.values.get_all([layout.finals_key(first)])
+                mask = blocks == block
+                table[mask] = np.frombuffer(data, self._dtype)[numbers[mask] - first]
+        except (IndexError, ValueError) as error:
+            lack = f"it has lost final views of {numbers.min()} to {numbers.max()}"
+            raise layout.damage_error(self._vault.path, lack) from error
         return encoding.unpack_view(table)
 
     def in_block(self, key: str, numbers: NumpyArray) -> NumpyArray:
