@@ -121,16 +121,15 @@ class ShuffleBuffer:
             array[at] = self._fields[name].take(slots, axis=0)
 
 
-class BlockGatherer:
+class BlockReader(WindowReader):
     """Gathers windows from shuffle buffers; the next buffer is read while one is used.
 
-    It is mixed into the readers of `offmarl.replay.stream` and `offmarl.replay.batches`, in which
-    windows are then numbered as `BlockOrder` does.
+    The windows are numbered as `BlockOrder` does.
     """
 
     def __init__(self, source: Source, windows: Windows, order: BlockOrder, table: BlockTable):
         self._source, self._windows, self._order, self._table = source, windows, order, table
-        self._layout = BatchLayout.of(fields_of(source.spec, windows), windows)
+        self.layout = BatchLayout.of(fields_of(source.spec, windows), windows)
         self._buffers: dict[int, Future[ShuffleBuffer]] = {}
         self._lock, self._reading = Lock(), Lock()
         self._is_closed = False
@@ -146,9 +145,9 @@ class BlockGatherer:
         """Let processes that are forked from this one read the windows."""
         self._source.prepare_fork()
 
-    def _gather(self, starts: NDArray[np.int64]) -> Batch:
+    def gather(self, starts: NDArray[np.int64]) -> Batch:
         """Return ``n`` windows."""
-        batch = Batch(self._layout, len(starts))
+        batch = Batch(self.layout, len(starts))
         buffers, slots = starts >> SLOT_BITS, starts & (2**SLOT_BITS - 1)
         numbers = np.unique(buffers)
         for number in numbers.tolist():
@@ -205,30 +204,22 @@ def check_blocked(source: Any, weighted: bool) -> None:
         )
 
 
-class BlockReader(BlockGatherer, WindowReader):
-    """Gathers windows of data on another machine as NumPy arrays."""
-
-
 def open_reader(
-    kinds: tuple[Any, Any],
     source: Any,
     windows: Windows,
     passes: tuple[int, int | None, bool],
     episodes: Chosen,
     weights: Weighting,
     shuffle_buffer: int | None = None,
-) -> tuple[Any, Order]:
-    """Return a reader of windows and their order, from the seed, ``epochs`` and ``drop_last``.
-
-    The reader is of the first kind, or of the second if windows are shuffled by blocks.
-    """
+) -> tuple[WindowReader, Order]:
+    """Return a reader of windows and their order, from the seed, ``epochs`` and ``drop_last``."""
     seed, epochs, drop_last = passes
     if shuffle_buffer is None and not getattr(source, "is_remote", False):
-        reader = kinds[0](source, windows, episodes, weights)
+        reader = WindowReader(source, windows, episodes, weights)
         return reader, make_order(reader.rings.starts, windows.batch_size, seed, epochs, drop_last)
     check_blocked(source, weights is not None)
     table = BlockTable(source, windows, episodes, shuffle_buffer)
     order = BlockOrder(
         table.sizes, windows.batch_size, seed, epochs, drop_last, per_buffer=table.per_buffer
     )
-    return kinds[1](source, windows, order, table), order
+    return BlockReader(source, windows, order, table), order

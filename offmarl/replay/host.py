@@ -71,17 +71,17 @@ class WindowReader:
         leaves = {**fields_of(source.spec, windows)}
         if self.rings.factors is not None:
             leaves["weight"] = ArraySpec(())
-        self._layout = BatchLayout.of(leaves, windows)
+        self.layout = BatchLayout.of(leaves, windows)
         self._readers = [RingReader(ring, windows) for ring in self.rings.members]
 
     @property
     def batch_bytes(self) -> int:
         """Bytes of a batch."""
-        return self._windows.batch_size * self._layout.window_bytes
+        return self._windows.batch_size * self.layout.window_bytes
 
     def arrays(self, starts: Int[np.ndarray, "*b"]) -> Sequence:
         """Return the windows that start at given slots, ``(*b, T, ...)``."""
-        fields = finish_fields(self._gather(starts.ravel()).fields, self._windows)
+        fields = finish_fields(self.gather(starts.ravel()).fields, self._windows)
         return to_sequence({k: x.reshape(*starts.shape, *x.shape[1:]) for k, x in fields.items()})
 
     def each_array(self, starts: list[Int[np.ndarray, "_"]]) -> list[Sequence]:
@@ -93,6 +93,18 @@ class WindowReader:
         stops = np.cumsum([0, *map(len, starts)]).tolist()
         return [map_tree(lambda x, i=i, j=j: x[i:j], sequence) for i, j in pairwise(stops)]
 
+    def beginnings(self) -> Batch:
+        """Return the windows that the episodes begin with, of K episodes.
+
+        Where an episode ends before its window, the slot that ends it is repeated.
+        """
+        counts = [len(ring.table.episodes) for ring in self.rings.members]
+        batch, first = Batch(self.layout, sum(counts)), 0
+        for reader, number in zip(self._readers, counts, strict=True):
+            reader.read_beginnings(batch, first + np.arange(number))
+            first += number
+        return batch
+
     def close(self) -> None:
         """Stop reading; does nothing but for data on another machine."""
 
@@ -102,9 +114,9 @@ class WindowReader:
             ring.source.prepare_fork()
             _ = reader.to_go  # forked processes share it
 
-    def _gather(self, starts: NDArray[np.int64]) -> Batch:
+    def gather(self, starts: NDArray[np.int64]) -> Batch:
         """Return the windows that start at ``n`` slots."""
-        batch, rings = Batch(self._layout, len(starts)), self.rings.members
+        batch, rings = Batch(self.layout, len(starts)), self.rings.members
         if len(rings) == 1:
             self._readers[0].read(starts - rings[0].first_slot, batch, None)
         else:

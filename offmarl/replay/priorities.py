@@ -121,11 +121,6 @@ class Priorities(NamedTuple):
     """The largest priority so far, to the power of the exponent; 1 at first."""
 
 
-def begin(base: Float[Array, "n"]) -> Priorities:
-    """Return priorities before the first update."""
-    return Priorities(SumTree.of(jnp.zeros_like(base), base), jnp.ones(()))
-
-
 def window_priorities(
     errors: Float[Array, "B T"], counted: Bool[Array, "B T"], exponent: Float[Array, ""] | float
 ) -> Float[Array, "B"]:
@@ -167,7 +162,8 @@ class Prioritised:
 
     def begin(self) -> Priorities:
         """Return priorities before the first update."""
-        return begin(self._base(jnp.arange(self.num_slots)))
+        base = self._base(jnp.arange(self.num_slots))
+        return Priorities(SumTree.of(jnp.zeros_like(base), base), jnp.ones(()))
 
     def draw(
         self, priorities: Priorities, key: PRNGKeyArray
