@@ -178,10 +178,5 @@ openers: dict[str, Callable[[Any], Any]] = {}
 """What opens URLs, by scheme: layers above the vault and `offmarl.vault.register_driver` add it."""
 
 
-def register_scheme(scheme: str, opener: Callable[[Any], Any]) -> None:
-    """Register what opens URLs of a scheme."""
-    openers[scheme] = opener
-
-
 STREAM_CACHE = "OFFMARL_STREAM_CACHE_GB"
 """Environment variable: the most that pages of remote datasets take on the disk, in GB."""

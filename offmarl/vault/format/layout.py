@@ -83,15 +83,13 @@ NumpyArray = Any
 annotated for JAX's, so type checkers must accept any type here."""
 
 
-class _TypeAndShape(NamedTuple):
+class Leaf(NamedTuple):
+    """One array of a vault: the type and shape of a single step of a single row."""
+
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
-
-class Leaf(_TypeAndShape):
-    """One array of a vault: the type and shape of a single step of a single row."""
-
-    @cached_property
+    @property
     def step_bytes(self) -> int:
         """Bytes of one step of one row, uncompressed."""
         return self.dtype.itemsize * math.prod(self.shape)
@@ -288,24 +286,25 @@ def leaves(spec: EnvSpec) -> Mapping[str, Leaf]:
     }
 
 
-_DISK_NAMES = {
-    "observation": "observations",
-    "state": "infos.state",
-    "legal_actions": "infos.legals",
-    "alive": "infos.alive",
+DISK_NAMES = {
+    "observation": OBSERVATIONS,
     "action": "actions",
     "reward": "rewards",
     "terminated": "terminals",
     "truncated": "truncations",
+    "state": STATE,
+    "legal_actions": "infos.legals",
+    "alive": "infos.alive",
     "behaviour_log_prob": "infos.behaviour_log_probs",
     "policy_id": POLICY_IDS,
 }
-"""Fields of records in Python, and the arrays or groups of arrays that hold them."""
+"""Fields of records in Python, and the arrays or groups of arrays that hold them, in the order of
+`leaves`."""
 
 
 def column_of(disk_name: str) -> str:
     """Return the column of an array on disk."""
-    for column, name in _DISK_NAMES.items():
+    for column, name in DISK_NAMES.items():
         if disk_name == name or disk_name.startswith(f"{name}."):
             return column + disk_name.removeprefix(name)
     return disk_name
@@ -314,7 +313,7 @@ def column_of(disk_name: str) -> str:
 def disk_name_of(column: str) -> str:
     """Return the name of a column's array on disk."""
     field, dot, path = column.partition(".")
-    return _DISK_NAMES.get(field, field) + dot + path
+    return DISK_NAMES.get(field, field) + dot + path
 
 
 def default_chunk_steps(spec: EnvSpec, rows: int, expected: int | None = None) -> int:
