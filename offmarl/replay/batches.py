@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jax.lax import bitcast_convert_type
 from jaxtyping import Array, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
@@ -18,8 +17,7 @@ from offmarl._compiling import without_guards
 from offmarl.replay import device, threefry
 from offmarl.replay.blocks import BLOCK_SEED, BlockReader, BlockTable, check_blocked
 from offmarl.replay.device import Replay, load_rings
-from offmarl.replay.fields import Fields, finish_fields, to_sequence
-from offmarl.replay.gathering import Batch, BatchLayout
+from offmarl.replay.fields import FINISHED, Fields, finish_fields, to_sequence
 from offmarl.replay.host import IN_HAND, WindowReader, ahead, parts_ahead
 from offmarl.replay.orders import BlockOrder
 from offmarl.replay.priorities import Prioritised
@@ -31,6 +29,8 @@ from offmarl.types import Sequence
 Kind = Literal["auto", "device", "stream", "blocks"]
 
 _MOST_AHEAD = 2
+_LARGE_BYTES = 512
+"""From this size of a slot on, JAX need not copy a field."""
 
 
 def on_device(reader: WindowReader, starts: list[Int[np.ndarray, "..."]]) -> list[Sequence]:
@@ -39,7 +39,7 @@ def on_device(reader: WindowReader, starts: list[Int[np.ndarray, "..."]]) -> lis
     All are gathered at once, which takes less time than one call for each.
     """
     batch = reader.gather(np.concatenate([slots.ravel() for slots in starts]))
-    return _put(batch, reader.layout, tuple(slots.shape for slots in starts))
+    return _put(batch, reader.windows, tuple(slots.shape for slots in starts))
 
 
 def beginnings(source: Source | Mixed, windows: Windows, episodes: Chosen) -> Sequence:
@@ -49,7 +49,7 @@ def beginnings(source: Source | Mixed, windows: Windows, episodes: Chosen) -> Se
     """
     reader = WindowReader(source, windows, episodes)
     batch = reader.beginnings()
-    (sequence,) = _put(batch, reader.layout, (batch.fields["mask"].shape[:1],))
+    (sequence,) = _put(batch, windows, (batch["mask"].shape[:1],))
     return sequence
 
 
@@ -64,35 +64,31 @@ _Shapes = tuple[tuple[int, ...], ...]
 
 
 @without_guards()
-def _put(batch: Batch, layout: BatchLayout, shapes: _Shapes) -> list[Sequence]:
+def _put(batch: Fields, windows: Windows, shapes: _Shapes) -> list[Sequence]:
     """Put windows on the device, as sequences.
 
-    Small fields are transferred together. Large ones are not copied where the device is a CPU.
+    Small fields are cut there. Large ones are not copied where the device is a CPU.
     """
+    uncut, large = dict(batch), {}
+    for name in batch.keys() - FINISHED:
+        if batch[name][:1, :1].nbytes >= _LARGE_BYTES:
+            large[name] = uncut.pop(name)
+    parts = zip(_finished(uncut, windows, shapes), jax.device_put(_cut(large, shapes)), strict=True)
+    return [to_sequence(finished | cut) for finished, cut in parts]
+
+
+def _cut(fields: Fields, shapes: _Shapes) -> list[Fields]:
+    """Divide windows into those of each sequence."""
     stops = np.cumsum([0, *map(math.prod, shapes)]).tolist()
-    large = [
-        {name: leaf[i:j].reshape(*shape, *leaf.shape[1:]) for name, leaf in batch.large.items()}
+    return [
+        {name: leaf[i:j].reshape(*shape, *leaf.shape[1:]) for name, leaf in fields.items()}
         for shape, (i, j) in zip(shapes, pairwise(stops), strict=True)
     ]
-    small = _split(batch.shared, layout, shapes)
-    return [to_sequence(a | b) for a, b in zip(small, jax.device_put(large), strict=True)]
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _split(shared: dict[str, Array], layout: BatchLayout, shapes: _Shapes) -> list[Fields]:
-    """Cut the small fields of windows out of the memory that they share."""
-    batches: list[Fields] = [{} for _ in shapes]
-    for word, fields in layout.shared:
-        start = 0
-        for field in fields:
-            for batch, shape in zip(batches, shapes, strict=True):
-                stop = start + math.prod(shape) * field.size
-                words = shared[word][start:stop]
-                is_mask = field.dtype.kind == "b"
-                values = words != 0 if is_mask else bitcast_convert_type(words, field.dtype)
-                batch[field.name] = values.reshape(*shape, *field.shape)
-                start = stop
-    return [finish_fields(batch, layout.windows) for batch in batches]
+def _finished(fields: Fields, windows: Windows, shapes: _Shapes) -> list[Fields]:
+    return [finish_fields(part, windows) for part in _cut(fields, shapes)]
 
 
 # ---------------------------------------------------------------------------------- loops

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from offmarl._ahead import in_thread
 from offmarl._memory import return_free
 from offmarl.errors import OptionError
-from offmarl.replay.fields import COMPUTED, check_extras, fields_of
-from offmarl.replay.gathering import Batch, BatchLayout, read_slots
+from offmarl.replay.fields import COMPUTED, Fields, check_extras, fields_of
+from offmarl.replay.gathering import BatchLayout, read_slots
 from offmarl.replay.host import WindowReader
 from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder, Order, make_order
 from offmarl.replay.rings import Mixed, SlotRing, Weighting
@@ -114,9 +114,9 @@ class ShuffleBuffer:
             episodes = np.zeros_like(table.offsets), table.offsets, table.lengths
             add_following(returns, episodes, discount)
 
-    def read(self, starts: NDArray[np.int64], batch: Batch, at: Any) -> None:
+    def read(self, starts: NDArray[np.int64], batch: Fields, at: Any) -> None:
         """Write the windows from ``n`` slots on to windows ``at`` of a batch."""
-        for name, array in batch.fields.items():
+        for name, array in batch.items():
             slots = (starts[:, None] + np.arange(array.shape[1])) % self._count
             array[at] = self._fields[name].take(slots, axis=0)
 
@@ -128,7 +128,7 @@ class BlockReader(WindowReader):
     """
 
     def __init__(self, source: Source, windows: Windows, order: BlockOrder, table: BlockTable):
-        self._source, self._windows, self._order, self._table = source, windows, order, table
+        self._source, self.windows, self._order, self._table = source, windows, order, table
         self.layout = BatchLayout.of(fields_of(source.spec, windows), windows)
         self._buffers: dict[int, Future[ShuffleBuffer]] = {}
         self._lock, self._reading = Lock(), Lock()
@@ -145,9 +145,9 @@ class BlockReader(WindowReader):
         """Let processes that are forked from this one read the windows."""
         self._source.prepare_fork()
 
-    def gather(self, starts: NDArray[np.int64]) -> Batch:
+    def gather(self, starts: NDArray[np.int64]) -> Fields:
         """Return ``n`` windows."""
-        batch = Batch(self.layout, len(starts))
+        batch = self.layout.batch(len(starts))
         buffers, slots = starts >> SLOT_BITS, starts & (2**SLOT_BITS - 1)
         numbers = np.unique(buffers)
         for number in numbers.tolist():
@@ -177,7 +177,7 @@ class BlockReader(WindowReader):
         numbers = self._table.of(self._order.blocks(number))
         table = SlotTable(self._source, self._table.recorded, numbers)
         with self._reading:  # one at a time, for the sake of memory
-            buffer = ShuffleBuffer(self._source, table, self._windows)
+            buffer = ShuffleBuffer(self._source, table, self.windows)
             return_free()
         return buffer
 

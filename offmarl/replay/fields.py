@@ -103,6 +103,10 @@ def _spread(values: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
     return array
 
 
+FINISHED = ("action", "alive", "legal_actions", "mask", "terminated", "time", "truncated")
+"""The fields that `finish_fields` needs."""
+
+
 def finish_fields(fields: Fields, windows: Windows) -> Fields:
     """Return fields with those derived from them: ``first``, ``mask`` and corrected ones.
 

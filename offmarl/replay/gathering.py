@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,70 +27,31 @@ from offmarl.types import ArraySpec
 
 _ALIGNMENT = 64
 """Bytes. JAX uses memory of this alignment as it is, where the device is a CPU."""
-_LARGE_BYTES = 512
-"""From this size on a field has memory of its own, which JAX need not copy."""
 _SLOTS_ON_END = 64
 """Slots that are read as one window, if chunks are as long: longer windows take more pieces."""
 
 
-class _Field(NamedTuple):
-    """A field of windows."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    """In a window."""
-
-    @property
-    def size(self) -> int:
-        """Numbers in a window."""
-        return math.prod(self.shape)
-
-
 @dataclass(frozen=True)
 class BatchLayout:
-    """The fields of windows: those with memory of their own, and those that share memory."""
+    """The fields of windows: types and shapes."""
 
-    large: tuple[_Field, ...]
-    shared: tuple[tuple[str, tuple[_Field, ...]], ...]
-    """The others in order, by the name of an unsigned type of as many bytes."""
-    windows: Windows
+    fields: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
+    """Name, type and shape in a window of each."""
 
     @classmethod
     def of(cls, leaves: Mapping[str, ArraySpec], windows: Windows) -> "BatchLayout":
         """Return the layout of windows, from the fields of their slots."""
-        large: list[_Field] = []
-        shared: dict[str, list[_Field]] = {}
-        for name, shape in shapes_in(leaves, windows).items():
-            leaf = leaves[name]
-            field = _Field(name, leaf.numpy_dtype, shape)
-            word = f"uint{8 * field.dtype.itemsize}"
-            (large if leaf.num_bytes >= _LARGE_BYTES else shared.setdefault(word, [])).append(field)
-        return cls(tuple(large), tuple((x, tuple(y)) for x, y in shared.items()), windows)
+        shapes = shapes_in(leaves, windows)
+        return cls(tuple((name, x.numpy_dtype, shapes[name]) for name, x in leaves.items()))
 
     @cached_property
     def window_bytes(self) -> int:
         """Bytes of a window."""
-        fields = [*self.large, *(field for _, group in self.shared for field in group)]
-        return sum(field.size * field.dtype.itemsize for field in fields)
+        return sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in self.fields)
 
-
-class Batch:
-    """Memory for ``n`` windows."""
-
-    def __init__(self, layout: BatchLayout, count: int):
-        self.large: Fields = {x.name: aligned((count, *x.shape), x.dtype) for x in layout.large}
-        """The large fields, ``(n, T+1, ...)`` or ``(n, T, ...)`` by name."""
-        self.shared: dict[str, NDArray[Any]] = {}
-        """The memory of the others, a vector for each unsigned type."""
-        self.fields: Fields = dict(self.large)
-        """All fields."""
-        for word, fields in layout.shared:
-            size = count * sum(field.size for field in fields)
-            memory = self.shared[word] = aligned((size,), np.dtype(word))
-            for field in fields:
-                values, memory = memory[: count * field.size], memory[count * field.size :]
-                self.fields[field.name] = values.view(field.dtype).reshape(count, *field.shape)
+    def batch(self, count: int) -> Fields:
+        """Return memory for ``count`` windows: arrays ``(n, T+1, ...)`` or ``(n, T, ...)``."""
+        return {name: aligned((count, *shape), dtype) for name, dtype, shape in self.fields}
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -114,7 +75,7 @@ class RingReader:
         discount = self._windows.return_to_go
         return None if discount is None else returns_to_go(self._source, self._episodes, discount)
 
-    def read(self, starts: NDArray[np.int64], batch: Batch, at: NDArray[np.int64] | None) -> None:
+    def read(self, starts: NDArray[np.int64], batch: Fields, at: NDArray[np.int64] | None) -> None:
         """Write the windows from ``n`` slots on to windows ``at`` of a batch; None for all."""
         table, slots = self._table, np.arange(self._windows.slots)
         index, before = table.locate(starts)
@@ -127,7 +88,7 @@ class RingReader:
             place.episode[across] = table.episodes[index]
         self._write(place, across, batch, at)
 
-    def read_beginnings(self, batch: Batch, at: NDArray[np.int64]) -> None:
+    def read_beginnings(self, batch: Fields, at: NDArray[np.int64]) -> None:
         """Gather the windows that the episodes begin with; the slot that ends one is repeated."""
         table = self._table
         time = np.minimum(np.arange(self._windows.slots), table.lengths[:, None])
@@ -138,14 +99,14 @@ class RingReader:
         self,
         place: SlotPlace,
         across: NDArray[np.int64],
-        batch: Batch,
+        batch: Fields,
         at: NDArray[np.int64] | None,
     ) -> None:
         """Write slots ``(n, T+1)`` to a batch.
 
         The windows that are not ``across`` hold steps of one episode only.
         """
-        fields, target = batch.fields, slice(None) if at is None else at
+        fields, target = batch, slice(None) if at is None else at
         size, rows, starts, index = self._pieces(place, across)
         out = {name: array for name, array in fields.items() if name not in COMPUTED}
         self._source.window_fields(rows, starts, size, index, out, at)
@@ -235,10 +196,10 @@ def read_slots(
     size = max(1, num_bytes // layout.window_bytes)
     bounds = np.flatnonzero(np.diff(np.cumsum(pieces) // size)) + 1
     for part in np.split(starts, bounds):
-        batch = Batch(layout, len(part))
+        batch = layout.batch(len(part))
         reader.read(part, batch, None)
         slots = (part[:, None] + np.arange(length)).ravel()
-        fields = ((name, x[:, :length]) for name, x in batch.fields.items())
+        fields = ((name, x[:, :length]) for name, x in batch.items())
         yield slots, {name: x.reshape(len(slots), *x.shape[2:]) for name, x in fields}
 
 

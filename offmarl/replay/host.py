@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from offmarl import _ahead
 from offmarl.errors import OptionError
-from offmarl.replay.fields import check_extras, fields_of, finish_fields, to_sequence
-from offmarl.replay.gathering import Batch, BatchLayout, RingReader
+from offmarl.replay.fields import Fields, check_extras, fields_of, finish_fields, to_sequence
+from offmarl.replay.gathering import BatchLayout, RingReader
 from offmarl.replay.rings import Mixed, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import Uniform
@@ -65,7 +65,7 @@ class WindowReader:
         episodes: Chosen = None,
         weights: Weighting = None,
     ):
-        self.rings, self._windows = SlotRings(source, windows, episodes, weights), windows
+        self.rings, self.windows = SlotRings(source, windows, episodes, weights), windows
         """The slots that windows may start at."""
         check_extras(source.spec, windows, source.path)
         leaves = {**fields_of(source.spec, windows)}
@@ -77,11 +77,11 @@ class WindowReader:
     @property
     def batch_bytes(self) -> int:
         """Bytes of a batch."""
-        return self._windows.batch_size * self.layout.window_bytes
+        return self.windows.batch_size * self.layout.window_bytes
 
     def arrays(self, starts: Int[np.ndarray, "*b"]) -> Sequence:
         """Return the windows that start at given slots, ``(*b, T, ...)``."""
-        fields = finish_fields(self.gather(starts.ravel()).fields, self._windows)
+        fields = finish_fields(self.gather(starts.ravel()), self.windows)
         return to_sequence({k: x.reshape(*starts.shape, *x.shape[1:]) for k, x in fields.items()})
 
     def each_array(self, starts: list[Int[np.ndarray, "_"]]) -> list[Sequence]:
@@ -93,13 +93,13 @@ class WindowReader:
         stops = np.cumsum([0, *map(len, starts)]).tolist()
         return [map_tree(lambda x, i=i, j=j: x[i:j], sequence) for i, j in pairwise(stops)]
 
-    def beginnings(self) -> Batch:
+    def beginnings(self) -> Fields:
         """Return the windows that the episodes begin with, of K episodes.
 
         Where an episode ends before its window, the slot that ends it is repeated.
         """
         counts = [len(ring.table.episodes) for ring in self.rings.members]
-        batch, first = Batch(self.layout, sum(counts)), 0
+        batch, first = self.layout.batch(sum(counts)), 0
         for reader, number in zip(self._readers, counts, strict=True):
             reader.read_beginnings(batch, first + np.arange(number))
             first += number
@@ -114,9 +114,9 @@ class WindowReader:
             ring.source.prepare_fork()
             _ = reader.to_go  # forked processes share it
 
-    def gather(self, starts: NDArray[np.int64]) -> Batch:
+    def gather(self, starts: NDArray[np.int64]) -> Fields:
         """Return the windows that start at ``n`` slots."""
-        batch, rings = Batch(self.layout, len(starts)), self.rings.members
+        batch, rings = self.layout.batch(len(starts)), self.rings.members
         if len(rings) == 1:
             self._readers[0].read(starts - rings[0].first_slot, batch, None)
         else:
@@ -127,8 +127,8 @@ class WindowReader:
                 if len(at):
                     reader.read(starts[at] - firsts[index], batch, at)
         if self.rings.factors is not None:
-            rows = starts[:, None] + np.arange(self._windows.steps)
-            batch.fields["weight"][...] = self.rings.factors[rows]
+            rows = starts[:, None] + np.arange(self.windows.steps)
+            batch["weight"][...] = self.rings.factors[rows]
         return batch
 
 

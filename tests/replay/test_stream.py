@@ -27,7 +27,8 @@ from offmarl.replay import (
 from offmarl.replay.host import ahead, parts_ahead
 from offmarl.replay.sampling import are_whole
 from offmarl.replay.starts import Uniform, draw_on_host
-from offmarl.types import Sequence, map_tree
+from offmarl.testing import experience
+from offmarl.types import Discrete, EnvSpec, Sequence, map_tree
 from offmarl.vault import Dataset
 
 from .memory import MemorySource, at, sample
@@ -171,6 +172,19 @@ def test_windows_of_some_episodes_only(dataset: Dataset) -> None:
 def test_fractions_that_cannot_be_held_out(dataset: Dataset, fraction: float) -> None:
     with pytest.raises(OptionError, match="cannot be held out"):
         dataset.hold_out(fraction)
+
+
+@pytest.mark.parametrize(("agents", "actions"), [(27, 36), (130, 2)])
+def test_large_masks_and_actions_are_finished_too(
+    tmp_path: Path, agents: int, actions: int
+) -> None:
+    spec = EnvSpec("", agents, observation_size=1, state_size=1, action=Discrete(actions))
+    with vault.create(tmp_path / "a.vlt", spec, rows=1) as writer:
+        writer.append(*experience(spec, rows=1, steps=30))
+    dataset = offmarl.open(tmp_path / "a.vlt")
+    expected = sample(dataset.replay(4, 5), jax.random.fold_in(jax.random.key(0), 0))
+    with dataset.stream(4, 5) as stream:
+        chex.assert_trees_all_equal(next(stream), expected)
 
 
 def test_whole_episodes(dataset: Dataset) -> None:
