@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from offmarl._ahead import in_thread
 from offmarl._memory import return_free
 from offmarl.errors import OptionError
-from offmarl.replay.fields import COMPUTED, Fields, check_extras, fields_of
-from offmarl.replay.gathering import BatchLayout, read_slots
+from offmarl.replay.fields import COMPUTED, Fields, check_extras, fields_of, in_windows
+from offmarl.replay.gathering import new_batch, read_slots
 from offmarl.replay.host import WindowReader
 from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder, Order, make_order
 from offmarl.replay.rings import Mixed, SlotRing, Weighting
@@ -129,7 +129,7 @@ class BlockReader(WindowReader):
 
     def __init__(self, source: Source, windows: Windows, order: BlockOrder, table: BlockTable):
         self._source, self.windows, self._order, self._table = source, windows, order, table
-        self.layout = BatchLayout.of(fields_of(source.spec, windows), windows)
+        self.leaves = in_windows(fields_of(source.spec, windows), windows)
         self._buffers: dict[int, Future[ShuffleBuffer]] = {}
         self._lock, self._reading = Lock(), Lock()
         self._is_closed = False
@@ -147,7 +147,7 @@ class BlockReader(WindowReader):
 
     def gather(self, starts: NDArray[np.int64]) -> Fields:
         """Return ``n`` windows."""
-        batch = self.layout.batch(len(starts))
+        batch = new_batch(self.leaves, len(starts))
         buffers, slots = starts >> SLOT_BITS, starts & (2**SLOT_BITS - 1)
         numbers = np.unique(buffers)
         for number in numbers.tolist():

@@ -137,10 +137,10 @@ def to_sequence(fields: Fields) -> Sequence:
     return Sequence(view=view, **tree)
 
 
-def shapes_in(leaves: Mapping[str, ArraySpec], windows: Windows) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of fields in a window: with T+1 slots, or T steps."""
-    slots, steps = windows.slots, windows.steps
-    return {x: (slots if _is_of_slots(x) else steps, *y.shape) for x, y in leaves.items()}
+def in_windows(leaves: Mapping[str, ArraySpec], windows: Windows) -> dict[str, ArraySpec]:
+    """Return the specs of fields in a window: with T+1 slots, or T steps."""
+    counts = {name: windows.slots if _is_of_slots(name) else windows.steps for name in leaves}
+    return {x: ArraySpec((counts[x], *leaf.shape), leaf.dtype) for x, leaf in leaves.items()}
 
 
 def without_last_slot(fields: Fields) -> Fields:

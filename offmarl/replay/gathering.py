@@ -5,7 +5,7 @@ Large leaves are copied once, from the source straight to where they stay.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -19,11 +19,11 @@ from offmarl.replay.fields import (
     SlotPlace,
     end_fields,
     fields_of,
-    shapes_in,
+    in_windows,
 )
 from offmarl.replay.rings import SlotRing
 from offmarl.replay.sampling import SlotTable, Windows, returns_to_go
-from offmarl.types import ArraySpec
+from offmarl.types import ArraySpec, sum_bytes
 
 _ALIGNMENT = 64
 """Bytes. JAX uses memory of this alignment as it is, where the device is a CPU."""
@@ -31,27 +31,9 @@ _SLOTS_ON_END = 64
 """Slots that are read as one window, if chunks are as long: longer windows take more pieces."""
 
 
-@dataclass(frozen=True)
-class BatchLayout:
-    """The fields of windows: types and shapes."""
-
-    fields: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
-    """Name, type and shape in a window of each."""
-
-    @classmethod
-    def of(cls, leaves: Mapping[str, ArraySpec], windows: Windows) -> "BatchLayout":
-        """Return the layout of windows, from the fields of their slots."""
-        shapes = shapes_in(leaves, windows)
-        return cls(tuple((name, x.numpy_dtype, shapes[name]) for name, x in leaves.items()))
-
-    @cached_property
-    def window_bytes(self) -> int:
-        """Bytes of a window."""
-        return sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in self.fields)
-
-    def batch(self, count: int) -> Fields:
-        """Return memory for ``count`` windows: arrays ``(n, T+1, ...)`` or ``(n, T, ...)``."""
-        return {name: aligned((count, *shape), dtype) for name, dtype, shape in self.fields}
+def new_batch(leaves: Mapping[str, ArraySpec], count: int) -> Fields:
+    """Return memory for ``count`` windows of some fields, ``(n, T+1, ...)`` or ``(n, T, ...)``."""
+    return {x: aligned((count, *leaf.shape), leaf.numpy_dtype) for x, leaf in leaves.items()}
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -186,17 +168,17 @@ def read_slots(
     length = max(1, min(_SLOTS_ON_END, chunk_steps - 1, count))
     on_end = replace(windows, length=length, burn_in=0)
     reader = RingReader(ring, on_end)
-    layout = BatchLayout.of(fields_of(ring.source.spec, on_end), on_end)
+    leaves = in_windows(fields_of(ring.source.spec, on_end), on_end)
     starts = np.arange(0, count, length)
     index, before = table.locate(starts)
     number = table.episodes[index]
     order = np.lexsort((recorded.start[number] + before, recorded.row[number] // chunk_rows))
     pieces = 1 + _breaks_before(table, starts + length) - _breaks_before(table, starts)
     starts, pieces = starts[order], pieces[order]
-    size = max(1, num_bytes // layout.window_bytes)
+    size = max(1, num_bytes // sum_bytes(leaves))
     bounds = np.flatnonzero(np.diff(np.cumsum(pieces) // size)) + 1
     for part in np.split(starts, bounds):
-        batch = layout.batch(len(part))
+        batch = new_batch(leaves, len(part))
         reader.read(part, batch, None)
         slots = (part[:, None] + np.arange(length)).ravel()
         fields = ((name, x[:, :length]) for name, x in batch.items())

@@ -15,12 +15,19 @@ from numpy.typing import NDArray
 
 from offmarl import _ahead
 from offmarl.errors import OptionError
-from offmarl.replay.fields import Fields, check_extras, fields_of, finish_fields, to_sequence
-from offmarl.replay.gathering import BatchLayout, RingReader
+from offmarl.replay.fields import (
+    Fields,
+    check_extras,
+    fields_of,
+    finish_fields,
+    in_windows,
+    to_sequence,
+)
+from offmarl.replay.gathering import RingReader, new_batch
 from offmarl.replay.rings import Mixed, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import Uniform
-from offmarl.types import ArraySpec, Sequence, map_tree
+from offmarl.types import ArraySpec, Sequence, map_tree, sum_bytes
 
 _THREADS = 1
 """More gather no faster: each holds the interpreter's lock between its many small copies."""
@@ -71,13 +78,13 @@ class WindowReader:
         leaves = {**fields_of(source.spec, windows)}
         if self.rings.factors is not None:
             leaves["weight"] = ArraySpec(())
-        self.layout = BatchLayout.of(leaves, windows)
+        self.leaves = in_windows(leaves, windows)
         self._readers = [RingReader(ring, windows) for ring in self.rings.members]
 
     @property
     def batch_bytes(self) -> int:
         """Bytes of a batch."""
-        return self.windows.batch_size * self.layout.window_bytes
+        return self.windows.batch_size * sum_bytes(self.leaves)
 
     def arrays(self, starts: Int[np.ndarray, "*b"]) -> Sequence:
         """Return the windows that start at given slots, ``(*b, T, ...)``."""
@@ -99,7 +106,7 @@ class WindowReader:
         Where an episode ends before its window, the slot that ends it is repeated.
         """
         counts = [len(ring.table.episodes) for ring in self.rings.members]
-        batch, first = self.layout.batch(sum(counts)), 0
+        batch, first = new_batch(self.leaves, sum(counts)), 0
         for reader, number in zip(self._readers, counts, strict=True):
             reader.read_beginnings(batch, first + np.arange(number))
             first += number
@@ -116,7 +123,7 @@ class WindowReader:
 
     def gather(self, starts: NDArray[np.int64]) -> Fields:
         """Return the windows that start at ``n`` slots."""
-        batch, rings = self.layout.batch(len(starts)), self.rings.members
+        batch, rings = new_batch(self.leaves, len(starts)), self.rings.members
         if len(rings) == 1:
             self._readers[0].read(starts - rings[0].first_slot, batch, None)
         else:

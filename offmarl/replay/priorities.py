@@ -121,6 +121,11 @@ class Priorities(NamedTuple):
     """The largest priority so far, to the power of the exponent; 1 at first."""
 
 
+def begin(base: Float[Array, "n"]) -> Priorities:
+    """Return priorities before the first update."""
+    return Priorities(SumTree.of(jnp.zeros_like(base), base), jnp.ones(()))
+
+
 def window_priorities(
     errors: Float[Array, "B T"], counted: Bool[Array, "B T"], exponent: Float[Array, ""] | float
 ) -> Float[Array, "B"]:
@@ -162,8 +167,7 @@ class Prioritised:
 
     def begin(self) -> Priorities:
         """Return priorities before the first update."""
-        base = self._base(jnp.arange(self.num_slots))
-        return Priorities(SumTree.of(jnp.zeros_like(base), base), jnp.ones(()))
+        return begin(self._base(jnp.arange(self.num_slots)))
 
     def draw(
         self, priorities: Priorities, key: PRNGKeyArray
