@@ -27,7 +27,7 @@ from offmarl.replay.fields import COMPUTED, Fields, check_extras, fields_of, in_
 from offmarl.replay.gathering import new_batch, read_slots
 from offmarl.replay.host import WindowReader
 from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder, Order, make_order
-from offmarl.replay.rings import Mixed, SlotRing, Weighting
+from offmarl.replay.rings import Mixed, Weighting
 from offmarl.replay.sampling import (
     Chosen,
     SlotTable,
@@ -97,15 +97,14 @@ class BlockTable:
 class ShuffleBuffer:
     """The slots of some episodes of a source in memory."""
 
-    def __init__(self, source: Source, table: SlotTable, windows: Windows):
+    def __init__(self, table: SlotTable, windows: Windows):
         self._count, discount = table.num_slots, windows.return_to_go
         self._fields = {
             name: np.zeros((self._count, *leaf.shape), leaf.numpy_dtype)
-            for name, leaf in fields_of(source.spec, windows).items()
+            for name, leaf in fields_of(table.source.spec, windows).items()
         }
-        ring = SlotRing(source, 1.0, table, 0, 0, None, np.ones(1))
         recorded = replace(windows, return_to_go=None)
-        for slots, fields in read_slots(ring, recorded, self._count, _READ_BYTES):
+        for slots, fields in read_slots(table, recorded, self._count, _READ_BYTES):
             for name, values in fields.items():
                 self._fields[name][slots % self._count] = values
         if discount is not None:
@@ -177,7 +176,7 @@ class BlockReader(WindowReader):
         numbers = self._table.of(self._order.blocks(number))
         table = SlotTable(self._source, self._table.recorded, numbers)
         with self._reading:  # one at a time, for the sake of memory
-            buffer = ShuffleBuffer(self._source, table, self.windows)
+            buffer = ShuffleBuffer(table, self.windows)
             return_free()
         return buffer
 

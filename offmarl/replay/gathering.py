@@ -21,7 +21,6 @@ from offmarl.replay.fields import (
     fields_of,
     in_windows,
 )
-from offmarl.replay.rings import SlotRing
 from offmarl.replay.sampling import SlotTable, Windows, returns_to_go
 from offmarl.types import ArraySpec, sum_bytes
 
@@ -47,9 +46,9 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 class RingReader:
     """Gathers windows of the ring of one source."""
 
-    def __init__(self, ring: SlotRing, windows: Windows):
-        self._source, self._table, self._windows = ring.source, ring.table, windows
-        self._episodes, self._first_episode = ring.table.recorded, ring.first_episode
+    def __init__(self, table: SlotTable, windows: Windows, first_episode: int = 0):
+        self._source, self._table, self._windows = table.source, table, windows
+        self._episodes, self._first_episode = table.recorded, first_episode
 
     @cached_property
     def to_go(self) -> NDArray[np.float32] | None:
@@ -156,19 +155,18 @@ class RingReader:
 
 
 def read_slots(
-    ring: SlotRing, windows: Windows, count: int, num_bytes: int
+    table: SlotTable, windows: Windows, count: int, num_bytes: int, first_episode: int = 0
 ) -> Iterator[tuple[NDArray[np.int64], Fields]]:
     """Yield numbers of a ring's slots and their fields, until each has come up to ``count``.
 
     The slots from the ring's end on are those at its beginning; a few above ``count`` come, too.
     Slots that share chunks are read together, about ``num_bytes`` at once.
     """
-    table, recorded = ring.table, ring.table.recorded
-    chunk_rows, chunk_steps = ring.source.chunk_shape
+    recorded, (chunk_rows, chunk_steps) = table.recorded, table.source.chunk_shape
     length = max(1, min(_SLOTS_ON_END, chunk_steps - 1, count))
     on_end = replace(windows, length=length, burn_in=0)
-    reader = RingReader(ring, on_end)
-    leaves = in_windows(fields_of(ring.source.spec, on_end), on_end)
+    reader = RingReader(table, on_end, first_episode)
+    leaves = in_windows(fields_of(table.source.spec, on_end), on_end)
     starts = np.arange(0, count, length)
     index, before = table.locate(starts)
     number = table.episodes[index]

@@ -79,7 +79,9 @@ class WindowReader:
         if self.rings.factors is not None:
             leaves["weight"] = ArraySpec(())
         self.leaves = in_windows(leaves, windows)
-        self._readers = [RingReader(ring, windows) for ring in self.rings.members]
+        self._readers = [
+            RingReader(ring.table, windows, ring.first_episode) for ring in self.rings.members
+        ]
 
     @property
     def batch_bytes(self) -> int:
@@ -118,7 +120,7 @@ class WindowReader:
     def prepare_fork(self) -> None:
         """Let processes that are forked from this one read the windows."""
         for ring, reader in zip(self.rings.members, self._readers, strict=True):
-            ring.source.prepare_fork()
+            ring.table.source.prepare_fork()
             _ = reader.to_go  # forked processes share it
 
     def gather(self, starts: NDArray[np.int64]) -> Fields:

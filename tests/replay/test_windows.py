@@ -109,9 +109,9 @@ def test_short_episodes_with_gaps_are_read_in_little_memory(monkeypatch) -> None
 
     monkeypatch.setattr(MemorySource, "window_fields", noted)
     source, windows = MemorySource([[1] * 2000] * 2), Windows(1, 5)
-    ring = SlotRings(source, windows, np.arange(0, 4000, 2), None).members[0]
-    count, most = ring.table.num_slots, 2**16
-    parts = [*read_slots(ring, windows, count, most)]
+    table = SlotRings(source, windows, np.arange(0, 4000, 2), None).members[0].table
+    count, most = table.num_slots, 2**16
+    parts = [*read_slots(table, windows, count, most)]
     slots = np.concatenate([slots for slots, _ in parts])
     np.testing.assert_array_equal(np.unique(slots[slots < count]), np.arange(count))
     step_bytes = sum(x.nbytes for x in parts[0][1].values()) // len(parts[0][0])
