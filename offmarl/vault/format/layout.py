@@ -21,7 +21,7 @@ import numpy as np
 from offmarl import records
 from offmarl._arrays import largest_divisor
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
-from offmarl.records import Count
+from offmarl.records import MOST_STEP_BYTES, Count
 from offmarl.types import ArraySpec, Continuous, EnvSpec, flatten_tree
 from offmarl.vault.format import tables
 
@@ -40,8 +40,6 @@ _LEAST_CHUNK_STEPS = 64
 """Least steps of a chunk that `default_chunk_steps` chooses, unless its steps are larger."""
 MAX_LEAVES = 256
 """Maximum leaves of observations, states and extras together."""
-MAX_STEP_BYTES = 2**30
-"""Maximum bytes of one step of all leaves of observations, states and extras together."""
 MAX_AXES = 16
 """Maximum axes of one step of a leaf; NumPy's arrays have at most 64 axes, two of them in front."""
 
@@ -243,10 +241,10 @@ def check_leaves(spec: EnvSpec) -> None:
     if len(specs) > MAX_LEAVES:
         raise ShapeError(f"there are {len(specs)} leaves, and {MAX_LEAVES} is the most.")
     step_bytes = spec.num_agents * sum(leaf.num_bytes for leaf in specs.values())
-    if step_bytes > MAX_STEP_BYTES:
+    if step_bytes > MOST_STEP_BYTES:
         raise ShapeError(
-            f"{', '.join(specs)} take up to {step_bytes:,} bytes a step, and {MAX_STEP_BYTES:,} is "
-            "the most: store smaller images."
+            f"{', '.join(specs)} take up to {step_bytes:,} bytes a step, and {MOST_STEP_BYTES:,} "
+            "is the most: store smaller images."
         )
     for name, leaf in specs.items():
         if leaf.size < 1 or len(leaf.shape) >= MAX_AXES:
