@@ -128,7 +128,7 @@ class BlockReader(WindowReader):
 
     def __init__(self, source: Source, windows: Windows, order: BlockOrder, table: BlockTable):
         self._source, self.windows, self._order, self._table = source, windows, order, table
-        self.leaves = in_windows(fields_of(source.spec, windows), windows)
+        self.kinds = in_windows(fields_of(source.spec, windows), windows)
         self._buffers: dict[int, Future[ShuffleBuffer]] = {}
         self._lock, self._reading = Lock(), Lock()
         self._is_closed = False
@@ -146,7 +146,7 @@ class BlockReader(WindowReader):
 
     def gather(self, starts: NDArray[np.int64]) -> Fields:
         """Return ``n`` windows."""
-        batch = new_batch(self.leaves, len(starts))
+        batch = new_batch(self.kinds, len(starts))
         buffers, slots = starts >> SLOT_BITS, starts & (2**SLOT_BITS - 1)
         numbers = np.unique(buffers)
         for number in numbers.tolist():

@@ -22,7 +22,6 @@ from offmarl.replay.fields import (
     in_windows,
 )
 from offmarl.replay.sampling import SlotTable, Windows, returns_to_go
-from offmarl.types import ArraySpec, sum_bytes
 
 _ALIGNMENT = 64
 """Bytes. JAX uses memory of this alignment as it is, where the device is a CPU."""
@@ -30,9 +29,14 @@ _SLOTS_ON_END = 64
 """Slots that are read as one window, if chunks are as long: longer windows take more pieces."""
 
 
-def new_batch(leaves: Mapping[str, ArraySpec], count: int) -> Fields:
+def new_batch(kinds: Mapping[str, np.dtype[Any]], count: int) -> Fields:
     """Return memory for ``count`` windows of some fields, ``(n, T+1, ...)`` or ``(n, T, ...)``."""
-    return {x: aligned((count, *leaf.shape), leaf.numpy_dtype) for x, leaf in leaves.items()}
+    return {name: aligned((count, *kind.shape), kind.base) for name, kind in kinds.items()}
+
+
+def window_bytes(kinds: Mapping[str, np.dtype[Any]]) -> int:
+    """Return the bytes of a window of some fields."""
+    return sum(kind.itemsize for kind in kinds.values())
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -166,17 +170,17 @@ def read_slots(
     length = max(1, min(_SLOTS_ON_END, chunk_steps - 1, count))
     on_end = replace(windows, length=length, burn_in=0)
     reader = RingReader(table, on_end, first_episode)
-    leaves = in_windows(fields_of(table.source.spec, on_end), on_end)
+    kinds = in_windows(fields_of(table.source.spec, on_end), on_end)
     starts = np.arange(0, count, length)
     index, before = table.locate(starts)
     number = table.episodes[index]
     order = np.lexsort((recorded.start[number] + before, recorded.row[number] // chunk_rows))
     pieces = 1 + _breaks_before(table, starts + length) - _breaks_before(table, starts)
     starts, pieces = starts[order], pieces[order]
-    size = max(1, num_bytes // sum_bytes(leaves))
+    size = max(1, num_bytes // window_bytes(kinds))
     bounds = np.flatnonzero(np.diff(np.cumsum(pieces) // size)) + 1
     for part in np.split(starts, bounds):
-        batch = new_batch(leaves, len(part))
+        batch = new_batch(kinds, len(part))
         reader.read(part, batch, None)
         slots = (part[:, None] + np.arange(length)).ravel()
         fields = ((name, x[:, :length]) for name, x in batch.items())

@@ -23,11 +23,11 @@ from offmarl.replay.fields import (
     in_windows,
     to_sequence,
 )
-from offmarl.replay.gathering import RingReader, new_batch
+from offmarl.replay.gathering import RingReader, new_batch, window_bytes
 from offmarl.replay.rings import Mixed, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import Uniform
-from offmarl.types import ArraySpec, Sequence, map_tree, sum_bytes
+from offmarl.types import ArraySpec, Sequence, map_tree
 
 _THREADS = 1
 """More gather no faster: each holds the interpreter's lock between its many small copies."""
@@ -78,7 +78,7 @@ class WindowReader:
         leaves = {**fields_of(source.spec, windows)}
         if self.rings.factors is not None:
             leaves["weight"] = ArraySpec(())
-        self.leaves = in_windows(leaves, windows)
+        self.kinds = in_windows(leaves, windows)
         self._readers = [
             RingReader(ring.table, windows, ring.first_episode) for ring in self.rings.members
         ]
@@ -86,7 +86,7 @@ class WindowReader:
     @property
     def batch_bytes(self) -> int:
         """Bytes of a batch."""
-        return self.windows.batch_size * sum_bytes(self.leaves)
+        return self.windows.batch_size * window_bytes(self.kinds)
 
     def arrays(self, starts: Int[np.ndarray, "*b"]) -> Sequence:
         """Return the windows that start at given slots, ``(*b, T, ...)``."""
@@ -108,7 +108,7 @@ class WindowReader:
         Where an episode ends before its window, the slot that ends it is repeated.
         """
         counts = [len(ring.table.episodes) for ring in self.rings.members]
-        batch, first = new_batch(self.leaves, sum(counts)), 0
+        batch, first = new_batch(self.kinds, sum(counts)), 0
         for reader, number in zip(self._readers, counts, strict=True):
             reader.read_beginnings(batch, first + np.arange(number))
             first += number
@@ -125,7 +125,7 @@ class WindowReader:
 
     def gather(self, starts: NDArray[np.int64]) -> Fields:
         """Return the windows that start at ``n`` slots."""
-        batch, rings = new_batch(self.leaves, len(starts)), self.rings.members
+        batch, rings = new_batch(self.kinds, len(starts)), self.rings.members
         if len(rings) == 1:
             self._readers[0].read(starts - rings[0].first_slot, batch, None)
         else:

@@ -43,9 +43,10 @@ def to_disk(transition: Transition) -> dict[str, NumpyArray]:
     """
     fields = transition._asdict() | transition.view._asdict()
     trees = {name: fields[field] for field, name in DISK_NAMES.items()}
-    trees[EXTRAS] = transition.extras or {}
-    leaves = (flatten_tree(tree, name).items() for name, tree in trees.items())
-    return {name: np.asarray(array) for group in leaves for name, array in group}
+    arrays: dict[str, Any] = {}
+    for name, tree in (trees | {EXTRAS: transition.extras or {}}).items():
+        arrays |= flatten_tree(tree, name) if isinstance(tree, Mapping) else {name: tree}
+    return {name: np.asarray(array) for name, array in arrays.items()}
 
 
 def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
