@@ -25,7 +25,7 @@ TensorStore.
 from typing import TYPE_CHECKING
 
 from offmarl._imports import lazy_names
-from offmarl.paths import register_names, register_scheme
+from offmarl.paths import finders, openers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,5 +99,5 @@ def _open_published(url: "Url") -> "HubDriver":
 
 
 # `offmarl.paths` is a layer below the hub and cannot import it, so they are connected here.
-register_names(_find_dataset)
-register_scheme("hf", _open_published)
+finders.append(_find_dataset)
+openers["hf"] = _open_published

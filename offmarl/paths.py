@@ -144,15 +144,9 @@ def _clean(part: str) -> str:
 Finder = Callable[[str, bool], Path | None]
 """Returns the path of a dataset's name; None for any other text. See `path_of_name`."""
 
-_finders: list[Finder] = []
-
-
-def register_names(finder: Finder) -> None:
-    """Register a finder of names that can be given in place of paths of existing data.
-
-    Layers above the vault define the names; `offmarl` registers those of datasets.
-    """
-    _finders.append(finder)
+finders: list[Finder] = []
+"""What finds names that can be given in place of paths of existing data: layers above the vault
+define the names, and `offmarl` adds the finder of those of datasets."""
 
 
 def path_of_name(text: str, single: bool) -> Path | None:
@@ -160,7 +154,7 @@ def path_of_name(text: str, single: bool) -> Path | None:
 
     With ``single``, the name of a dataset of several vaults is refused, however many are here.
     """
-    paths = (finder(text, single) for finder in _finders) if may_be_name(text) else ()
+    paths = (finder(text, single) for finder in finders) if may_be_name(text) else ()
     return next((path for path in paths if path), None)
 
 
@@ -176,11 +170,6 @@ def may_be_name(text: str) -> bool:
 
 openers: dict[str, Callable[[Any], Any]] = {}
 """What opens URLs, by scheme: layers above the vault and `offmarl.vault.register_driver` add it."""
-
-
-def register_scheme(scheme: str, opener: Callable[[Any], Any]) -> None:
-    """Register what opens URLs of a scheme."""
-    openers[scheme] = opener
 
 
 STREAM_CACHE = "OFFMARL_STREAM_CACHE_GB"

@@ -24,7 +24,8 @@ from offmarl.networks import (
     stochastic_head,
     unroll_batch,
 )
-from offmarl.replay import Replay, Windows, WindowSource, load
+from offmarl.replay import Replay, Windows, load
+from offmarl.replay.batches import beginnings
 from offmarl.replay.rings import Mixed
 from offmarl.replay.sampling import Source
 from offmarl.terminal import Progress
@@ -78,7 +79,7 @@ class Histories:
         for start in range(0, len(self.episodes), self.size):
             part = slice(start, min(start + self.size, len(self.episodes)))
             windows = Windows(1, self.longest, extras=())
-            sequence = WindowSource(self._source, windows, self.episodes[part]).beginnings()
+            sequence = beginnings(self._source, windows, self.episodes[part])
             yield part, jax.tree.map(partial(pad_episodes, size=self.size), sequence)
 
 

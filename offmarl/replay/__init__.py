@@ -11,8 +11,6 @@ from offmarl._imports import lazy_names
 if TYPE_CHECKING:
     from offmarl.replay.batches import (
         BatchSource as BatchSource,
-        Batches as Batches,
-        WindowSource as WindowSource,
         open_batches as open_batches,
         split_key as split_key,
         whole_episodes as whole_episodes,

@@ -3,84 +3,60 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, repeat
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jax.lax import bitcast_convert_type
 from jaxtyping import Array, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl._arrays import largest_divisor
 from offmarl._compiling import without_guards
 from offmarl.replay import device, threefry
-from offmarl.replay.blocks import BLOCK_SEED, BlockGatherer, BlockTable, check_blocked
+from offmarl.replay.blocks import BLOCK_SEED, BlockReader, BlockTable, check_blocked
 from offmarl.replay.device import Replay, load_rings
-from offmarl.replay.fields import Fields, finish_fields, to_sequence
-from offmarl.replay.gathering import Batch, BatchLayout
+from offmarl.replay.fields import FINISHED, Fields, finish_fields, to_sequence
 from offmarl.replay.host import IN_HAND, WindowReader, ahead, parts_ahead
 from offmarl.replay.orders import BlockOrder
 from offmarl.replay.priorities import Prioritised
 from offmarl.replay.rings import Mixed, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.starts import draw_on_host
+from offmarl.replay.starts import Starts, draw_on_host
 from offmarl.types import Sequence
 
 Kind = Literal["auto", "device", "stream", "blocks"]
 
 _MOST_AHEAD = 2
+_LARGE_BYTES = 512
+"""From this size of a slot on, JAX need not copy a field."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=[])
-@dataclass(frozen=True)
-class Batches:
-    """Batches on the device that were drawn beforehand; a pytree, to pass to jitted functions.
+def on_device(reader: WindowReader, starts: list[Int[np.ndarray, "..."]]) -> list[Sequence]:
+    """Return windows on the device, ``(*b, T, ...)``, for each of some arrays of slots ``(*b,)``.
 
-    Attributes
-    ----------
-    data
-        Their fields, ``(*b, B, T, ...)``.
+    All are gathered at once, which takes less time than one call for each.
     """
-
-    data: Sequence
-
-    def __getitem__(self, index: Int[Array, ""] | int) -> "Batches":
-        """Return the batches at an index of the first axis."""
-        return jax.tree.map(lambda leaf: leaf[index], self)
+    batch = reader.gather(np.concatenate([slots.ravel() for slots in starts]))
+    return _put(batch, reader.windows, tuple(slots.shape for slots in starts))
 
 
-class WindowSource(WindowReader):
-    """Draws windows as `Replay.sample` does, gathers them from disk and puts them on the device."""
+def beginnings(source: Source | Mixed, windows: Windows, episodes: Chosen) -> Sequence:
+    """Put the windows on the device that K episodes begin with, ``(K, T, ...)``.
 
-    def at(self, starts: Int[np.ndarray, "*b"]) -> Batches:
-        """Return the windows that start at given slots, on the device."""
-        (data,) = _on_device(self._gather(starts.ravel()), self._layout, (starts.shape,))
-        return Batches(data)
-
-    def each_at(self, starts: list[Int[np.ndarray, "_"]]) -> list[Sequence]:
-        """Return batches of windows on the device, each from its slots; see `each_array`."""
-        batch = self._gather(np.concatenate(starts))
-        return _on_device(batch, self._layout, tuple(slots.shape for slots in starts))
-
-    def beginnings(self) -> Sequence:
-        """Return the windows that the episodes begin with, ``(K, T, ...)``, on the device.
-
-        Where an episode ends before its window, the slot that ends it is repeated.
-        """
-        counts = [len(ring.table.episodes) for ring in self.rings.members]
-        batch, first = Batch(self._layout, sum(counts)), 0
-        for reader, number in zip(self._readers, counts, strict=True):
-            reader.read_beginnings(batch, first + np.arange(number))
-            first += number
-        (sequence,) = _on_device(batch, self._layout, ((first,),))
-        return sequence
+    Where an episode ends before its window, the slot that ends it is repeated.
+    """
+    reader = WindowReader(source, windows, episodes)
+    batch = reader.beginnings()
+    (sequence,) = _put(batch, windows, (batch["mask"].shape[:1],))
+    return sequence
 
 
-class BlockWindowSource(BlockGatherer, WindowSource):
-    """Gathers windows of data on another machine, and puts them on the device."""
+def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Sequence:
+    """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest."""
+    longest = int(source.episodes.length.take(episodes, mode="clip").max(initial=1))
+    return beginnings(source, Windows(1, longest), episodes)
 
 
 _Shapes = tuple[tuple[int, ...], ...]
@@ -88,41 +64,31 @@ _Shapes = tuple[tuple[int, ...], ...]
 
 
 @without_guards()
-def _on_device(batch: Batch, layout: BatchLayout, shapes: _Shapes) -> list[Sequence]:
+def _put(batch: Fields, windows: Windows, shapes: _Shapes) -> list[Sequence]:
     """Put windows on the device, as sequences.
 
-    Small fields are transferred together. Large ones are not copied where the device is a CPU.
+    Small fields are cut there. Large ones are not copied where the device is a CPU.
     """
+    uncut, large = dict(batch), {}
+    for name in batch.keys() - FINISHED:
+        if batch[name][:1, :1].nbytes >= _LARGE_BYTES:
+            large[name] = uncut.pop(name)
+    parts = zip(_finished(uncut, windows, shapes), jax.device_put(_cut(large, shapes)), strict=True)
+    return [to_sequence(finished | cut) for finished, cut in parts]
+
+
+def _cut(fields: Fields, shapes: _Shapes) -> list[Fields]:
+    """Divide windows into those of each sequence."""
     stops = np.cumsum([0, *map(math.prod, shapes)]).tolist()
-    large = [
-        {name: leaf[i:j].reshape(*shape, *leaf.shape[1:]) for name, leaf in batch.large.items()}
+    return [
+        {name: leaf[i:j].reshape(*shape, *leaf.shape[1:]) for name, leaf in fields.items()}
         for shape, (i, j) in zip(shapes, pairwise(stops), strict=True)
     ]
-    small = _split(batch.shared, layout, shapes)
-    return [to_sequence(a | b) for a, b in zip(small, jax.device_put(large), strict=True)]
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _split(shared: dict[str, Array], layout: BatchLayout, shapes: _Shapes) -> list[Fields]:
-    """Cut the small fields of windows out of the memory that they share."""
-    batches: list[Fields] = [{} for _ in shapes]
-    for word, fields in layout.shared:
-        start = 0
-        for field in fields:
-            for batch, shape in zip(batches, shapes, strict=True):
-                stop = start + math.prod(shape) * field.size
-                words = shared[word][start:stop]
-                is_mask = field.dtype.kind == "b"
-                values = words != 0 if is_mask else bitcast_convert_type(words, field.dtype)
-                batch[field.name] = values.reshape(*shape, *field.shape)
-                start = stop
-    return [finish_fields(batch, layout.windows) for batch in batches]
-
-
-def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Sequence:
-    """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest."""
-    longest = int(source.episodes.length.take(episodes, mode="clip").max(initial=1))
-    return WindowSource(source, Windows(1, longest), episodes).beginnings()
+def _finished(fields: Fields, windows: Windows, shapes: _Shapes) -> list[Fields]:
+    return [finish_fields(part, windows) for part in _cut(fields, shapes)]
 
 
 # ---------------------------------------------------------------------------------- loops
@@ -136,13 +102,13 @@ class BatchSource(NamedTuple):
     updates
         Updates that each piece is for.
     data
-        The same replay again and again, or batches ``(seeds, updates, ...)``.
+        The same replay again and again, or batches ``(seeds, updates, B, T, ...)``.
     draws
         How batches are drawn by priorities from a replay; None without priorities.
     """
 
     updates: int
-    data: Iterator[Replay | Batches]
+    data: Iterator[Replay | Sequence]
     draws: Prioritised | None
 
 
@@ -200,33 +166,45 @@ def open_batches(
     """
     if kind == "blocks":
         check_blocked(source, weights is not None or draws is not None)
-        with _open_blocks(source, windows, keys, steps, memory, episodes) as blocks:
-            yield blocks
-        return
-    reader = WindowSource(source, windows, episodes, weights)
-    if kind == "device" or (kind == "auto" and device.fits_device(reader.rings)):
-        yield BatchSource(steps.step, repeat(load_rings(reader.rings)), draws)
-        return
+        reader, slots_of = _blocked(source, windows, keys, episodes)
+    else:
+        reader = WindowReader(source, windows, episodes, weights)
+        if kind == "device" or (kind == "auto" and device.fits_device(reader.rings)):
+            yield BatchSource(steps.step, repeat(load_rings(reader.rings)), draws)
+            return
+        slots_of = _drawn(reader.rings.starts, keys, windows.batch_size)
+    part = len(keys) * reader.batch_bytes  # of an update
+    most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
+    updates = largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
+    firsts = range(steps.start - steps.start % updates, steps.stop, updates)
+
+    def gather(first: int) -> Sequence:
+        (batches,) = on_device(reader, [slots_of(range(first, first + updates))])
+        return batches
+
+    with closing(reader), closing(ahead(gather, firsts, most)) as data:
+        yield BatchSource(updates, data, None)
+
+
+_SlotsOf = Callable[[range], Int[np.ndarray, "seeds updates B"]]
+"""Returns the slots that the windows of some updates start at."""
+
+
+def _drawn(starts: Starts, keys: Key[Array, "seeds"], batch_size: int) -> _SlotsOf:
+    """Draw windows from everywhere."""
     words = np.asarray(jax.random.key_data(keys))[:, None, :2]  # of an rbg key, the first half
 
-    def gather(numbers: range) -> Batches:
+    def slots_of(numbers: range) -> Int[np.ndarray, "seeds updates B"]:
         pairs = threefry.split(threefry.fold_in(words, np.array(numbers)))  # as `split_key`
-        return reader.at(draw_on_host(reader.rings.starts, pairs[..., 0, :], windows.batch_size))
+        return draw_on_host(starts, pairs[..., 0, :], batch_size)
 
-    with _gathered(gather, len(keys) * reader.batch_bytes, steps, memory) as batches:
-        yield batches
+    return slots_of
 
 
-@contextmanager
-def _open_blocks(
-    source: Any,
-    windows: Windows,
-    keys: Key[Array, "seeds"],
-    steps: range,
-    memory: int,
-    episodes: Chosen,
-) -> Iterator[BatchSource]:
-    """Open batches that are shuffled by blocks; each seed has its own order in the buffer.
+def _blocked(
+    source: Any, windows: Windows, keys: Key[Array, "seeds"], episodes: Chosen
+) -> tuple[WindowReader, _SlotsOf]:
+    """Shuffle windows by blocks; each seed has its own order in the buffer.
 
     The order of blocks does not depend on the seeds: seeds that run side by side read the same
     blocks, and each has the same batches as when it runs alone.
@@ -236,25 +214,5 @@ def _open_blocks(
     seeds = words.reshape(len(keys), -1)[:, -1].tolist()
     order_of = partial(BlockOrder, block_seed=BLOCK_SEED, per_buffer=table.per_buffer)
     orders = [order_of(table.sizes, windows.batch_size, seed) for seed in seeds]
-    reader = BlockWindowSource(source, windows, orders[0], table)
-
-    def gather(numbers: range) -> Batches:
-        return reader.at(np.stack([[*map(order.slots, numbers)] for order in orders]))
-
-    with (
-        closing(reader),
-        _gathered(gather, len(keys) * reader.batch_bytes, steps, memory) as batches,
-    ):
-        yield batches
-
-
-@contextmanager
-def _gathered(
-    gather: Callable[[range], Batches], part: int, steps: range, memory: int
-) -> Iterator[BatchSource]:
-    """Gather the batches of some updates at a time, ahead of use; ``part`` is an update's bytes."""
-    most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
-    updates = largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
-    firsts = range(steps.start - steps.start % updates, steps.stop, updates)
-    with closing(ahead(lambda x: gather(range(x, x + updates)), firsts, most)) as data:
-        yield BatchSource(updates, data, None)
+    reader = BlockReader(source, windows, orders[0], table)
+    return reader, lambda numbers: np.stack([[*map(order.slots, numbers)] for order in orders])

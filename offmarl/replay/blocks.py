@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from offmarl._ahead import in_thread
 from offmarl._memory import return_free
 from offmarl.errors import OptionError
-from offmarl.replay.fields import COMPUTED, check_extras, fields_of
-from offmarl.replay.gathering import Batch, BatchLayout, read_slots
+from offmarl.replay.fields import COMPUTED, Fields, check_extras, fields_of, in_windows
+from offmarl.replay.gathering import new_batch, read_slots
 from offmarl.replay.host import WindowReader
 from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder, Order, make_order
-from offmarl.replay.rings import Mixed, SlotRing, Weighting
+from offmarl.replay.rings import Mixed, Weighting
 from offmarl.replay.sampling import (
     Chosen,
     SlotTable,
@@ -97,15 +97,14 @@ class BlockTable:
 class ShuffleBuffer:
     """The slots of some episodes of a source in memory."""
 
-    def __init__(self, source: Source, table: SlotTable, windows: Windows):
+    def __init__(self, table: SlotTable, windows: Windows):
         self._count, discount = table.num_slots, windows.return_to_go
         self._fields = {
             name: np.zeros((self._count, *leaf.shape), leaf.numpy_dtype)
-            for name, leaf in fields_of(source.spec, windows).items()
+            for name, leaf in fields_of(table.source.spec, windows).items()
         }
-        ring = SlotRing(source, 1.0, table, 0, 0, None, np.ones(1))
         recorded = replace(windows, return_to_go=None)
-        for slots, fields in read_slots(ring, recorded, self._count, _READ_BYTES):
+        for slots, fields in read_slots(table, recorded, self._count, _READ_BYTES):
             for name, values in fields.items():
                 self._fields[name][slots % self._count] = values
         if discount is not None:
@@ -114,23 +113,22 @@ class ShuffleBuffer:
             episodes = np.zeros_like(table.offsets), table.offsets, table.lengths
             add_following(returns, episodes, discount)
 
-    def read(self, starts: NDArray[np.int64], batch: Batch, at: Any) -> None:
+    def read(self, starts: NDArray[np.int64], batch: Fields, at: Any) -> None:
         """Write the windows from ``n`` slots on to windows ``at`` of a batch."""
-        for name, array in batch.fields.items():
+        for name, array in batch.items():
             slots = (starts[:, None] + np.arange(array.shape[1])) % self._count
             array[at] = self._fields[name].take(slots, axis=0)
 
 
-class BlockGatherer:
+class BlockReader(WindowReader):
     """Gathers windows from shuffle buffers; the next buffer is read while one is used.
 
-    It is mixed into the readers of `offmarl.replay.stream` and `offmarl.replay.batches`, in which
-    windows are then numbered as `BlockOrder` does.
+    The windows are numbered as `BlockOrder` does.
     """
 
     def __init__(self, source: Source, windows: Windows, order: BlockOrder, table: BlockTable):
-        self._source, self._windows, self._order, self._table = source, windows, order, table
-        self._layout = BatchLayout.of(fields_of(source.spec, windows), windows)
+        self._source, self.windows, self._order, self._table = source, windows, order, table
+        self.kinds = in_windows(fields_of(source.spec, windows), windows)
         self._buffers: dict[int, Future[ShuffleBuffer]] = {}
         self._lock, self._reading = Lock(), Lock()
         self._is_closed = False
@@ -146,9 +144,9 @@ class BlockGatherer:
         """Let processes that are forked from this one read the windows."""
         self._source.prepare_fork()
 
-    def _gather(self, starts: NDArray[np.int64]) -> Batch:
+    def gather(self, starts: NDArray[np.int64]) -> Fields:
         """Return ``n`` windows."""
-        batch = Batch(self._layout, len(starts))
+        batch = new_batch(self.kinds, len(starts))
         buffers, slots = starts >> SLOT_BITS, starts & (2**SLOT_BITS - 1)
         numbers = np.unique(buffers)
         for number in numbers.tolist():
@@ -178,7 +176,7 @@ class BlockGatherer:
         numbers = self._table.of(self._order.blocks(number))
         table = SlotTable(self._source, self._table.recorded, numbers)
         with self._reading:  # one at a time, for the sake of memory
-            buffer = ShuffleBuffer(self._source, table, self._windows)
+            buffer = ShuffleBuffer(table, self.windows)
             return_free()
         return buffer
 
@@ -205,30 +203,22 @@ def check_blocked(source: Any, weighted: bool) -> None:
         )
 
 
-class BlockReader(BlockGatherer, WindowReader):
-    """Gathers windows of data on another machine as NumPy arrays."""
-
-
 def open_reader(
-    kinds: tuple[Any, Any],
     source: Any,
     windows: Windows,
     passes: tuple[int, int | None, bool],
     episodes: Chosen,
     weights: Weighting,
     shuffle_buffer: int | None = None,
-) -> tuple[Any, Order]:
-    """Return a reader of windows and their order, from the seed, ``epochs`` and ``drop_last``.
-
-    The reader is of the first kind, or of the second if windows are shuffled by blocks.
-    """
+) -> tuple[WindowReader, Order]:
+    """Return a reader of windows and their order, from the seed, ``epochs`` and ``drop_last``."""
     seed, epochs, drop_last = passes
     if shuffle_buffer is None and not getattr(source, "is_remote", False):
-        reader = kinds[0](source, windows, episodes, weights)
+        reader = WindowReader(source, windows, episodes, weights)
         return reader, make_order(reader.rings.starts, windows.batch_size, seed, epochs, drop_last)
     check_blocked(source, weights is not None)
     table = BlockTable(source, windows, episodes, shuffle_buffer)
     order = BlockOrder(
         table.sizes, windows.batch_size, seed, epochs, drop_last, per_buffer=table.per_buffer
     )
-    return kinds[1](source, windows, order, table), order
+    return BlockReader(source, windows, order, table), order

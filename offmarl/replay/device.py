@@ -155,7 +155,8 @@ def load_rings(rings: SlotRings) -> Replay:
     rows = _blank(source.spec, windows, rings.num_rows)
     for ring in rings.members:
         count = ring.table.num_slots + windows.steps
-        for slots, fields in read_slots(ring, windows, count, _READ_BYTES):
+        parts = read_slots(ring.table, windows, count, _READ_BYTES, ring.first_episode)
+        for slots, fields in parts:
             # Each size is compiled: there are eight for each power of two.
             unit = 2 ** max(0, len(slots).bit_length() - 4)
             size = -(-len(slots) // unit) * unit

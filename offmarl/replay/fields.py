@@ -103,6 +103,10 @@ def _spread(values: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
     return array
 
 
+FINISHED = ("action", "alive", "legal_actions", "mask", "terminated", "time", "truncated")
+"""The fields that `finish_fields` needs."""
+
+
 def finish_fields(fields: Fields, windows: Windows) -> Fields:
     """Return fields with those derived from them: ``first``, ``mask`` and corrected ones.
 
@@ -133,10 +137,11 @@ def to_sequence(fields: Fields) -> Sequence:
     return Sequence(view=view, **tree)
 
 
-def shapes_in(leaves: Mapping[str, ArraySpec], windows: Windows) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of fields in a window: with T+1 slots, or T steps."""
+def in_windows(leaves: Mapping[str, ArraySpec], windows: Windows) -> dict[str, np.dtype[Any]]:
+    """Return the types of fields in a window, which are arrays of T+1 slots, or of T steps."""
     slots, steps = windows.slots, windows.steps
-    return {x: (slots if _is_of_slots(x) else steps, *y.shape) for x, y in leaves.items()}
+    counts = {name: slots if _is_of_slots(name) else steps for name in leaves}
+    return {x: np.dtype((y.numpy_dtype, (counts[x], *y.shape))) for x, y in leaves.items()}
 
 
 def without_last_slot(fields: Fields) -> Fields:

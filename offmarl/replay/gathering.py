@@ -5,9 +5,9 @@ Large leaves are copied once, from the source straight to where they stay.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,78 +19,24 @@ from offmarl.replay.fields import (
     SlotPlace,
     end_fields,
     fields_of,
-    shapes_in,
+    in_windows,
 )
-from offmarl.replay.rings import SlotRing
 from offmarl.replay.sampling import SlotTable, Windows, returns_to_go
-from offmarl.types import ArraySpec
 
 _ALIGNMENT = 64
 """Bytes. JAX uses memory of this alignment as it is, where the device is a CPU."""
-_LARGE_BYTES = 512
-"""From this size on a field has memory of its own, which JAX need not copy."""
 _SLOTS_ON_END = 64
 """Slots that are read as one window, if chunks are as long: longer windows take more pieces."""
 
 
-class _Field(NamedTuple):
-    """A field of windows."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    """In a window."""
-
-    @property
-    def size(self) -> int:
-        """Numbers in a window."""
-        return math.prod(self.shape)
+def new_batch(kinds: Mapping[str, np.dtype[Any]], count: int) -> Fields:
+    """Return memory for ``count`` windows of some fields, ``(n, T+1, ...)`` or ``(n, T, ...)``."""
+    return {name: aligned((count, *kind.shape), kind.base) for name, kind in kinds.items()}
 
 
-@dataclass(frozen=True)
-class BatchLayout:
-    """The fields of windows: those with memory of their own, and those that share memory."""
-
-    large: tuple[_Field, ...]
-    shared: tuple[tuple[str, tuple[_Field, ...]], ...]
-    """The others in order, by the name of an unsigned type of as many bytes."""
-    windows: Windows
-
-    @classmethod
-    def of(cls, leaves: Mapping[str, ArraySpec], windows: Windows) -> "BatchLayout":
-        """Return the layout of windows, from the fields of their slots."""
-        large: list[_Field] = []
-        shared: dict[str, list[_Field]] = {}
-        for name, shape in shapes_in(leaves, windows).items():
-            leaf = leaves[name]
-            field = _Field(name, leaf.numpy_dtype, shape)
-            word = f"uint{8 * field.dtype.itemsize}"
-            (large if leaf.num_bytes >= _LARGE_BYTES else shared.setdefault(word, [])).append(field)
-        return cls(tuple(large), tuple((x, tuple(y)) for x, y in shared.items()), windows)
-
-    @cached_property
-    def window_bytes(self) -> int:
-        """Bytes of a window."""
-        fields = [*self.large, *(field for _, group in self.shared for field in group)]
-        return sum(field.size * field.dtype.itemsize for field in fields)
-
-
-class Batch:
-    """Memory for ``n`` windows."""
-
-    def __init__(self, layout: BatchLayout, count: int):
-        self.large: Fields = {x.name: aligned((count, *x.shape), x.dtype) for x in layout.large}
-        """The large fields, ``(n, T+1, ...)`` or ``(n, T, ...)`` by name."""
-        self.shared: dict[str, NDArray[Any]] = {}
-        """The memory of the others, a vector for each unsigned type."""
-        self.fields: Fields = dict(self.large)
-        """All fields."""
-        for word, fields in layout.shared:
-            size = count * sum(field.size for field in fields)
-            memory = self.shared[word] = aligned((size,), np.dtype(word))
-            for field in fields:
-                values, memory = memory[: count * field.size], memory[count * field.size :]
-                self.fields[field.name] = values.view(field.dtype).reshape(count, *field.shape)
+def window_bytes(kinds: Mapping[str, np.dtype[Any]]) -> int:
+    """Return the bytes of a window of some fields."""
+    return sum(kind.itemsize for kind in kinds.values())
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -104,9 +50,9 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 class RingReader:
     """Gathers windows of the ring of one source."""
 
-    def __init__(self, ring: SlotRing, windows: Windows):
-        self._source, self._table, self._windows = ring.source, ring.table, windows
-        self._episodes, self._first_episode = ring.table.recorded, ring.first_episode
+    def __init__(self, table: SlotTable, windows: Windows, first_episode: int = 0):
+        self._source, self._table, self._windows = table.source, table, windows
+        self._episodes, self._first_episode = table.recorded, first_episode
 
     @cached_property
     def to_go(self) -> NDArray[np.float32] | None:
@@ -114,7 +60,7 @@ class RingReader:
         discount = self._windows.return_to_go
         return None if discount is None else returns_to_go(self._source, self._episodes, discount)
 
-    def read(self, starts: NDArray[np.int64], batch: Batch, at: NDArray[np.int64] | None) -> None:
+    def read(self, starts: NDArray[np.int64], batch: Fields, at: NDArray[np.int64] | None) -> None:
         """Write the windows from ``n`` slots on to windows ``at`` of a batch; None for all."""
         table, slots = self._table, np.arange(self._windows.slots)
         index, before = table.locate(starts)
@@ -127,7 +73,7 @@ class RingReader:
             place.episode[across] = table.episodes[index]
         self._write(place, across, batch, at)
 
-    def read_beginnings(self, batch: Batch, at: NDArray[np.int64]) -> None:
+    def read_beginnings(self, batch: Fields, at: NDArray[np.int64]) -> None:
         """Gather the windows that the episodes begin with; the slot that ends one is repeated."""
         table = self._table
         time = np.minimum(np.arange(self._windows.slots), table.lengths[:, None])
@@ -138,14 +84,14 @@ class RingReader:
         self,
         place: SlotPlace,
         across: NDArray[np.int64],
-        batch: Batch,
+        batch: Fields,
         at: NDArray[np.int64] | None,
     ) -> None:
         """Write slots ``(n, T+1)`` to a batch.
 
         The windows that are not ``across`` hold steps of one episode only.
         """
-        fields, target = batch.fields, slice(None) if at is None else at
+        fields, target = batch, slice(None) if at is None else at
         size, rows, starts, index = self._pieces(place, across)
         out = {name: array for name, array in fields.items() if name not in COMPUTED}
         self._source.window_fields(rows, starts, size, index, out, at)
@@ -213,32 +159,31 @@ class RingReader:
 
 
 def read_slots(
-    ring: SlotRing, windows: Windows, count: int, num_bytes: int
+    table: SlotTable, windows: Windows, count: int, num_bytes: int, first_episode: int = 0
 ) -> Iterator[tuple[NDArray[np.int64], Fields]]:
     """Yield numbers of a ring's slots and their fields, until each has come up to ``count``.
 
     The slots from the ring's end on are those at its beginning; a few above ``count`` come, too.
     Slots that share chunks are read together, about ``num_bytes`` at once.
     """
-    table, recorded = ring.table, ring.table.recorded
-    chunk_rows, chunk_steps = ring.source.chunk_shape
+    recorded, (chunk_rows, chunk_steps) = table.recorded, table.source.chunk_shape
     length = max(1, min(_SLOTS_ON_END, chunk_steps - 1, count))
     on_end = replace(windows, length=length, burn_in=0)
-    reader = RingReader(ring, on_end)
-    layout = BatchLayout.of(fields_of(ring.source.spec, on_end), on_end)
+    reader = RingReader(table, on_end, first_episode)
+    kinds = in_windows(fields_of(table.source.spec, on_end), on_end)
     starts = np.arange(0, count, length)
     index, before = table.locate(starts)
     number = table.episodes[index]
     order = np.lexsort((recorded.start[number] + before, recorded.row[number] // chunk_rows))
     pieces = 1 + _breaks_before(table, starts + length) - _breaks_before(table, starts)
     starts, pieces = starts[order], pieces[order]
-    size = max(1, num_bytes // layout.window_bytes)
+    size = max(1, num_bytes // window_bytes(kinds))
     bounds = np.flatnonzero(np.diff(np.cumsum(pieces) // size)) + 1
     for part in np.split(starts, bounds):
-        batch = Batch(layout, len(part))
+        batch = new_batch(kinds, len(part))
         reader.read(part, batch, None)
         slots = (part[:, None] + np.arange(length)).ravel()
-        fields = ((name, x[:, :length]) for name, x in batch.fields.items())
+        fields = ((name, x[:, :length]) for name, x in batch.items())
         yield slots, {name: x.reshape(len(slots), *x.shape[2:]) for name, x in fields}
 
 

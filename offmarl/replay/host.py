@@ -15,8 +15,15 @@ from numpy.typing import NDArray
 
 from offmarl import _ahead
 from offmarl.errors import OptionError
-from offmarl.replay.fields import check_extras, fields_of, finish_fields, to_sequence
-from offmarl.replay.gathering import Batch, BatchLayout, RingReader
+from offmarl.replay.fields import (
+    Fields,
+    check_extras,
+    fields_of,
+    finish_fields,
+    in_windows,
+    to_sequence,
+)
+from offmarl.replay.gathering import RingReader, new_batch, window_bytes
 from offmarl.replay.rings import Mixed, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import Uniform
@@ -65,23 +72,25 @@ class WindowReader:
         episodes: Chosen = None,
         weights: Weighting = None,
     ):
-        self.rings, self._windows = SlotRings(source, windows, episodes, weights), windows
+        self.rings, self.windows = SlotRings(source, windows, episodes, weights), windows
         """The slots that windows may start at."""
         check_extras(source.spec, windows, source.path)
         leaves = {**fields_of(source.spec, windows)}
         if self.rings.factors is not None:
             leaves["weight"] = ArraySpec(())
-        self._layout = BatchLayout.of(leaves, windows)
-        self._readers = [RingReader(ring, windows) for ring in self.rings.members]
+        self.kinds = in_windows(leaves, windows)
+        self._readers = [
+            RingReader(ring.table, windows, ring.first_episode) for ring in self.rings.members
+        ]
 
     @property
     def batch_bytes(self) -> int:
         """Bytes of a batch."""
-        return self._windows.batch_size * self._layout.window_bytes
+        return self.windows.batch_size * window_bytes(self.kinds)
 
     def arrays(self, starts: Int[np.ndarray, "*b"]) -> Sequence:
         """Return the windows that start at given slots, ``(*b, T, ...)``."""
-        fields = finish_fields(self._gather(starts.ravel()).fields, self._windows)
+        fields = finish_fields(self.gather(starts.ravel()), self.windows)
         return to_sequence({k: x.reshape(*starts.shape, *x.shape[1:]) for k, x in fields.items()})
 
     def each_array(self, starts: list[Int[np.ndarray, "_"]]) -> list[Sequence]:
@@ -93,18 +102,30 @@ class WindowReader:
         stops = np.cumsum([0, *map(len, starts)]).tolist()
         return [map_tree(lambda x, i=i, j=j: x[i:j], sequence) for i, j in pairwise(stops)]
 
+    def beginnings(self) -> Fields:
+        """Return the windows that the episodes begin with, of K episodes.
+
+        Where an episode ends before its window, the slot that ends it is repeated.
+        """
+        counts = [len(ring.table.episodes) for ring in self.rings.members]
+        batch, first = new_batch(self.kinds, sum(counts)), 0
+        for reader, number in zip(self._readers, counts, strict=True):
+            reader.read_beginnings(batch, first + np.arange(number))
+            first += number
+        return batch
+
     def close(self) -> None:
         """Stop reading; does nothing but for data on another machine."""
 
     def prepare_fork(self) -> None:
         """Let processes that are forked from this one read the windows."""
         for ring, reader in zip(self.rings.members, self._readers, strict=True):
-            ring.source.prepare_fork()
+            ring.table.source.prepare_fork()
             _ = reader.to_go  # forked processes share it
 
-    def _gather(self, starts: NDArray[np.int64]) -> Batch:
+    def gather(self, starts: NDArray[np.int64]) -> Fields:
         """Return the windows that start at ``n`` slots."""
-        batch, rings = Batch(self._layout, len(starts)), self.rings.members
+        batch, rings = new_batch(self.kinds, len(starts)), self.rings.members
         if len(rings) == 1:
             self._readers[0].read(starts - rings[0].first_slot, batch, None)
         else:
@@ -115,8 +136,8 @@ class WindowReader:
                 if len(at):
                     reader.read(starts[at] - firsts[index], batch, at)
         if self.rings.factors is not None:
-            rows = starts[:, None] + np.arange(self._windows.steps)
-            batch.fields["weight"][...] = self.rings.factors[rows]
+            rows = starts[:, None] + np.arange(self.windows.steps)
+            batch["weight"][...] = self.rings.factors[rows]
         return batch
 
 

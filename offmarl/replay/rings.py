@@ -62,7 +62,6 @@ class Mixed(Protocol):
 class SlotRing(NamedTuple):
     """The ring of one source, among all."""
 
-    source: Source
     share: float
     table: SlotTable
     first_slot: int
@@ -143,7 +142,7 @@ class SlotRings:
                 begins = np.ones(1)
                 if slot_weights is not None:  # the sums over the steps that count in windows
                     begins = _sums(slot_weights, windows.burn_in, windows.steps)
-                rings.append(SlotRing(vault, share, table, slot, episode, slot_weights, begins))
+                rings.append(SlotRing(share, table, slot, episode, slot_weights, begins))
                 slot += table.num_slots + windows.steps
             episode += len(vault.episodes.length)
         self.members = tuple(rings)
@@ -245,26 +244,24 @@ def _weighted_table(
     if weights is None:
         return table, None
     if weights.ndim == 1:
-        heavy = _heavy(source, table, weights[table.episodes], sort=True)
+        heavy = _heavy(table, weights[table.episodes], sort=True)
         table = SlotTable(source, recorded, heavy)
         slot_weights = np.repeat(weights[table.episodes], table.lengths + 1)
     else:
         sums = np.add.reduceat(_of_slots(table, weights), table.offsets)
-        table = SlotTable(source, recorded, _heavy(source, table, sums, sort=False))
+        table = SlotTable(source, recorded, _heavy(table, sums, sort=False))
         slot_weights = _of_slots(table, weights)
     return table, slot_weights / slot_weights.mean()
 
 
-def _heavy(
-    source: Source, table: SlotTable, weights: NDArray[np.float64], sort: bool
-) -> NDArray[np.int64]:
+def _heavy(table: SlotTable, weights: NDArray[np.float64], sort: bool) -> NDArray[np.int64]:
     """Return the episodes of a table that weigh something, with ``sort`` in order of weight."""
     order = np.argsort(weights, kind="stable") if sort else np.arange(len(weights))
     heavy = order[weights[order] > 0]
     if not len(heavy):
         raise OptionError(
-            f"all {len(weights)} episodes of {source.path} to draw from weigh 0: give at least one "
-            "of them a weight above 0."
+            f"all {len(weights)} episodes of {table.source.path} to draw from weigh 0: give at "
+            "least one of them a weight above 0."
         )
     return table.episodes[heavy]
 

@@ -205,13 +205,13 @@ def are_whole(source: Any) -> NDArray[np.bool_]:
 class SlotTable:
     """The ring of slots: episodes laid end to end, each with one slot more than it has steps.
 
-    It takes memory by the episode. ``recorded`` are all episodes of the source, and ``episodes``
-    the numbers of those in the ring, in order; all of them by default. `ShapeError` if there is no
-    step to draw.
+    It takes memory by the episode. ``recorded`` are all episodes of the ``source``, and
+    ``episodes`` the numbers of those in the ring, in order; all of them by default. `ShapeError` if
+    there is no step to draw.
     """
 
     def __init__(self, source: Source, recorded: EpisodeTable, episodes: Chosen = None):
-        self.recorded, count = recorded, len(recorded.length)
+        self.source, self.recorded, count = source, recorded, len(recorded.length)
         numbers = numbers_of(np.arange(count) if episodes is None else episodes, count, source.path)
         self.episodes = numbers = numbers[recorded.length[numbers] > 0]
         """``(K,)`` their numbers."""

@@ -17,7 +17,7 @@ from jaxtyping import Int
 
 from offmarl.config import check_seed
 from offmarl.errors import OptionError
-from offmarl.replay.blocks import BlockReader, open_reader
+from offmarl.replay.blocks import open_reader
 from offmarl.replay.host import GATHERED_WINDOWS, IN_HAND, WindowReader, ahead, parts_ahead
 from offmarl.replay.orders import Order, check_start
 from offmarl.replay.rings import Mixed, Weighting
@@ -132,22 +132,20 @@ def open_stream(
     """
     if to not in get_args(To):
         raise OptionError(f"batches are made of {' or '.join(get_args(To))}: {to!r} is none.")
-    kinds, gather = _readers(to)
     passes = seed, epochs, drop_last
-    reader, order = open_reader(kinds, source, windows, passes, episodes, weights, shuffle_buffer)
-    read = partial(gather, reader)
+    reader, order = open_reader(source, windows, passes, episodes, weights, shuffle_buffer)
+    read = partial(_function_of(to), reader)
     return Stream(read, order, reader, windows, seed=seed, start=start, memory=memory)
 
 
-def _readers(to: str) -> tuple[tuple[Any, Any], Callable[..., list[Sequence]]]:
-    """Return the readers of windows, from anywhere and by blocks, and their function of batches."""
+def _function_of(to: str) -> Callable[..., list[Sequence]]:
+    """Return the function that reads batches, each from its slots."""
     if to == "jax":
-        from offmarl.replay.batches import BlockWindowSource, WindowSource
+        from offmarl.replay.batches import on_device
 
-        return (WindowSource, BlockWindowSource), WindowSource.each_at
-    if to == "numpy":
-        return (WindowReader, BlockReader), WindowReader.each_array
+        return on_device
+    if to == "torch":
+        from offmarl.replay.torch import each_tensor
 
-    from offmarl.replay.torch import each_tensor
-
-    return (WindowReader, BlockReader), each_tensor
+        return each_tensor
+    return WindowReader.each_array

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._imports import import_optional
-from offmarl.replay.blocks import BlockReader, open_reader
+from offmarl.replay.blocks import open_reader
 from offmarl.replay.host import GATHERED_WINDOWS, WindowItems, WindowReader
 from offmarl.replay.orders import check_start
 from offmarl.replay.rings import Mixed, Weighting
@@ -173,8 +173,8 @@ class TorchBatches(data.IterableDataset):
     ):
         self._arguments = source, windows, seed, start, epochs, drop_last, episodes, weights
         self.seed, self.start = seed, check_start(start)
-        kinds, passes = (WindowReader, BlockReader), (seed, epochs, drop_last)
-        self._source, self._order = open_reader(kinds, source, windows, passes, episodes, weights)
+        passes = seed, epochs, drop_last
+        self._source, self._order = open_reader(source, windows, passes, episodes, weights)
         self._together = max(1, GATHERED_WINDOWS // windows.batch_size)
         self._source.prepare_fork()
 

@@ -72,9 +72,7 @@ class Mixture(EpisodeSet):
 
         ``row``, ``start`` and ``final`` count within the episode's vault.
         """
-        by_vault = [source.episodes for source in self.sources]
-        columns = zip(*(episodes.columns for episodes in by_vault), strict=True)
-        return tables.Episodes.of_columns(map(np.concatenate, columns), by_vault[0].teams)
+        return tables.Episodes.joined([source.episodes for source in self.sources])
 
     @property
     def first_episodes(self) -> Int[np.ndarray, "vaults"]:

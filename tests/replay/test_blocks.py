@@ -81,7 +81,7 @@ def test_the_batches_of_a_seed_are_those_that_it_has_alone(
     windows, steps = Windows(4, 5), range(0, 40, 20)
     for subset in (keys, keys[1:]):
         with open_batches(dataset, "blocks", windows, subset, steps, 10**8) as batches:
-            out.append([jax.tree.map(lambda x: x[-1], part.data) for part in batches.data])
+            out.append([jax.tree.map(lambda x: x[-1], part) for part in batches.data])
     assert len(out[0]) == 2
     chex.assert_trees_all_equal(*out)
 

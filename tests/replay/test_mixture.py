@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
-from offmarl.replay import SlotRings, Windows, WindowSource
+from offmarl.replay import SlotRings, WindowReader, Windows
 from offmarl.replay.device import draw, probability
 from offmarl.replay.starts import Uniform, draw_on_host, segments
 from offmarl.vault import Dataset, Mixture, Weights
@@ -273,7 +273,7 @@ def test_a_uniform_mixture_of_one_vault_is_that_vault(vaults) -> None:
     rings = SlotRings(offmarl.mix({vaults["short"]: 2.0}), Windows(4, 5))
     assert rings.starts == Uniform(12 * 9)
     assert SlotRings(vaults["short"], Windows(4, 5)).starts == Uniform(12 * 9)
-    assert WindowSource(vaults["short"], Windows(4, 5)).rings.starts == Uniform(12 * 9)
+    assert WindowReader(vaults["short"], Windows(4, 5)).rings.starts == Uniform(12 * 9)
 
 
 # ---------------------------------------------------------------------------------- errors

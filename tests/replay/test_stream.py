@@ -17,7 +17,6 @@ import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError
 from offmarl.replay import (
-    Batches,
     Replay,
     WindowReader,
     Windows,
@@ -28,7 +27,8 @@ from offmarl.replay import (
 from offmarl.replay.host import ahead, parts_ahead
 from offmarl.replay.sampling import are_whole
 from offmarl.replay.starts import Uniform, draw_on_host
-from offmarl.types import map_tree
+from offmarl.testing import experience
+from offmarl.types import Discrete, EnvSpec, Sequence, map_tree
 from offmarl.vault import Dataset
 
 from .memory import MemorySource, at, sample
@@ -174,6 +174,19 @@ def test_fractions_that_cannot_be_held_out(dataset: Dataset, fraction: float) ->
         dataset.hold_out(fraction)
 
 
+@pytest.mark.parametrize(("agents", "actions"), [(27, 36), (130, 2)])
+def test_large_masks_and_actions_are_finished_too(
+    tmp_path: Path, agents: int, actions: int
+) -> None:
+    spec = EnvSpec("", agents, observation_size=1, state_size=1, action=Discrete(actions))
+    with vault.create(tmp_path / "a.vlt", spec, rows=1) as writer:
+        writer.append(*experience(spec, rows=1, steps=30))
+    dataset = offmarl.open(tmp_path / "a.vlt")
+    expected = sample(dataset.replay(4, 5), jax.random.fold_in(jax.random.key(0), 0))
+    with dataset.stream(4, 5) as stream:
+        chex.assert_trees_all_equal(next(stream), expected)
+
+
 def test_whole_episodes(dataset: Dataset) -> None:
     numbers = np.array([4, 0, 7])
     batch = dataset.whole_episodes(numbers)
@@ -205,10 +218,11 @@ def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> N
         assert feed.updates == (6 if kind == "device" else 3)
         for first in range(12, 24, feed.updates):  # a piece begins at a multiple of its size
             data = next(feed.data)
-            assert isinstance(data, Replay if kind == "device" else Batches)
+            assert isinstance(data, Replay if kind == "device" else Sequence)
             for seed, index in np.ndindex(2, feed.updates) if kind == "stream" else ():
                 key, _ = split_key(keys[seed], first + index)
-                chex.assert_trees_all_equal(data[seed][index].data, sample(replay, key))
+                batch = jax.tree.map(lambda leaf, at=(seed, index): leaf[at], data)
+                chex.assert_trees_all_equal(batch, sample(replay, key))
 
 
 class LongSource(MemorySource):
@@ -229,7 +243,7 @@ def test_data_with_more_steps_than_a_device_can_index_is_streamed(
     monkeypatch.setattr(device, "free_bytes", lambda: 2**60)
     source, keys = LongSource(), jax.random.split(jax.random.key(0), 1)
     with open_batches(source, "auto", Windows(4, 5), keys, range(0, 6, 6), 2**20) as feed:
-        assert isinstance(next(feed.data), Batches)
+        assert isinstance(next(feed.data), Sequence)
     with (
         pytest.raises(OptionError, match="stream the batches"),
         open_batches(source, "device", Windows(4, 5), keys, range(0, 6, 6), 2**20),

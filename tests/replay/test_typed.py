@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError
-from offmarl.replay import Batches, Replay, Windows, WindowSource, device, load, open_batches
+from offmarl.replay import Replay, WindowReader, Windows, device, load, open_batches
+from offmarl.replay.batches import on_device
 from offmarl.replay.fields import fields_of
 from offmarl.replay.packing import layout_of, pack, unpack
 from offmarl.testing import entries, image_spec, typed_spec
-from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, flatten_tree
+from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, Sequence, flatten_tree
 from offmarl.vault import Dataset
 from tests.vault.experience import recorded
 
@@ -55,11 +56,12 @@ def same_bits(ours: Any, theirs: Any) -> None:
 )
 def test_device_stream_and_arrays_are_equal(typed: Dataset, length: int) -> None:
     windows = Windows(4, length, return_to_go=0.9)
-    replay, source = load(typed, windows), WindowSource(typed, windows)
+    replay, source = load(typed, windows), WindowReader(typed, windows)
     slots = np.arange(replay.num_slots)
     arrays = source.arrays(slots)
     same_bits(at(replay, jnp.asarray(slots)), arrays)
-    same_bits(source.at(slots).data, arrays)
+    (batch,) = on_device(source, [slots])
+    same_bits(batch, arrays)
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -67,13 +69,13 @@ def test_some_episodes_of_an_image_vault(images: Dataset, tmp_path: Path, codec:
     vault.recode(images.path, tmp_path / "i.vlt", codec=codec)
     dataset = offmarl.open(tmp_path / "i.vlt")
     windows, episodes = Windows(4, 5), np.arange(len(dataset.episodes.row))[::-2]
-    replay, source = load(dataset, windows, episodes), WindowSource(dataset, windows, episodes)
+    replay, source = load(dataset, windows, episodes), WindowReader(dataset, windows, episodes)
     slots = np.arange(replay.num_slots)
     same_bits(at(replay, jnp.asarray(slots)), source.arrays(slots))
 
 
 def test_leaves_have_the_types_and_values_of_the_vault(typed: Dataset) -> None:
-    windows = WindowSource(typed, Windows(1, 1)).arrays(
+    windows = WindowReader(typed, Windows(1, 1)).arrays(
         np.arange(typed.num_steps + len(typed.episodes.row))
     )
     row, time = np.divmod(np.arange(typed.num_steps), typed.length)
@@ -168,7 +170,7 @@ def test_data_that_is_too_large_for_the_device(
         images.replay(2, 3)
     keys = jax.random.split(jax.random.key(0), 1)
     with open_batches(images, "auto", Windows(2, 3), keys, range(0, 2, 2), 2**22) as source:
-        assert isinstance(next(source.data), Batches)
+        assert isinstance(next(source.data), Sequence)
     monkeypatch.setattr(device, "free_bytes", lambda: 2**40)
     with open_batches(images, "auto", Windows(2, 3), keys, range(0, 2, 2), 2**22) as source:
         assert isinstance(next(source.data), Replay)
@@ -179,14 +181,14 @@ def test_data_that_is_too_large_for_the_device(
 
 def test_extras_are_chosen(typed: Dataset) -> None:
     name = min(typed.spec.extras)
-    source = WindowSource(typed, Windows(1, 2, extras=(name,)))
+    source = WindowReader(typed, Windows(1, 2, extras=(name,)))
     assert set(source.arrays(np.arange(3)).extras) == {name}
     assert set(at(load(typed, Windows(1, 2, extras=(name,))), jnp.arange(3)).extras) == {name}
-    assert source.batch_bytes < WindowSource(typed, Windows(1, 2)).batch_bytes
-    assert WindowSource(typed, Windows(1, 2, extras=())).arrays(np.arange(3)).extras is None
+    assert source.batch_bytes < WindowReader(typed, Windows(1, 2)).batch_bytes
+    assert WindowReader(typed, Windows(1, 2, extras=())).arrays(np.arange(3)).extras is None
 
 
-@pytest.mark.parametrize("make", [load, WindowSource])
+@pytest.mark.parametrize("make", [load, WindowReader])
 def test_extras_that_do_not_exist(typed: Dataset, make: Any) -> None:
     with pytest.raises(OptionError, match=r"t.vlt/main has no extra column 'no': choose from "):
         make(typed, Windows(1, 2, extras=("no",)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from offmarl.errors import OptionError, ShapeError
-from offmarl.replay import Windows, WindowSource, device, load, packing
+from offmarl.replay import WindowReader, Windows, device, load, packing
 from offmarl.replay.device import draw
 from offmarl.replay.gathering import read_slots
 from offmarl.replay.rings import SlotRings
@@ -37,7 +37,7 @@ def sources(drawn: st.DrawFn) -> MemorySource:
 
 def all_windows(source: MemorySource, windows: Windows, episodes=None) -> Sequence:
     """Return the windows that start at each slot, ``(R, T, ...)``."""
-    reader = WindowSource(source, windows, episodes)
+    reader = WindowReader(source, windows, episodes)
     lengths = source.episodes.length if episodes is None else source.episodes.length[episodes]
     count = int((lengths + 1).sum())
     parts = []
@@ -109,9 +109,9 @@ def test_short_episodes_with_gaps_are_read_in_little_memory(monkeypatch) -> None
 
     monkeypatch.setattr(MemorySource, "window_fields", noted)
     source, windows = MemorySource([[1] * 2000] * 2), Windows(1, 5)
-    ring = SlotRings(source, windows, np.arange(0, 4000, 2), None).members[0]
-    count, most = ring.table.num_slots, 2**16
-    parts = [*read_slots(ring, windows, count, most)]
+    table = SlotRings(source, windows, np.arange(0, 4000, 2), None).members[0].table
+    count, most = table.num_slots, 2**16
+    parts = [*read_slots(table, windows, count, most)]
     slots = np.concatenate([slots for slots, _ in parts])
     np.testing.assert_array_equal(np.unique(slots[slots < count]), np.arange(count))
     step_bytes = sum(x.nbytes for x in parts[0][1].values()) // len(parts[0][0])
@@ -136,7 +136,7 @@ def test_a_device_gets_parts_of_few_sizes(monkeypatch) -> None:
     replay = device.load(source, windows, episodes)
     assert len(sizes) > 12 and len(set(sizes)) < 5
     slots = np.arange(0, replay.num_slots, 50)
-    expected = WindowSource(source, windows, episodes).arrays(slots)
+    expected = WindowReader(source, windows, episodes).arrays(slots)
     chex.assert_trees_all_equal(at(replay, slots), expected)
 
 
@@ -185,6 +185,6 @@ def test_sizes_that_cannot_be() -> None:
     refused = pytest.raises(OptionError, match="episodes 0 to 1")
     for episodes in ([2], [-1], []):
         with refused:
-            WindowSource(source, Windows(), np.array(episodes, int))
+            WindowReader(source, Windows(), np.array(episodes, int))
     with pytest.raises(OptionError, match="named twice"):
-        WindowSource(source, Windows(), np.array([1, 1]))
+        WindowReader(source, Windows(), np.array([1, 1]))

@@ -33,7 +33,7 @@ from offmarl.programs.program import (
 from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.normalisation import normalise_as_asked
 from offmarl.programs.runs.sharding import SEEDS, SeedLayout, map_seeds
-from offmarl.replay import Batches, BatchSource, Replay, split_key
+from offmarl.replay import BatchSource, Replay, split_key
 from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -282,7 +282,7 @@ def logged_loop(
     return after
 
 
-def place_data(layout: SeedLayout, data: Replay | Batches) -> Replay | Batches:
+def place_data(layout: SeedLayout, data: Replay | Sequence) -> Replay | Sequence:
     """Put training data on the devices: a replay as a whole on each, batches divided."""
     return layout.place(data, *(() if isinstance(data, Replay) else (SEEDS, None, DATA)))
 
@@ -294,7 +294,7 @@ def _update(
     learned: Learned,
     per_seed: tuple[Key[Array, "seeds"], Hyperparameters, Bool[Array, "seeds"]],
     place: tuple[Int[Array, ""] | int, ...],
-    data: Replay | Batches,
+    data: Replay | Sequence,
     draws: Prioritised | None,
 ) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
     """Sample and update ``count`` times, at most `LOG_EVERY`, for all seeds.
@@ -309,13 +309,15 @@ def _update(
         key: PRNGKeyArray,
         hyper: Hyperparameters,
         is_seed: Bool[Array, ""],
-        data: Replay | Batches,
+        data: Replay | Sequence,
         draws: Prioritised | None,
     ) -> tuple[Learned, dict[str, Array]]:
         def update(learned: Learned, index: Array) -> tuple[Learned, dict[str, Array]]:
             number = first + index
             _, update_key = split_key(key, number)
-            piece = data[offset + index] if isinstance(data, Batches) else data
+            piece = data
+            if isinstance(data, Sequence):
+                piece = jax.tree.map(lambda leaf: leaf[offset + index], data)
             batch, slots = _batch(piece, draws, learned.priorities, key, number)
             batch = divide(batch)
             state, outputs = stage.update(learned.state, batch, update_key, hyper)
@@ -339,15 +341,15 @@ def _update(
 
 
 def _batch(
-    data: Replay | Batches,
+    data: Replay | Sequence,
     draws: Prioritised | None,
     priorities: Priorities | None,
     key: PRNGKeyArray,
     number: Int[Array, ""],
 ) -> tuple[Sequence, Any]:
     """Return the batch of an update, and the slots of its windows if priorities draw them."""
-    if isinstance(data, Batches):
-        return data.data, None
+    if isinstance(data, Sequence):
+        return data, None
     sample_key, _ = split_key(key, number)
     if draws is None or priorities is None:
         return data.sample(sample_key), None

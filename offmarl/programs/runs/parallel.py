@@ -39,6 +39,7 @@ from offmarl.types import (
     remember,
 )
 from offmarl.vault.format import values
+from offmarl.vault.format.layout import DISK_NAMES
 
 if TYPE_CHECKING:
     from offmarl.envs.translator import Translator
@@ -49,12 +50,8 @@ _END_SECONDS = 5.0
 _MOST_PROCESSES = 8
 """Largest number of processes by default: each has a copy of the environment in memory."""
 
-_DISK_NAMES = {
-    "action": "actions",
-    "reward": "rewards",
-    "behaviour_log_prob": "infos.behaviour_log_probs",
-}
-"""The fields of a step that are checked, and their names on disk."""
+_CHECKED = ("action", "reward", "behaviour_log_prob")
+"""The fields of a step that are checked."""
 
 
 class RunningEpisode:
@@ -155,7 +152,7 @@ class RunningEpisode:
 
         ``view`` is the next view of the step, or the first view of the episode.
         """
-        arrays = {_DISK_NAMES[name]: value for name, value in step.items() if name in _DISK_NAMES}
+        arrays = {DISK_NAMES[name]: step[name] for name in _CHECKED if name in step}
         arrays |= flatten_tree(view.observation, "observations")
         arrays |= flatten_tree(view.state, "infos.state")
         columns = {name: np.asarray(array)[None, None] for name, array in arrays.items()}

@@ -27,7 +27,6 @@ from offmarl.vault.format.faults import (
     Fault,
     merge_faults,
     noting,
-    of_chunk,
     reason,
     with_episodes,
 )
@@ -315,11 +314,11 @@ def _check_places(contents: Contents, findings: _Findings) -> list[_StoredChunk]
                 position = number * blocks + chunk.rows[0] // grid.chunks[0]
                 chunks.append(_StoredChunk(chunk, grid, position, stored_bytes))
                 continue
-            findings.faults.append(of_chunk(chunk, problem))
+            findings.faults.append(Fault(problem, *chunk))
             faults += 1
             if faults == _MAX_FAULTS:  # a forged index may claim more chunks than exist
                 remainder = chunk._replace(steps=(chunk.steps[0], findings.length))
-                findings.faults.append(of_chunk(remainder, "further chunks were not looked at"))
+                findings.faults.append(Fault("further chunks were not looked at", *remainder))
                 break
     return chunks
 
@@ -353,7 +352,7 @@ def _check_content(
             problem = reason(error) if difference else reason(error).rstrip(".")
             size = 0 if difference else size
         if problem:
-            findings.faults.append(of_chunk(stored.chunk, problem))
+            findings.faults.append(Fault(problem, *stored.chunk))
         findings.read_bytes += size
         advance(size)
 

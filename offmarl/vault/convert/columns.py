@@ -33,7 +33,6 @@ from offmarl.vault.convert.admission import ImportedRow, to_steps
 from offmarl.vault.convert.common import Imported
 from offmarl.vault.convert.containers import (
     Append,
-    Column,
     StrPath,
     check_layout,
     check_links_stay_inside,
@@ -75,9 +74,9 @@ def write_numpy(vault: Dataset, path: StrPath, progress: Progress) -> Path:
     """
     path = local(path)
     tables = _tables(vault) | {_ABOUT: np.array(json.dumps(_about(vault)))}
-    columns = {name: Column(array.shape, array.dtype) for name, array in tables.items()}
+    columns = {name: Leaf(array.dtype, array.shape) for name, array in tables.items()}
     for name, leaf in _leaves(vault.spec).items():
-        columns[name] = Column((vault.num_steps, *leaf.shape), leaf.dtype)
+        columns[name] = Leaf(leaf.dtype, (vault.num_steps, *leaf.shape))
     with written_whole(path) as part, npz(part, columns) as arrays:
         for name, array in tables.items():
             arrays[name](array)

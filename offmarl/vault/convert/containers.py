@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from offmarl._imports import import_optional
 from offmarl.errors import OffmarlError, VaultError, VaultNotFoundError
-from offmarl.vault.format.layout import NumpyArray
+from offmarl.vault.format.layout import Leaf, NumpyArray
 from offmarl.vault.storage import files
 from offmarl.vault.storage.files import errors_of
 
@@ -256,13 +256,6 @@ def _refused(reason: str) -> VaultError:
 # ---------------------------------------------------------------------------------- writing
 
 
-class Column(NamedTuple):
-    """Shape and type of an array to write."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
 Append = Callable[[NumpyArray], object]
 """Writes the next entries of an array's first axis."""
 
@@ -325,9 +318,9 @@ def to_slices(array: Any, file: SteadyFile | None = None) -> Append:
     return append
 
 
-def _to_npy(file: BinaryIO, column: Column) -> Append:
+def _to_npy(file: BinaryIO, column: Leaf) -> Append:
     """Append to a ``.npy`` file. A full disk raises here; a memory map would crash."""
-    shape, dtype = column
+    dtype, shape = column
     descr = np.lib.format.dtype_to_descr(dtype)
     header = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
@@ -336,9 +329,12 @@ def _to_npy(file: BinaryIO, column: Column) -> Append:
 
 @contextmanager
 def npz(
-    path: Path, columns: Mapping[str, Column], compression: int = zipfile.ZIP_STORED
+    path: Path, columns: Mapping[str, Leaf], compression: int = zipfile.ZIP_STORED
 ) -> Iterator[dict[str, Append]]:
-    """Write an ``.npz`` file whose arrays are filled side by side, in temporary files."""
+    """Write an ``.npz`` file whose arrays are filled side by side, in temporary files.
+
+    ``columns`` have the type and the shape of each.
+    """
     part = path.with_name(f"{path.name}.arrays")
     part.mkdir()
     paths = {name: part / f"{name}.npy" for name in columns}

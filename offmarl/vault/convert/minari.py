@@ -41,11 +41,12 @@ from offmarl.vault.convert.containers import (
 )
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.format import layout
-from offmarl.vault.format.encoding import is_of
-from offmarl.vault.format.layout import NumpyArray
+from offmarl.vault.format.layout import DISK_NAMES, NumpyArray, disk_name_of
 from offmarl.vault.format.tables import CAUSES, CUT
 
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
+_PER_STEP = ("reward", "terminated", "truncated", "behaviour_log_prob", "policy_id")
+"""Fields of transitions that are infos."""
 
 
 def write_minari(vault: Dataset, dataset: StrPath, progress: Progress) -> Path:
@@ -193,14 +194,8 @@ def _buffer(number: int, episode: Episode, cut: bool) -> Any:
     truncated = ~terminated & (steps.terminated | steps.truncated).all(-1)
     truncated[-1] |= ~terminated[-1]
 
-    per_step = {
-        "reward": steps.reward,
-        "terminated": steps.terminated,
-        "truncated": steps.truncated,
-        "behaviour_log_prob": steps.behaviour_log_prob,
-        "policy_id": steps.policy_id,
-        **flatten_tree(steps.extras or {}, layout.EXTRAS),
-    }
+    per_step = {name: getattr(steps, name) for name in _PER_STEP}
+    per_step |= flatten_tree(steps.extras or {}, layout.EXTRAS)
     infos = {
         **flatten_tree(views.state, "state"),
         "legal_actions": views.legal_actions,
@@ -303,15 +298,8 @@ def _record(
     arrays = {
         **flatten_tree(map_tree(np.asarray, episode.observations), layout.OBSERVATIONS),
         "actions": np.asarray(episode.actions) if actions is None else actions,
-        **_of_steps(infos, "state", layout.STATE),
-        "infos.legals": infos["legal_actions"],
-        "infos.alive": infos["alive"],
-        "rewards": infos["reward"],
-        "terminals": infos["terminated"],
-        "truncations": infos["truncated"],
-        "infos.behaviour_log_probs": infos["behaviour_log_prob"],
-        layout.POLICY_IDS: infos["policy_id"],
-        **_of_steps(infos, layout.EXTRAS, layout.EXTRAS),
+        **{DISK_NAMES[name]: infos[name] for name in (*_PER_STEP, "legal_actions", "alive")},
+        **{disk_name_of(x): y for x, y in infos.items() if x.startswith(("state", layout.EXTRAS))},
     }
     steps = to_steps({key: x[None, :length] for key, x in arrays.items()}, spec)
     truncated = steps.truncated.copy()
@@ -321,11 +309,6 @@ def _record(
     cut[0, -1] = infos["cut"][0]
     finals = _final(arrays, length, spec) if infos["final_known"][0] else None
     return ImportedRow(steps, finals, cut)
-
-
-def _of_steps(infos: dict[str, NumpyArray], group: str, name: str) -> dict[str, NumpyArray]:
-    """Return the leaves of a group of infos, by their names on disk."""
-    return {k.replace(group, name, 1): x for k, x in infos.items() if is_of(group, k)}
 
 
 def _final(arrays: dict[str, NumpyArray], length: int, spec: EnvSpec) -> FinalObservations:

@@ -38,7 +38,6 @@ from offmarl.vault.convert.common import Imported, with_final
 from offmarl.vault.convert.containers import (
     HDF5,
     Append,
-    Column,
     SteadyFile,
     StrPath,
     npz,
@@ -271,22 +270,22 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress) -> Path:
     agents = spec.num_agents
     rewards = 1 if spec.reward == "team" else agents
     columns = {
-        "obs": Column((*lead, *leaf.shape), plain_dtype(leaf.numpy_dtype)),
-        **({"state": Column((*lead, spec.state_size), np.dtype("f4"))} if spec.state_size else {}),
-        "actions": Column((*lead, agents, 1), np.dtype("i8")),
-        "avail_actions": Column((*lead, agents, spec.num_actions), np.dtype("i4")),
-        "reward": Column((*lead, rewards), np.dtype("f4")),
-        "terminated": Column((*lead, 1), np.dtype("u1")),
-        "filled": Column((*lead, 1), np.dtype("i8")),
+        "obs": Leaf(plain_dtype(leaf.numpy_dtype), (*lead, *leaf.shape)),
+        **({"state": Leaf(np.dtype("f4"), (*lead, spec.state_size))} if spec.state_size else {}),
+        "actions": Leaf(np.dtype("i8"), (*lead, agents, 1)),
+        "avail_actions": Leaf(np.dtype("i4"), (*lead, agents, spec.num_actions)),
+        "reward": Leaf(np.dtype("f4"), (*lead, rewards)),
+        "terminated": Leaf(np.dtype("u1"), (*lead, 1)),
+        "filled": Leaf(np.dtype("i8"), (*lead, 1)),
         **{
-            _EXTRAS + name: Column((*lead, *extra.shape), plain_dtype(extra.numpy_dtype))
+            _EXTRAS + name: Leaf(plain_dtype(extra.numpy_dtype), (*lead, *extra.shape))
             for name, extra in spec.extras.items()
         },
     }
     with written_whole(path) as part, _create(part, columns) as arrays:
         for episode in common.count_items(vault, len(lengths), progress):
             values_of = _slots(episode, rewards)
-            for name, (shape, dtype) in columns.items():
+            for name, (dtype, shape) in columns.items():
                 values = values_of[name]
                 slots: NumpyArray = np.zeros((1, *shape[1:]), dtype)
                 slots[0, : len(values)] = values
@@ -295,14 +294,17 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress) -> Path:
 
 
 @contextmanager
-def _create(path: Path, columns: Mapping[str, Column]) -> Iterator[Mapping[str, Append]]:
+def _create(path: Path, columns: Mapping[str, Leaf]) -> Iterator[Mapping[str, Append]]:
     """Create the file, to be filled an episode at a time."""
     if path.suffix not in HDF5:
         with npz(path, columns, zipfile.ZIP_DEFLATED) as arrays:
             yield arrays
         return
     with SteadyFile(path, "w+") as file, require("h5py").File(file, "w") as arrays:
-        yield {x: to_slices(arrays.create_dataset(x, *of), file) for x, of in columns.items()}
+        yield {
+            name: to_slices(arrays.create_dataset(name, shape, dtype), file)
+            for name, (dtype, shape) in columns.items()
+        }
 
 
 def _slots(episode: Episode, rewards: int) -> dict[str, NumpyArray]:

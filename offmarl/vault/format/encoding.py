@@ -23,6 +23,7 @@ from offmarl.types import (
 )
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import (
+    DISK_NAMES,
     EXTRAS,
     OBSERVATIONS,
     POLICY_IDS,
@@ -40,20 +41,11 @@ def to_disk(transition: Transition) -> dict[str, NumpyArray]:
 
     `fit` also converts them to a vault's shapes.
     """
-    view = transition.view
-    arrays = {
-        **flatten_tree(view.observation, OBSERVATIONS),
-        "actions": transition.action,
-        "rewards": transition.reward,
-        "terminals": transition.terminated,
-        "truncations": transition.truncated,
-        **flatten_tree(view.state, STATE),
-        "infos.legals": view.legal_actions,
-        "infos.alive": view.alive,
-        "infos.behaviour_log_probs": transition.behaviour_log_prob,
-        POLICY_IDS: transition.policy_id,
-        **flatten_tree(transition.extras or {}, EXTRAS),
-    }
+    fields = transition._asdict() | transition.view._asdict()
+    trees = {name: fields[field] for field, name in DISK_NAMES.items()}
+    arrays: dict[str, Any] = {}
+    for name, tree in (trees | {EXTRAS: transition.extras or {}}).items():
+        arrays |= flatten_tree(tree, name) if isinstance(tree, Mapping) else {name: tree}
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
@@ -225,11 +217,7 @@ def unpack_view(packed: NumpyArray) -> View:
 
 def unflatten_view(leaves: Mapping[str, Any]) -> View:
     """Undo `flatten_view`."""
-    trees: dict[str, dict[str, Any]] = {name: {} for name in View._fields}
-    for name, leaf in leaves.items():
-        field, _, path = name.partition(".")
-        trees[field][path] = leaf
-    return View(*map(unflatten_tree, trees.values()))
+    return View(**unflatten_tree(leaves))
 
 
 def fit(transition: Transition, schema: Schema, place: str) -> dict[str, NumpyArray]:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from offmarl.errors import OffmarlError
-from offmarl.vault.format.metadata import Chunk
 from offmarl.vault.format.tables import Episodes
 
 ERRORS = (OffmarlError, ValueError, OSError)
@@ -34,11 +33,6 @@ class Fault(NamedTuple):
             return f"{self.key}: {self.what}" if self.key else self.what
         place = f"{self.leaf}, rows {_span(self.rows)}, steps {_span(self.steps)}"
         return f"{place}: {self.what}{_numbered(self.episodes)}"
-
-
-def of_chunk(chunk: Chunk, what: str) -> Fault:
-    """Return the fault of a chunk."""
-    return Fault(what, chunk.key, chunk.leaf, chunk.rows, chunk.steps)
 
 
 @contextmanager

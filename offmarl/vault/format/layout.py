@@ -21,7 +21,7 @@ import numpy as np
 from offmarl import records
 from offmarl._arrays import largest_divisor
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
-from offmarl.records import Count
+from offmarl.records import MOST_STEP_BYTES, Count
 from offmarl.types import ArraySpec, Continuous, EnvSpec, flatten_tree
 from offmarl.vault.format import tables
 
@@ -40,8 +40,6 @@ _LEAST_CHUNK_STEPS = 64
 """Least steps of a chunk that `default_chunk_steps` chooses, unless its steps are larger."""
 MAX_LEAVES = 256
 """Maximum leaves of observations, states and extras together."""
-MAX_STEP_BYTES = 2**30
-"""Maximum bytes of one step of all leaves of observations, states and extras together."""
 MAX_AXES = 16
 """Maximum axes of one step of a leaf; NumPy's arrays have at most 64 axes, two of them in front."""
 
@@ -245,10 +243,10 @@ def check_leaves(spec: EnvSpec) -> None:
     if len(specs) > MAX_LEAVES:
         raise ShapeError(f"there are {len(specs)} leaves, and {MAX_LEAVES} is the most.")
     step_bytes = spec.num_agents * sum(leaf.num_bytes for leaf in specs.values())
-    if step_bytes > MAX_STEP_BYTES:
+    if step_bytes > MOST_STEP_BYTES:
         raise ShapeError(
-            f"{', '.join(specs)} take up to {step_bytes:,} bytes a step, and {MAX_STEP_BYTES:,} is "
-            "the most: store smaller images."
+            f"{', '.join(specs)} take up to {step_bytes:,} bytes a step, and {MOST_STEP_BYTES:,} "
+            "is the most: store smaller images."
         )
     for name, leaf in specs.items():
         if leaf.size < 1 or len(leaf.shape) >= MAX_AXES:
@@ -288,24 +286,25 @@ def leaves(spec: EnvSpec) -> Mapping[str, Leaf]:
     }
 
 
-_DISK_NAMES = {
-    "observation": "observations",
-    "state": "infos.state",
-    "legal_actions": "infos.legals",
-    "alive": "infos.alive",
+DISK_NAMES = {
+    "observation": OBSERVATIONS,
     "action": "actions",
     "reward": "rewards",
     "terminated": "terminals",
     "truncated": "truncations",
+    "state": STATE,
+    "legal_actions": "infos.legals",
+    "alive": "infos.alive",
     "behaviour_log_prob": "infos.behaviour_log_probs",
     "policy_id": POLICY_IDS,
 }
-"""Fields of records in Python, and the arrays or groups of arrays that hold them."""
+"""Fields of records in Python, and the arrays or groups of arrays that hold them, in the order of
+`leaves`."""
 
 
 def column_of(disk_name: str) -> str:
     """Return the column of an array on disk."""
-    for column, name in _DISK_NAMES.items():
+    for column, name in DISK_NAMES.items():
         if disk_name == name or disk_name.startswith(f"{name}."):
             return column + disk_name.removeprefix(name)
     return disk_name
@@ -314,7 +313,7 @@ def column_of(disk_name: str) -> str:
 def disk_name_of(column: str) -> str:
     """Return the name of a column's array on disk."""
     field, dot, path = column.partition(".")
-    return _DISK_NAMES.get(field, field) + dot + path
+    return DISK_NAMES.get(field, field) + dot + path
 
 
 def default_chunk_steps(spec: EnvSpec, rows: int, expected: int | None = None) -> int:

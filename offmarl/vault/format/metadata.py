@@ -168,7 +168,7 @@ _ANY_HEADER = 47
 
 
 class Chunk(NamedTuple):
-    """A chunk of an array, and its rows and steps."""
+    """A chunk of an array, and its rows and steps: the place of an `offmarl.vault.Fault`."""
 
     key: str
     leaf: str

@@ -77,6 +77,12 @@ class Episodes(NamedTuple):
         """Make a table of its `columns`."""
         return cls._make((*columns, teams))
 
+    @classmethod
+    def joined(cls, parts: Sequence["Episodes"]) -> "Episodes":
+        """Join the tables of several vaults, one after the other."""
+        columns = zip(*(part.columns for part in parts), strict=True)
+        return cls.of_columns(map(np.concatenate, columns), parts[0].teams)
+
     @property
     def policy_id(self) -> Int[np.ndarray, "M"]:
         """The policy of the first agent in the first step; -1 where unknown."""

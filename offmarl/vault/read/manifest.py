@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import VaultError, VaultFormatError
+from offmarl.records import PULLED
 from offmarl.vault.format import encoding, layout, tables
 from offmarl.vault.format.faults import Fault, noting
 from offmarl.vault.format.layout import METADATA, Head, Leaf, NumpyArray, Schema, load_json
@@ -354,7 +355,7 @@ def foreign_grid(name: str, leaf: Leaf, rows: int, document: bytes) -> Grid:
     return grid
 
 
-RECORD = "pulled.json"
+RECORD = PULLED
 """Name of the record next to the vaults of a dataset that was pulled, in ``<name>.vlt``."""
 TIME_LIMIT = "time_limit"
 """In the record: steps after which the environment truncated episodes, if known."""

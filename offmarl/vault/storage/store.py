@@ -23,7 +23,7 @@ import tensorstore as ts
 
 from offmarl._ahead import ahead, in_thread
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
-from offmarl.paths import openers, register_scheme
+from offmarl.paths import openers
 from offmarl.tracking import RUN_FILE
 from offmarl.vault.format.layout import (
     MANIFEST,
@@ -676,7 +676,7 @@ def register_driver(scheme: str, factory: Factory) -> None:
     """
     if scheme in SCHEMES or not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
         raise VaultError(f"{scheme!r} cannot be registered as the scheme of a driver.")
-    register_scheme(scheme, lambda url: Registered(url, factory(str(url))))
+    openers[scheme] = lambda url: Registered(url, factory(str(url)))
 
 
 # ---------------------------------------------------------------------------------- paths

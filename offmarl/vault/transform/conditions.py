@@ -101,7 +101,7 @@ def _whole_meeting(
     shared = set.intersection(*map(set, columns))
     pooled = {name: np.concatenate([x[name] for x in columns]) for name in shared}
     pooled["index"] = np.arange(len(pool.length))
-    return pool.whole(parsed.holds(pooled, len(pool.length)))
+    return pool.take(np.where(parsed.holds(pooled, len(pool.length)), pool.length, 0))
 
 
 def _warn_of_missing_returns(source: LineageSource) -> None:

@@ -136,7 +136,7 @@ def sample(
         pool = Pool(vaults)
         if top is not None:
             best = pool.scored[np.argsort(-pool.returns, kind="stable")]  # ties keep their order
-            return pool.whole(best[: max(1, round(top * len(best)))])
+            return selection.take_first(pool, best, None, max(1, round(top * len(best))))
         if models:
             order = pool.scored[selection.match_returns(pool.returns, Pool(models).returns, seed)]
         else:

@@ -1,6 +1,7 @@
 """Selections of episodes and steps of vaults: by number, by time, or as a sample."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from offmarl.config import check_seed
 from offmarl.errors import OptionError
 from offmarl.vault.format.layout import NumpyArray
+from offmarl.vault.format.tables import Episodes
 from offmarl.vault.read.reader import Reader
 
 Unit = Literal["episodes", "steps"]
@@ -73,28 +75,27 @@ def interval(start: int | None, stop: int | None, count: int) -> tuple[int, int]
 
 
 class Pool:
-    """The episodes of several vaults, numbered one vault after the other."""
+    """The M episodes of several vaults, numbered one vault after the other."""
 
     def __init__(self, vaults: Sequence[Reader]):
         self.vaults = list(vaults)
         self.path = ", ".join(str(vault.path) for vault in vaults)
-        counts = [len(vault.episodes.row) for vault in vaults]
-        self._begins: NumpyArray = np.cumsum([0, *counts])
-
-    @property
-    def length(self) -> Int[np.ndarray, "M"]:
+        self.length: Int[np.ndarray, "M"] = np.concatenate([x.episodes.length for x in vaults])
         """Steps of each episode."""
-        return np.concatenate([vault.episodes.length for vault in self.vaults])
+
+    @cached_property
+    def _episodes(self) -> Episodes:
+        return Episodes.joined([vault.episodes for vault in self.vaults])
 
     @property
     def scored(self) -> Int[np.ndarray, "K"]:
         """The episodes that have a return and that the environment ended."""
-        return np.flatnonzero(np.concatenate([vault.episodes.scored for vault in self.vaults]))
+        return np.flatnonzero(self._episodes.scored)
 
     @property
     def returns(self) -> Float[np.ndarray, "K"]:
         """Returns of the scored episodes; `OptionError` if there are none."""
-        returns = np.concatenate([vault.episodes.complete_returns for vault in self.vaults])
+        returns = self._episodes.complete_returns
         if not len(returns):
             raise OptionError(
                 f"{self.path} has no complete episode (one that the environment ended), so there "
@@ -102,18 +103,15 @@ class Pool:
             )
         return returns
 
-    def divide(self, episodes: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> list[NumpyArray]:
-        """Return the episodes of each vault, by their numbers there, in order."""
-        number = np.sort(np.arange(self._begins[-1])[episodes])
-        vault = np.searchsorted(self._begins, number, side="right") - 1
-        return [number[vault == i] - self._begins[i] for i in range(len(self.vaults))]
-
-    def whole(self, episodes: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> list[Pieces]:
-        """Take whole episodes of each vault."""
-        return [
-            whole_episodes(vault, part)
-            for vault, part in zip(self.vaults, self.divide(episodes), strict=True)
-        ]
+    def take(self, steps: Int[np.ndarray, "M"]) -> list[Pieces]:
+        """Take so many of the first steps of each episode; return the pieces of each vault."""
+        counts = [len(vault.episodes.row) for vault in self.vaults]
+        pieces = []
+        for vault, length in zip(self.vaults, np.split(steps, np.cumsum(counts)[:-1]), strict=True):
+            episode = np.flatnonzero(length)
+            start = vault.episodes.start[episode]
+            pieces.append(Pieces(episode, start, start + length[episode]))
+        return pieces
 
 
 # ---------------------------------------------------------------------------------- samples
@@ -180,20 +178,8 @@ def take_first(pool: Pool, order: Order, steps: int | None, episodes: int | None
             raise OptionError(
                 f"{amount:,} {unit} were requested, and {pool.path} has {count:,} to choose from."
             )
-    if steps is not None:
-        return _first_steps(pool, order, steps)
-    return pool.whole(order[:episodes])
-
-
-def _first_steps(pool: Pool, order: Order, steps: int) -> list[Pieces]:
-    """Take episodes in the given order up to a number of steps; the last one is cut short."""
-    total = np.cumsum(pool.length[order])
-    last = int(np.searchsorted(total, steps))
-    selections = pool.whole(order[: last + 1])
-    shortened = pool.divide(order[last : last + 1])
-    return [
-        pieces._replace(
-            stop=pieces.stop - np.where(np.isin(pieces.episode, cut), total[last] - steps, 0)
-        )
-        for pieces, cut in zip(selections, shortened, strict=True)
-    ]
+    order = order[:episodes]
+    through = np.cumsum(pool.length[order])  # the last one is cut short
+    taken = np.zeros_like(pool.length)
+    taken[order] = np.diff(through if steps is None else np.minimum(through, steps), prepend=0)
+    return pool.take(taken)
