@@ -145,6 +145,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
+        require_next_action(args.length)
         adam = programs.make_optimiser(args, hyper, state.updates)
         (value_loss, (q, q_tot, weights, error)), critic_gradient = jax.value_and_grad(
             critic_loss, has_aux=True
@@ -187,7 +188,6 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    require_next_action(args.length)
     return programs.train(make, args)
 
 

@@ -259,6 +259,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def update(
         state: TargetState, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[TargetState, dict[str, Array]]:
+        require_next_action(args.length)
         gradient, metrics = jax.grad(partial(loss, model), has_aux=True)(
             state.params, state.target, batch, key, hyper
         )
@@ -311,7 +312,6 @@ def make_model(spec: EnvSpec, args: Args) -> Model:
 
 def main(args: Args) -> Path:
     """Train, evaluate and write the run; return its directory."""
-    require_next_action(args.length)
     return programs.train(make, args)
 
 

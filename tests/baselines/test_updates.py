@@ -250,7 +250,7 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
     np.testing.assert_allclose(metrics["cql_loss"], np.mean(gaps), rtol=1e-6)
 
 
-def test_targets_take_the_next_action_of_the_data() -> None:
+def test_targets_take_the_next_action_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """No next action is known after a window or a truncated episode; terminations need none."""
     batch = sequence(
         [[[0, 2], [1, 1], [2, 0]], [[2, 2], [0, 0], [1, 1]]],
@@ -264,10 +264,13 @@ def test_targets_take_the_next_action_of_the_data() -> None:
     np.testing.assert_array_equal(known, [[True, True, False], [True, True, False]])
     with pytest.raises(OptionError, match="--length 2 or more"):
         registry.load("baseline", "iql_cql").Args(Path(), length=1)
-    for name in ("maicq", "oryx"):  # runs of before can be loaded
-        program = registry.load("baseline", name)
+    for name in ("maicq", "oryx"):  # runs of before can be loaded, and are finished when repeated
+        program, hyper = build(name, length=1)
         with pytest.raises(OptionError, match="--length 2 or more"):
-            program.main(program.Args(Path(), length=1))
+            program.stages[0].update(None, batch, jax.random.key(0), hyper)
+        baseline = registry.load("baseline", name)
+        monkeypatch.setattr(baseline.programs, "train", lambda _, args: args.out)
+        assert baseline.main(baseline.Args(Path(), length=1, out=Path("run"))) == Path("run")
 
 
 def softmax(values: list[float]) -> np.ndarray:
