@@ -158,7 +158,9 @@ def run(
     Without options all of it runs here, unless it is always launched.
     """
     if not arguments:
-        raise OptionError(f"`offmarl {verb}` needs its own arguments, too: see `offmarl {verb} --help`.")
+        raise OptionError(
+            f"`offmarl {verb}` needs its own arguments, too: see `offmarl {verb} --help`."
+        )
     share = None if options.task is None else Share.read(options.task)
     of_launcher = options.of_launcher
     for option in options_among(arguments, **_JOINING) if VERBS[verb].is_raw else ():

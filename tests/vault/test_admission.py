@@ -135,7 +135,9 @@ def test_next_observations_of_other_steps_are_refused(tmp_path):
 
 
 def test_data_without_any_end_is_told(tmp_path):
-    with pytest.warns(UserWarning, match="at no step have all agents a flag of an end: all 30 steps"):
+    with pytest.warns(
+        UserWarning, match="at no step have all agents a flag of an end: all 30 steps"
+    ):
         dataset = made(tmp_path, terminals=np.zeros(T))
     assert dataset.episodes.cause.tolist() == ["cut"]
 
