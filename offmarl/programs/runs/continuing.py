@@ -161,7 +161,8 @@ class InitialRun(NamedTuple):
         record = tracking.read_run(directory)
         if difference := EnvSpec.from_json(record["spec"]).difference(spec, extras=False):
             raise ShapeError(
-                f"{directory} and {spec.name or 'the data'} differ in {difference}: give another run."
+                f"{directory} and {spec.name or 'the data'} differ in {difference}: give another "
+                "run."
             )
         theirs, ours = (set(x or ()) for x in (record["args"].get("normalise"), normalise))
         if theirs != ours:
