@@ -215,5 +215,5 @@ def _plan(work: Work, tasks: int | None) -> Report:
 
 def _in_words(name: str, fact: Any) -> str:
     if isinstance(fact, int | float) and ("bytes" in name or "memory" in name):
-        return f"{fact / 1e9:,.3g} GB"
+        return f"{fact / 1e9:,.3g} GB" if fact >= 1e9 else f"{number(fact / 1e6)} MB"
     return number(fact) if isinstance(fact, int | float) else str(fact)
