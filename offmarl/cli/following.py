@@ -42,7 +42,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     "exploitability": {"env": "offmarl record psro --env {env}"},
     "ope": {"run": "offmarl evaluate {run}"},
     "ls": _SHOW | {"published": "offmarl pull {published[0][name]} --dry-run"},
-    "show": _TRAIN,
+    "show": {"steps": _TRAIN["path"]},  # not of an empty vault
     "report": {
         "run": "offmarl compare {run}",
         "page": "open {page} in a browser",

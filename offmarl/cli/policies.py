@@ -60,9 +60,10 @@ def load(
             if ":" in (name := str(record["args"].get("env"))):  # code, which spec.name omits
                 recorded = RecordedName(name, str(local(run) / RUN_FILE))
                 refuse_recorded(recorded, "with --env path/to/file.py:FACTORY")
+            named = f"the environment {str(spec.name)!r}, which is not installed"
             raise UnknownNameError(
-                f"{run} is of the environment {str(spec.name)!r}, which is not installed: give one "
-                "of the same sizes with --env (code of your own as path/to/file.py:FACTORY)."
+                f"{run} is of {named if spec.name else 'an unknown environment'}: give one of the "
+                "same sizes with --env (code of your own as path/to/file.py:FACTORY)."
             ) from error
         if not side:
             refuse_unused(f"{run} learned no side that has opponents", opponents=opponents)

@@ -158,7 +158,9 @@ def run(
     Without options all of it runs here, unless it is always launched.
     """
     if not arguments:
-        raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
+        raise OptionError(
+            f"`offmarl {verb}` needs its own arguments, too: see `offmarl {verb} --help`."
+        )
     share = None if options.task is None else Share.read(options.task)
     of_launcher = options.of_launcher
     for option in options_among(arguments, **_JOINING) if VERBS[verb].is_raw else ():
@@ -213,5 +215,5 @@ def _plan(work: Work, tasks: int | None) -> Report:
 
 def _in_words(name: str, fact: Any) -> str:
     if isinstance(fact, int | float) and ("bytes" in name or "memory" in name):
-        return f"{fact / 1e9:,.3g} GB"
+        return f"{fact / 1e9:,.3g} GB" if fact >= 1e9 else f"{number(fact / 1e6)} MB"
     return number(fact) if isinstance(fact, int | float) else str(fact)

@@ -134,6 +134,8 @@ def file_of_run(run: Path, files: Iterable[Path]) -> Path | None:
 
 def _load_named(kind: Kind, name: str) -> ModuleType:
     paths = find(kind)
+    if name not in paths and local(f"{name}.py").is_file():
+        raise OptionError(f"no {kind} named {name!r}: for the file, give {name}.py.")
     if name not in paths:
         raise unknown_name(kind, name, paths, see=f"offmarl {VERBS[kind]} --help")
     import jax  # noqa: F401 - here, as Python imports it twice as slowly below many other imports

@@ -73,9 +73,11 @@ def imports_none(module, arguments, cwd):
         (["tran"], "no command named 'tran': did you mean train or tune? See `offmarl --help`."),
         (["train", "bcc"], "no baseline named 'bcc': did you mean bc or cfcql?"),
         (["record", "mapo"], "no recorder named 'mapo': did you mean mappo"),
+        (["train", "mine"], "no baseline named 'mine': for the file, give mine.py."),
     ],
 )
-def test_unknown_names_are_answered_with_the_nearest(offmarl, arguments, message):
+def test_unknown_names_are_answered_with_the_nearest(offmarl, arguments, message, tmp_path):
+    (tmp_path / "mine.py").touch()
     outcome = offmarl(*arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("error: ") and message in outcome.err

@@ -21,7 +21,7 @@ def test_every_command_names_the_next_one():
         ("record mappo", {"run": "r", "vaults": []}, "offmarl report r"),
         (
             "show a",
-            {"path": Path("a.vlt/r")},
+            {"steps": 9, "path": Path("a.vlt/r")},
             "offmarl train bc --vault a.vlt/r --seeds 5 --updates 1000",
         ),
         ("train bc", {"run": Path("r"), "seeds": [1]}, "offmarl compare r --html report.html"),
@@ -88,7 +88,7 @@ def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
 def test_paths_are_as_the_arguments_write_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     remember_paths(["ls", "../data"])
-    command = next_commands(["show"], {"path": tmp_path.parent / "data" / "a.vlt"})
+    command = next_commands(["show"], {"steps": 1, "path": tmp_path.parent / "data" / "a.vlt"})
     assert command == "offmarl train bc --vault ../data/a.vlt --seeds 5 --updates 1000"
     remember_paths([])
 
@@ -103,6 +103,7 @@ def test_the_next_command_is_not_in_json(offmarl):
     [
         (["compare", "x" * 300], {"datasets": {"a": 1}}),  # too long for a path
         (["ls"], {"vaults": [{"error": "damaged"}]}),
+        (["show", "a.vlt"], {"steps": 0, "path": "a.vlt"}),
         (["split", "a.vlt"], {"vaults": [{"path": "a.vlt/train"}]}),
         (["push", "a.vlt", "--to"], {"url": "https://x"}),
         (["demo"], {"page": "demo/demo.html"}),
@@ -114,5 +115,5 @@ def test_a_successful_command_never_fails_for_what_follows(arguments, data):
 
 
 def test_values_are_not_templates():
-    command = next_commands(["show"], {"path": "{given.__class__} $(x)"})
+    command = next_commands(["show"], {"steps": 1, "path": "{given.__class__} $(x)"})
     assert command == "offmarl train bc --vault '{given.__class__} $(x)' --seeds 5 --updates 1000"

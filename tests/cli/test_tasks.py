@@ -143,6 +143,7 @@ def test_transforms_of_several_vaults_by_tasks(verb, offmarl, pair):
 def test_plans_of_transforms(offmarl, pair):
     plan = offmarl("filter", "a.vlt", "b.vlt", "return > 0", "-o", "c.vlt", "--dry-run")
     assert "memory of a task" in plan.out and not (pair / "c.vlt").exists()
+    assert " MB\n" in plan.out and "e-0" not in plan.out
     wrong = offmarl("recode", "a.vlt", "-o", "c.vlt", "--tasks", "2", "--layout", "rows")
     assert wrong.code == 2 and "--layout stream" in wrong.err
     alone = offmarl("filter", "return > 0", "-o", "c.vlt")

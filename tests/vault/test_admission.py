@@ -135,7 +135,9 @@ def test_next_observations_of_other_steps_are_refused(tmp_path):
 
 
 def test_data_without_any_end_is_told(tmp_path):
-    with pytest.warns(UserWarning, match="no step has a flag of an end: all 30 steps"):
+    with pytest.warns(
+        UserWarning, match="at no step have all agents a flag of an end: all 30 steps"
+    ):
         dataset = made(tmp_path, terminals=np.zeros(T))
     assert dataset.episodes.cause.tolist() == ["cut"]
 
@@ -168,6 +170,7 @@ def test_an_agent_with_both_flags_terminated(tmp_path, terminated, truncated, ca
         ({"actions": RNG.integers(0, 3, (T, 2)) + 0.5, "num_actions": 4}, "does not fit"),
         ({"actions": np.ones((T, 2, 1)), "num_actions": None}, "all are whole numbers"),
         ({"actions": np.full((T, 2), -1.0), "num_actions": None}, "all are whole numbers"),
+        ({"actions": np.eye(3)[np.ones((T, 2), int)], "num_actions": None}, "if one-hot"),
         ({"actions": nan_at(np.ones((T, 2)), 3), "num_actions": 3}, "value nan at step 3"),
         ({"actions": np.full((T, 2, 1), 3.0), "action_bounds": (-2, 2)}, "must be from -1 to 1"),
         ({"legal_actions": np.full((T, 2, 3), 2)}, "infos.legals has the value 2 at step 0"),

@@ -260,7 +260,7 @@ def test_extras_in_formulas_and_conditions(a, tmp_path):
             vault.filter(extra, condition, tmp_path / "e.vlt", by="steps")
         with pytest.raises(ExpressionError, match=message):
             vault.map(extra, tmp_path / "e.vlt", reward=condition.replace("> 1", ""))
-    with pytest.raises(ExpressionError, match="Only steps have it"):
+    with pytest.raises(ExpressionError, match="only steps have it"):
         vault.filter(extra, "extras.cost == 1", tmp_path / "e.vlt")
 
 

@@ -23,7 +23,7 @@ from .experience import make, written
         ("return > > 1", "cannot be parsed: invalid syntax"),
         ("return > 1 length", "cannot be parsed: invalid syntax"),
         ("retrun > 1", "there is no 'retrun': did you mean return? Known: return, "),
-        ("xyzzy > 3", "there is no 'xyzzy': Known: "),
+        ("xyzzy > 3", "there is no 'xyzzy': known: return, "),
         ("length = 3", "equality is `==`"),
         ("length > 3 & row == 1", "join conditions by `and` and `or`: '3 & row'"),
         ("length > 3 and (row == 1", "'(' was never closed"),

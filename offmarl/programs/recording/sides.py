@@ -113,7 +113,10 @@ def environment_of(
     if env is None and not runs:
         listing = ", ".join(sources) or "the policies"
         raise OptionError(f"none of {listing} is the directory of a run: give one, or give --env.")
-    return envs.make(EnvSpec.from_json(runs[0]["spec"]).name if env is None else env), runs
+    name = EnvSpec.from_json(runs[0]["spec"]).name if env is None else env
+    if not name:
+        raise OptionError("the first run's data is of an unknown environment: give --env.")
+    return envs.make(name), runs
 
 
 def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[TeamPolicy]:

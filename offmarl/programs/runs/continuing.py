@@ -160,7 +160,8 @@ class InitialRun(NamedTuple):
         directory, record, _ = trained = TrainedRun.open(path)
         if difference := trained.spec.difference(spec, extras=False):
             raise ShapeError(
-                f"{directory} and {spec.name} differ in {difference}: give another run."
+                f"{directory} and {spec.name or 'the data'} differ in {difference}: give another "
+                "run."
             )
         theirs, ours = (set(x or ()) for x in (record["args"].get("normalise"), normalise))
         if theirs != ours:

@@ -79,7 +79,7 @@ def from_arrays(
         Whole numbers ``(T, N)``, or floats ``(T, N, A)`` in [-1, 1]. The number -1 of an agent that
         is not alive is stored as 0. Floats that are all whole numbers are discrete actions if
         ``num_actions`` or ``legal_actions`` is given, continuous if ``action_bounds`` is, and
-        otherwise refused.
+        otherwise refused, as one-hot vectors are.
     rewards
         ``(T, N)``; or ``(T,)``, the same for all agents.
     terminals, truncations
@@ -352,11 +352,13 @@ class _Columns(NamedTuple):
         count = legal.shape[-1] if num_actions is None and legal is not None else num_actions
         bounded = self.action_bounds is not None
         if len(axes) < 2 and (bounded or (is_float(actions.dtype) and count is None)):
-            if not bounded and axes in ((), (1,)) and (actions == np.trunc(actions)).all():
+            # One-hot vectors are numbers of actions, too; the first steps show them.
+            numbers = axes in ((), (1,)) or (np.sort(actions[:1000]) == np.eye(*axes)[-1]).all()
+            if not bounded and numbers and (actions == np.trunc(actions)).all():
                 raise InvalidValueError(
                     f"actions are {actions.dtype}, and all are whole numbers: if they are numbers "
-                    "of discrete actions, give num_actions; if they are continuous, give "
-                    "action_bounds."
+                    "of discrete actions, give num_actions; if one-hot, their .argmax(-1); if "
+                    "they are continuous, give action_bounds."
                 )
             return Continuous(axes[0] if axes else 1)
         if axes not in ((), (1,)):

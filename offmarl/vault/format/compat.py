@@ -61,8 +61,8 @@ FAULTS = {
     "environments that reset in their own step give them: they count as unknown. If the reset is a "
     "step of its own, leave out the first of each episode.",
     "final_views_left_out": "{:,} final observations are not finite, and count as unknown.",
-    "steps_without_end": "no step has a flag of an end: all {:,} steps count as one episode that "
-    "was cut off.",
+    "steps_without_end": "at no step have all agents a flag of an end: all {:,} steps count as "
+    "one episode that was cut off.",
 }
 """Descriptions of changes, by their names in the provenance, under "faults"."""
 

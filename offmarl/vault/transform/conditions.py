@@ -56,7 +56,7 @@ def parse_condition(condition: str, by: Unit) -> Expression:
     """Parse a condition on episodes or steps."""
     names = OF_EPISODES if by == "episodes" else OF_STEPS
     hints = dict.fromkeys(
-        OF_STEPS.keys() - names, "Only steps have it: select by steps (--by steps)."
+        OF_STEPS.keys() - names, "only steps have it: select by steps (--by steps)."
     )
     return expression.parse(condition, names, hints, percentiles=by == "episodes")
 

@@ -167,8 +167,9 @@ class _Samples(dict[str, NumpyArray]):
         family = next((kind for start, kind in _FAMILIES.items() if name.startswith(start)), name)
         if family not in self.names:
             near = difflib.get_close_matches(name, self.names, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            hint = self.hints.get(family) or f"{hint}Known: {', '.join(self.names)}. Quote text."
+            hint = f"did you mean {near[0]}? Known" if near else "known"
+            hint = f"{hint}: {', '.join(self.names)}. Text is written in quotes."
+            hint = self.hints.get(family, hint)
             raise ExpressionError(f"there is no {name!r:.40}: {hint}")
         self.used.add(name)
         samples: dict[str, Any] = {"text": ["a"], "truth": [True]}
