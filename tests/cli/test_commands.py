@@ -305,11 +305,17 @@ def test_an_option_without_a_use_and_a_command_without_paths_are_refused(
     assert refused.code == 2 and message in refused.err and refused.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("env", ["", "another/place"])
-def test_a_run_of_no_installed_environment_is_played_with_env(offmarl, tmp_path, env):
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ("", "is of an unknown environment: give one"),
+        ("another/place", "is of the environment 'another/place', which is not"),
+    ],
+)
+def test_a_run_of_no_installed_environment_is_played_with_env(offmarl, tmp_path, env, named):
     write_run(tmp_path / "run", "bc", "a/b", [[1, 2]], env=env)
     refused = offmarl("evaluate", "run")
-    assert refused.code == 2 and f"is of the environment {env!r}, which is not" in refused.err
+    assert refused.code == 2 and named in refused.err
     assert "--env" in refused.err and refused.err.count("\n") == 1
 
 
