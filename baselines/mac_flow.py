@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Fraction, NonNegative, PositiveInt
+from offmarl.config import Fraction, Layers, NonNegative, PositiveInt
 from offmarl.distributions import categorical
 from offmarl.losses import masked_mean, td_targets
 from offmarl.networks import (
@@ -73,7 +73,7 @@ class Args(programs.ValueArgs):
     """Policies with a memory (a GRU), or without. Flow and critics have none."""
     hidden: PositiveInt = 512
     """Width of the layers of flow and policies."""
-    layers: PositiveInt = 4
+    layers: Layers = 4
     """Number of the hidden layers of flow and policies."""
     critic_hidden: PositiveInt = 512
     """Width of the critics' layers."""

@@ -34,7 +34,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import NonNegative, Positive, PositiveInt
+from offmarl.config import Layers, NonNegative, Positive, PositiveInt
 from offmarl.distributions import categorical
 from offmarl.errors import OptionError
 from offmarl.losses import cloning_loss
@@ -62,7 +62,7 @@ class Args(LearnerArgs):
     """The network sees the steps of the window before (recurrent), or not (feedforward)."""
     hidden: PositiveInt = 32
     """Width of the network's tokens, a multiple of --heads."""
-    layers: PositiveInt | None = None
+    layers: Layers | None = None
     """Blocks of the transformer; by default 2."""
     heads: PositiveInt = 2
     """Attention heads of each block."""

@@ -50,7 +50,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Fraction, Positive, PositiveInt
+from offmarl.config import Fraction, Layers, Positive, PositiveInt
 from offmarl.distributions import categorical, select
 from offmarl.errors import OptionError
 from offmarl.losses import bootstrap_discounts, masked_mean, softmax_weights, td_targets
@@ -86,7 +86,7 @@ class Args(programs.ValueArgs):
     """The network remembers the steps before (recurrent), or not (feedforward)."""
     hidden: PositiveInt = 128
     """Width of the network's layers."""
-    layers: PositiveInt | None = None
+    layers: Layers | None = None
     """Blocks of the encoder, and of the decoder; by default 1."""
     heads: PositiveInt = 4
     """Heads of each retention layer; a divisor of --hidden."""

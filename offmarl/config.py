@@ -45,6 +45,8 @@ class Rule(NamedTuple):
 PositiveInt = Annotated[int, Rule("at least 1", lambda x: x >= 1)]
 NonNegativeInt = Annotated[int, Rule("at least 0", lambda x: x >= 0)]
 SeedCount = Annotated[PositiveInt, Rule("at most 10,000", lambda x: x <= 10_000)]
+Layers = Annotated[PositiveInt, Rule("at most 128", lambda x: x <= 128)]
+"""Hidden layers of a network: a thousand, as of a forged record, take a minute to build."""
 Seed = Annotated[int, Rule("from 0 to 2,147,483,647", lambda x: 0 <= x < 2**31)]
 
 Fraction = Annotated[float, Rule("from 0 to 1", lambda x: 0 <= x <= 1)]

@@ -71,7 +71,8 @@ def require_fit(plan: Plan) -> None:
             if (spec := specs[label]) is not None:
                 _require_fit(cell, spec, module)
     if faults:
-        raise type(faults[0])("\n".join(dict.fromkeys(map(str, faults))))
+        faults[0].args = ("\n".join(dict.fromkeys(map(str, faults))),)
+        raise faults[0]
 
 
 def _spec_of(data: PlanData) -> EnvSpec | None:

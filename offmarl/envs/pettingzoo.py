@@ -140,7 +140,9 @@ class OffmarlParallelEnv(ParallelEnv):
             space, action = self.action_spaces[agent], np.asarray(actions[agent])
             is_whole = isinstance(space, gymnasium.spaces.Discrete)
             if not (space.contains(action) if is_whole else action.shape == space.shape):
-                raise OptionError(f"{self.env.spec.name}: {agent} has the actions {space}.")
+                raise OptionError(
+                    f"{self.env.spec.name}: {agent} has the actions {space}: give one of them."
+                )
         spec, legal = self.env.spec, self._current_view().legal_actions
         if isinstance(spec.action, Discrete):
             anything = legal.argmax(-1)  # for agents that no longer act

@@ -9,6 +9,7 @@ record alone never makes offmarl import a file: the user names the file.
 
 import ast
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -134,7 +135,7 @@ def file_of_run(run: Path, files: Iterable[Path]) -> Path | None:
 
 def _load_named(kind: Kind, name: str) -> ModuleType:
     paths = find(kind)
-    if name not in paths and local(f"{name}.py").is_file():
+    if name not in paths and os.path.isfile(f"{name}.py"):  # noqa: PTH113 - names may be no paths
         raise OptionError(f"no {kind} named {name!r}: for the file, give {name}.py.")
     if name not in paths:
         raise unknown_name(kind, name, paths, see=f"offmarl {VERBS[kind]} --help")

@@ -74,7 +74,7 @@ def training_of(survey: Survey) -> dict[str, list[tuple[float, float]]]:
         for team, score in returns.items():
             if not isinstance(step, int | float) or not isinstance(score, int | float):
                 continue
-            if abs(step) + abs(score) < _MOST:
+            if abs(step) < _MOST and abs(score) < _MOST:  # their sum may be too large for a float
                 points.setdefault(team, []).append((step, score))
     return points
 

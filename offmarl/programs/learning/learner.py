@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from offmarl.config import Fraction, Positive, PositiveInt
+from offmarl.config import Fraction, Layers, Positive, PositiveInt
 from offmarl.errors import OptionError
 from offmarl.networks import AgentId, PolicyConfig
 from offmarl.programs.learning.optimisers import (
@@ -58,7 +58,7 @@ class LearnerArgs(Args):
     """Networks of the agents: with a memory (a GRU), or without."""
     hidden: PositiveInt = 64
     """Width of the agents' layers."""
-    layers: PositiveInt | None = None
+    layers: Layers | None = None
     """Number of the agents' hidden layers; by default 2, or 1 beside a GRU."""
     agent_id: AgentId = "onehot"
     """How the network distinguishes the agents. onehot: by their index, which ties it to their

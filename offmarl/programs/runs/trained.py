@@ -29,10 +29,6 @@ Step = int | str | None
 """The checkpoint to load: its number, "last" or "best"; None for the last."""
 
 
-_MOST_LAYERS = 128
-"""Maximum layers of a network that a record describes: a thousand take a minute to build."""
-
-
 class Built(NamedTuple):
     """The program of a run."""
 
@@ -151,12 +147,6 @@ def builder_of(
         args = from_json(module.Args, run["args"])
     except OptionError as error:
         raise RunError(f"{run_dir / tracking.RUN_FILE} is not valid (args): {error}") from None
-    layers = getattr(args, "layers", None)
-    if isinstance(layers, int) and layers > _MOST_LAYERS:
-        raise RunError(
-            f"{run_dir / tracking.RUN_FILE} is not valid (args): layers is {layers}, more than the "
-            f"{_MOST_LAYERS} of the deepest network that is built."
-        )
 
     def build(spec: EnvSpec) -> Built:
         source: Any = _Blank(spec)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from offmarl.config import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
+from offmarl.config import Fraction, Layers, NonNegative, NonNegativeInt, Positive, PositiveInt
 from offmarl.errors import OptionError
 from offmarl.networks import Activation, PolicyConfig, stochastic_head
 from offmarl.programs.learning.learner import NetworkArgs
@@ -59,7 +59,7 @@ class PPOArgs(NetworkArgs):
     from 1 to 0 over this fraction of the training. They are not recorded."""
     tanh: bool = False
     """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one."""
-    layers: PositiveInt | None = None
+    layers: Layers | None = None
     """Hidden layers of each network: by default 2, or 1 beside a GRU."""
     activation: Activation = "relu"
     """Function after each hidden layer."""
