@@ -34,6 +34,7 @@ def new_batch(kinds: Mapping[str, ArraySpec], count: int) -> Fields:
     """Return memory for ``count`` windows of some fields, ``(n, T+1, ...)`` or ``(n, T, ...)``."""
     return {name: aligned((count, *kind.shape), kind.numpy_dtype) for name, kind in kinds.items()}
 
+
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return a new array whose memory JAX can use as it is."""
     size = math.prod(shape) * dtype.itemsize

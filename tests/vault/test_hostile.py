@@ -520,7 +520,8 @@ def test_rows_without_data_take_no_memory(path, rows, length, times):
 
 
 @pytest.mark.parametrize(
-    ("others", "message"), [(8, "there is data for 1,048,576 steps"), (2**24, "has chunks of 16,777,216")]
+    ("others", "message"),
+    [(8, "there is data for 1,048,576 steps"), (2**24, "has chunks of 16,777,216")],
 )
 def test_chunks_of_more_steps_than_memory_holds(path, others, message):
     """One array's chunk, which is empty, stands for the data of all arrays."""
