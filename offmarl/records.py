@@ -99,8 +99,7 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in ("agents", "observation_sizes", "action_sizes", "teams", "kinds"):
-            values = getattr(self, name)
-            if values is not None and len(values) != self.num_agents:
+            if len(getattr(self, name) or range(self.num_agents)) != self.num_agents:
                 raise ValueError(f"{name} has not one entry for each of {self.num_agents} agents")
 
 

@@ -511,7 +511,8 @@ class EnvSpec:
         ((kind, size),) = data["action"].items()
         action = {"discrete": Discrete, "continuous": Continuous}[kind](size)
         fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+            name: (tuple(value) or None) if isinstance(value, list) else value
+            for name, value in data.items()
         }
         fields["name"] = records.RecordedName(fields["name"])
         fields["package"] = str(fields.get("package", ""))

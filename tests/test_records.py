@@ -54,7 +54,6 @@ FORGED: list[tuple[str, Any]] = [
     ("spec.action", {"discrete": 5, "continuous": 2}),
     ("spec.action", {"continuous": -1}),
     *((f"spec.{name}", [0]) for name in ("agents", "teams", "kinds", "observation_sizes")),
-    *((f"spec.{name}", []) for name in ("agents", "teams", "kinds", "action_sizes")),
     ("spec.observation", {"a": {"shape": [10**4000, 10**4000]}}),
     ("args.layers", 10**9),
     ("spec.team_names", "ab"),

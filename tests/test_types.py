@@ -1,6 +1,7 @@
 """Specs of leaves, their JSON and differences, and the helpers for trees."""
 
 import copy
+import dataclasses
 import json
 import pickle
 from typing import Any
@@ -40,6 +41,13 @@ def test_a_spec_survives_json_pickle_and_copy(spec: EnvSpec) -> None:
     for same in (parsed, pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):
         assert same == spec
         assert hash(same) == hash(spec)
+
+
+@pytest.mark.parametrize("name", ["agents", "kinds", "teams", "action_sizes"])
+def test_no_entries_in_json_are_those_of_none(name: str) -> None:
+    spec = EnvSpec("", 2, observation_size=1, state_size=1, action=Discrete(2))
+    empty = dataclasses.replace(spec, **{name: ()})
+    assert EnvSpec.from_json(json.loads(json.dumps(empty.to_json()))) == spec
 
 
 def test_the_json_of_vectors_is_that_of_older_versions() -> None:

@@ -137,11 +137,11 @@ def to_sequence(fields: Fields) -> Sequence:
     return Sequence(view=view, **tree)
 
 
-def in_windows(leaves: Mapping[str, ArraySpec], windows: Windows) -> dict[str, np.dtype[Any]]:
-    """Return the types of fields in a window, which are arrays of T+1 slots, or of T steps."""
+def in_windows(leaves: Mapping[str, ArraySpec], windows: Windows) -> dict[str, ArraySpec]:
+    """Return the fields of a window, which have T+1 slots, or T steps."""
     slots, steps = windows.slots, windows.steps
     counts = {name: slots if _is_of_slots(name) else steps for name in leaves}
-    return {x: np.dtype((y.numpy_dtype, (counts[x], *y.shape))) for x, y in leaves.items()}
+    return {x: ArraySpec((counts[x], *y.shape), y.dtype) for x, y in leaves.items()}
 
 
 def without_last_slot(fields: Fields) -> Fields:

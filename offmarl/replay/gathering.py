@@ -22,6 +22,7 @@ from offmarl.replay.fields import (
     in_windows,
 )
 from offmarl.replay.sampling import SlotTable, Windows, returns_to_go
+from offmarl.types import ArraySpec, sum_bytes
 
 _ALIGNMENT = 64
 """Bytes. JAX uses memory of this alignment as it is, where the device is a CPU."""
@@ -29,14 +30,9 @@ _SLOTS_ON_END = 64
 """Slots that are read as one window, if chunks are as long: longer windows take more pieces."""
 
 
-def new_batch(kinds: Mapping[str, np.dtype[Any]], count: int) -> Fields:
+def new_batch(kinds: Mapping[str, ArraySpec], count: int) -> Fields:
     """Return memory for ``count`` windows of some fields, ``(n, T+1, ...)`` or ``(n, T, ...)``."""
-    return {name: aligned((count, *kind.shape), kind.base) for name, kind in kinds.items()}
-
-
-def window_bytes(kinds: Mapping[str, np.dtype[Any]]) -> int:
-    """Return the bytes of a window of some fields."""
-    return sum(kind.itemsize for kind in kinds.values())
+    return {name: aligned((count, *kind.shape), kind.numpy_dtype) for name, kind in kinds.items()}
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -177,7 +173,7 @@ def read_slots(
     order = np.lexsort((recorded.start[number] + before, recorded.row[number] // chunk_rows))
     pieces = 1 + _breaks_before(table, starts + length) - _breaks_before(table, starts)
     starts, pieces = starts[order], pieces[order]
-    size = max(1, num_bytes // window_bytes(kinds))
+    size = max(1, num_bytes // sum_bytes(kinds))
     bounds = np.flatnonzero(np.diff(np.cumsum(pieces) // size)) + 1
     for part in np.split(starts, bounds):
         batch = new_batch(kinds, len(part))

@@ -174,6 +174,11 @@ def test_fractions_that_cannot_be_held_out(dataset: Dataset, fraction: float) ->
         dataset.hold_out(fraction)
 
 
+def test_windows_of_gigabytes_are_refused(dataset: Dataset) -> None:
+    with pytest.raises(OptionError, match="too few to stream"):
+        dataset.stream(4, 2**30)
+
+
 @pytest.mark.parametrize(("agents", "actions"), [(27, 36), (130, 2)])
 def test_large_masks_and_actions_are_finished_too(
     tmp_path: Path, agents: int, actions: int

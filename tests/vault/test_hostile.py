@@ -520,7 +520,8 @@ def test_rows_without_data_take_no_memory(path, rows, length, times):
 
 
 @pytest.mark.parametrize(
-    ("others", "message"), [(8, "there is data for 16 steps"), (2**24, "has chunks of 16,777,216")]
+    ("others", "message"),
+    [(8, "there is data for 1,048,576 steps"), (2**24, "has chunks of 16,777,216")],
 )
 def test_chunks_of_more_steps_than_memory_holds(path, others, message):
     """One array's chunk, which is empty, stands for the data of all arrays."""
@@ -541,6 +542,25 @@ def test_chunks_of_more_steps_than_memory_holds(path, others, message):
         (dataset.digest if others < length else dataset.blocks)()
     if others < length:
         use(path)
+
+
+def test_flags_in_larger_chunks_than_arrays_that_are_left_out(path, monkeypatch):
+    """As flashbax has them, which leaves out chunks of zeros."""
+    foreign(path)
+    store, dataset = store_of(path), vault.open_vault(path)
+    flags = dataset.read(leaves=["terminals"])["terminals"]
+    for key in store.keys(""):
+        if not key.endswith(".zarray") and key.split("/")[0] in dataset.leaves:
+            store._kv.write(key, None).result()
+    document = store.get_json("terminals./.zarray")
+    document |= {"chunks": [*flags.shape], "compressor": None}
+    files = {"terminals./0.0.0": flags.tobytes()}
+    store.commit({"terminals./.zarray": layout.dump_json(document), **files}, {}).result()
+    for name, value in {"_UNBACKED_STEPS": 0, "MAX_CHUNK_BYTES": 8 * 500}.items():
+        monkeypatch.setattr(f"offmarl.vault.read.arrays.{name}", value)
+    dataset = vault.open_vault(path)
+    assert [*dataset.blocks()] == [(0, dataset.length)]
+    np.testing.assert_array_equal(dataset.read()["terminals"], flags)
 
 
 @pytest.mark.parametrize("number", [0, 10**6])

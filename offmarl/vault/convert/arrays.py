@@ -353,7 +353,8 @@ class _Columns(NamedTuple):
         bounded = self.action_bounds is not None
         if len(axes) < 2 and (bounded or (is_float(actions.dtype) and count is None)):
             # One-hot vectors are numbers of actions, too; the first steps show them.
-            numbers = axes in ((), (1,)) or (np.sort(actions[:1000]) == np.eye(*axes)[-1]).all()
+            one = np.arange(*axes or (1,)) == actions.shape[-1] - 1
+            numbers = axes in ((), (1,)) or (np.sort(actions[:1000]) == one).all()
             if not bounded and numbers and (actions == np.trunc(actions)).all():
                 raise InvalidValueError(
                     f"actions are {actions.dtype}, and all are whole numbers: if they are numbers "

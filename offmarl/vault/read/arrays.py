@@ -43,6 +43,8 @@ _UNBACKED_STEPS, _UNBACKED_BYTES = 2**20, 2**28
 """Steps over all rows, and bytes of another program's, that a vault may have, or that may be read,
 before they are compared with the chunks.
 """
+_STOCK_STEPS = 2**20
+"""Most steps over all rows of a chunk that flashbax writes."""
 _PLACE = re.compile(r"\d+[./]\d+")
 """The block of rows and the number of a chunk, at the beginning of its key."""
 
@@ -110,7 +112,15 @@ class Arrays:
         self.check_length()
         names, length = list(names), self._vault.length
         step_bytes = rows * sum(self._vault.leaves[name].step_bytes for name in names)
-        chunk = max(self.chunk(name)[1] for name in names)
+        grids = [self._vault.grids[name] for name in names]
+        # Chunks of flags may have far more steps than those of images. They are kept in memory.
+        sizes = {
+            grid.chunks[1]
+            for grid in grids
+            if grid.chunk_bytes > _CACHE_BYTES // 8
+            or step_bytes * min(grid.chunks[1], length) <= MAX_CHUNK_BYTES
+        }
+        chunk = max(sizes or {min(grid.chunks[1] for grid in grids)})
         if self._vault.manifest is None and step_bytes * min(chunk, length) > MAX_CHUNK_BYTES:
             raise VaultFormatError(
                 f"{self._vault.path} has chunks of {chunk:,} steps, of which its arrays would take "
@@ -385,10 +395,12 @@ def check_length(vault: Description) -> None:
     unbacked = _unbacked_steps(vault)
     if steps <= unbacked:
         return
-    # The least, because a chunk of billions of steps may be empty.
-    chunk_steps = min((math.prod(grid.chunks[:2]) for grid in vault.grids.values()), default=0)
-    for grid in vault.grids.values():
-        backed = max(backed, chunk_steps * _count_chunks(vault, grid))
+    chunk_steps = {name: math.prod(grid.chunks[:2]) for name, grid in vault.grids.items()}
+    least = min(chunk_steps.values(), default=0)
+    for name, grid in vault.grids.items():
+        # Not all of it, because a chunk of billions of steps may be empty.
+        counted = min(chunk_steps[name], max(least, _STOCK_STEPS))
+        backed = max(backed, counted * _count_chunks(vault, grid))
         if steps <= 2 * backed + unbacked:
             return
     lack = (
