@@ -137,11 +137,15 @@ def to_sequence(fields: Fields) -> Sequence:
     return Sequence(view=view, **tree)
 
 
-def in_windows(leaves: Mapping[str, ArraySpec], windows: Windows) -> dict[str, ArraySpec]:
-    """Return the fields of a window, which have T+1 slots, or T steps."""
+Kinds = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shapes and types of fields."""
+
+
+def in_windows(leaves: Mapping[str, ArraySpec], windows: Windows) -> Kinds:
+    """Return the shapes and types of fields in a window, which has T+1 slots, or T steps."""
     slots, steps = windows.slots, windows.steps
     counts = {name: slots if _is_of_slots(name) else steps for name in leaves}
-    return {x: ArraySpec((counts[x], *y.shape), y.dtype) for x, y in leaves.items()}
+    return {name: ((counts[name], *x.shape), x.numpy_dtype) for name, x in leaves.items()}
 
 
 def without_last_slot(fields: Fields) -> Fields:

@@ -4,7 +4,7 @@ Large leaves are copied once, from the source straight to where they stay.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -16,13 +16,13 @@ from offmarl._arrays import as_items
 from offmarl.replay.fields import (
     COMPUTED,
     Fields,
+    Kinds,
     SlotPlace,
     end_fields,
     fields_of,
     in_windows,
 )
 from offmarl.replay.sampling import SlotTable, Windows, returns_to_go
-from offmarl.types import ArraySpec, sum_bytes
 
 _ALIGNMENT = 64
 """Bytes. JAX uses memory of this alignment as it is, where the device is a CPU."""
@@ -30,9 +30,14 @@ _SLOTS_ON_END = 64
 """Slots that are read as one window, if chunks are as long: longer windows take more pieces."""
 
 
-def new_batch(kinds: Mapping[str, ArraySpec], count: int) -> Fields:
+def new_batch(kinds: Kinds, count: int) -> Fields:
     """Return memory for ``count`` windows of some fields, ``(n, T+1, ...)`` or ``(n, T, ...)``."""
-    return {name: aligned((count, *kind.shape), kind.numpy_dtype) for name, kind in kinds.items()}
+    return {name: aligned((count, *shape), dtype) for name, (shape, dtype) in kinds.items()}
+
+
+def window_bytes(kinds: Kinds) -> int:
+    """Return the bytes of a window of some fields."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -173,7 +178,7 @@ def read_slots(
     order = np.lexsort((recorded.start[number] + before, recorded.row[number] // chunk_rows))
     pieces = 1 + _breaks_before(table, starts + length) - _breaks_before(table, starts)
     starts, pieces = starts[order], pieces[order]
-    size = max(1, num_bytes // sum_bytes(kinds))
+    size = max(1, num_bytes // window_bytes(kinds))
     bounds = np.flatnonzero(np.diff(np.cumsum(pieces) // size)) + 1
     for part in np.split(starts, bounds):
         batch = new_batch(kinds, len(part))

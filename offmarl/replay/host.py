@@ -23,11 +23,11 @@ from offmarl.replay.fields import (
     in_windows,
     to_sequence,
 )
-from offmarl.replay.gathering import RingReader, new_batch
+from offmarl.replay.gathering import RingReader, new_batch, window_bytes
 from offmarl.replay.rings import Mixed, SlotRings, Weighting
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import Uniform
-from offmarl.types import ArraySpec, Sequence, map_tree, sum_bytes
+from offmarl.types import ArraySpec, Sequence, map_tree
 
 _THREADS = 1
 """More gather no faster: each holds the interpreter's lock between its many small copies."""
@@ -86,7 +86,7 @@ class WindowReader:
     @property
     def batch_bytes(self) -> int:
         """Bytes of a batch."""
-        return self.windows.batch_size * sum_bytes(self.kinds)
+        return self.windows.batch_size * window_bytes(self.kinds)
 
     def arrays(self, starts: Int[np.ndarray, "*b"]) -> Sequence:
         """Return the windows that start at given slots, ``(*b, T, ...)``."""
