@@ -137,8 +137,8 @@ def test_another_recording_at_the_same_place_is_refused(whole, fixed, name, valu
 def test_a_signal_saves_and_the_same_call_goes_on(whole, arguments, monkeypatch):
     collect = recording.collect
 
-    def signalling(*args):
-        for index, step in enumerate(collect(*args), start=1):
+    def signalling(*args, **options):
+        for index, step in enumerate(collect(*args, **options), start=1):
             if index == 2:
                 signal.raise_signal(signal.SIGTERM)
             yield step
@@ -182,8 +182,8 @@ def killed_after(when, module=recording):
     """Return a `collect` of a module that raises after this many calls of compiled updates."""
     collect = module.collect
 
-    def stopping(*args):
-        for index, step in enumerate(collect(*args), start=1):
+    def stopping(*args, **options):
+        for index, step in enumerate(collect(*args, **options), start=1):
             yield step
             if index == when:
                 raise Killed
