@@ -139,6 +139,8 @@ def test_actions_that_no_array_holds_are_refused(space, message):
 
 def test_an_agent_that_is_truncated_alone_did_not_terminate():
     class Leaves(Wrapper):
+        spec = property(lambda self: self.env.spec)  # Python 3.12 looks for it in the class
+
         def step(self, key, state, action):
             state, step = self.env.step(key, state, action)
             leaves = np.array([False, True])
