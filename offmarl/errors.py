@@ -5,7 +5,7 @@ traceback is a bug in offmarl.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -175,3 +175,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str], see: str = "") -> U
         hint = f"known: {listing}" if names else "none exist."
     more = f" See `{see}`." if see else ""
     return UnknownNameError(f"no {kind} named {name!r}: {hint}{more}")
+
+
+def raise_together(errors: Sequence[OffmarlError]) -> None:
+    """Raise the first error with the messages of all, a line each; do nothing without errors."""
+    if errors:
+        errors[0].args = ("\n".join(dict.fromkeys(map(str, errors))),)
+        raise errors[0]

@@ -11,7 +11,7 @@ from offmarl.benchmark.cells import is_current
 from offmarl.benchmark.plan import Cell, Plan, PlanData, Recipe, is_users
 from offmarl.benchmark.tasks import cell_file, require_vault
 from offmarl.config import read_values
-from offmarl.errors import OffmarlError, OptionError, VaultError
+from offmarl.errors import OffmarlError, OptionError, VaultError, raise_together
 from offmarl.paths import local
 from offmarl.programs.offline import resolve_args
 from offmarl.programs.program import structure
@@ -70,9 +70,7 @@ def require_fit(plan: Plan) -> None:
             module = load("baseline", cell.baseline.program)
             if (spec := specs[label]) is not None:
                 _require_fit(cell, spec, module)
-    if faults:
-        faults[0].args = ("\n".join(dict.fromkeys(map(str, faults))),)
-        raise faults[0]
+    raise_together(faults)
 
 
 def _spec_of(data: PlanData) -> EnvSpec | None:

@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 from offmarl import hub
 from offmarl.cli.output import Report, as_is, ask, grid, table
 from offmarl.cli.parse import refuse_unused
-from offmarl.errors import HubError, OptionError, UnknownNameError, unknown_name
+from offmarl.errors import HubError, OptionError, UnknownNameError, raise_together, unknown_name
 from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
 from offmarl.hub.cache import parse
@@ -274,8 +274,7 @@ def _verified(
             counts[name] = pulled_datasets.verify(entry, uid)
         except HubError as error:
             errors.append(error)
-    if errors:
-        raise type(errors[0])("\n".join(map(str, errors)))
+    raise_together(errors)
     lines = [
         f"{name} ({uid or _contents(entries[name])}): {count} files match what was published."
         for name, count in counts.items()

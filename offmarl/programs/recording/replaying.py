@@ -1,6 +1,7 @@
 """Recorded episodes, played again in their environment."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,8 +20,6 @@ from offmarl.vault import Dataset
 
 _TOLERANCE = 1e-3
 """Tolerance for other machines and versions of JAX, which round differently."""
-_MOST_SEED = 2**63
-"""Seeds below it are those that JAX takes."""
 
 
 class ReplayedEpisode(NamedTuple):
@@ -173,13 +172,12 @@ def _recording_key(recipe: Any, rows: int, length: int) -> tuple[PRNGKeyArray, b
                 return None
         case _:
             return None
-    match rest:
-        case {"seed": int(seed)} if abs(seed) < _MOST_SEED:
-            return jax.random.key(seed), "opponents" in recipe, chunk
-        case {"tier": str(tier), "training": {"seed": int(seed), "side": str(side)}} if (
-            abs(seed) < _MOST_SEED
-        ):
-            return tier_key(seed, tier), bool(side), chunk
+    with suppress(OverflowError):  # of a seed that is none of JAX's
+        match rest:
+            case {"seed": int(seed)}:
+                return jax.random.key(seed), "opponents" in recipe, chunk
+            case {"tier": str(tier), "training": {"seed": int(seed), "side": str(side)}}:
+                return tier_key(seed, tier), bool(side), chunk
     return None
 
 
