@@ -69,17 +69,6 @@ def test_partial_observability(task):
     assert (view.state != changed.state).any()
 
 
-@pytest.mark.slow
-def test_domain_randomisation_per_episode():
-    _, states, _ = rich()
-    assert len(np.unique(states.disturbance.wind, axis=0)) == len(KEYS)
-    assert (jnp.linalg.norm(states.disturbance.wind, axis=-1) <= 0.25).all()
-    assert ((states.disturbance.noise > 0) & (states.disturbance.noise <= 0.1)).all()
-    factor = states.params.top_speed / jnp.asarray([1.2, 0.8, 1.2, 0.8])
-    assert len(np.unique(factor)) == factor.size
-    assert ((factor >= 0.75) & (factor <= 1.25)).all()
-
-
 def test_noise_is_of_the_size_drawn():
     env, states, first = rich()
     own = env.read(first.view.observation)["own"]
@@ -157,14 +146,10 @@ def test_what_unicycles_tell_does_not_depend_on_their_heading(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "task", ["coverage-1001", pytest.param("pursuit-900-150", marks=pytest.mark.nightly)]
-)
-def test_more_than_a_thousand_agents(task):
-    env = envs.make(f"swarm/{task}", **({"evaders": "learned"} if "pursuit" in task else {}))
+def test_more_than_a_thousand_agents():
+    env = envs.make("swarm/coverage-1001")
     state, _ = reset(env)
     _, step = take_step(env, state, jnp.zeros(env.spec.num_agents, jnp.int32))
-    assert env.spec.num_agents > 1000
     assert np.isfinite(step.view.observation).all()
     assert step.view.observation.shape == (env.spec.num_agents, env.spec.observation_size)
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl._compiling import QUICKLY
 
 from .acting import KEY, quickly, reset
 
@@ -83,26 +82,3 @@ def test_the_other_dynamics_can_be_chosen():
     assert env.spec.num_actions == 5
     state, _ = reset(env)
     assert env.metrics(state)["collided"] == 0
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("control", ["rates", "motors"])
-def test_the_scripted_controller_reaches_the_goals(control):
-    env = envs.make("swarm/hover-3", control=control)
-    policy = env.scripted()
-
-    def step(carry, key):
-        state, view = carry
-        action, _, _ = policy.act((), (), view.observation, view.legal_actions, key)
-        state, timestep = env.step(key, state, action)
-        return (state, timestep.view), timestep.reward[0]
-
-    def play(key):
-        state, first = env.reset(key)
-        (state, _), reward = jax.lax.scan(step, (state, first.view), jax.random.split(key, 50))
-        return env.metrics(state)["hovers"], reward.sum()
-
-    run = jax.jit(jax.vmap(play), compiler_options=QUICKLY)
-    hovers, returns = run(jax.random.split(KEY, 8))
-    assert hovers.mean() > 0.9
-    assert returns.mean() > 10

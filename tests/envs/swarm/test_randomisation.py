@@ -35,10 +35,15 @@ def drawn():
         ("thrust", 0.75, 1.25),
         ("drag", 0.5, 2.0),
         ("dropout", 0.0, 0.3),
+        ("noise", 0.0, 0.1),
+        ("wind", 0.0, 0.25),
     ],
 )
 def test_each_drone_has_its_own_draw_within_the_range(name, low, high):
-    values = np.asarray(getattr(drawn().params, name))
+    """The noise and the wind are those of an episode; the wind has any direction."""
+    drawn_of = drawn().disturbance if name in ("noise", "wind") else drawn().params
+    values = np.asarray(getattr(drawn_of, name))
+    values = np.linalg.norm(values, axis=-1) if name == "wind" else values
     assert len(np.unique(values)) > 0.95 * values.size
     margin = 0.1 * (high - low)
     assert low <= values.min() < low + margin
