@@ -21,7 +21,7 @@ from offmarl.replay.packing import layout_of, pack, unpack
 from offmarl.testing import entries, image_spec, typed_spec
 from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, Sequence, flatten_tree
 from offmarl.vault import Dataset
-from tests.vault.experience import recorded
+from tests.vault.experience import CONTINUOUS, recorded
 
 from .memory import at
 
@@ -72,6 +72,16 @@ def test_some_episodes_of_an_image_vault(images: Dataset, tmp_path: Path, codec:
     replay, source = load(dataset, windows, episodes), WindowReader(dataset, windows, episodes)
     slots = np.arange(replay.num_slots)
     same_bits(at(replay, jnp.asarray(slots)), source.arrays(slots))
+
+
+def test_a_continuous_vault_is_on_the_device_as_it_is(tmp_path: Path) -> None:
+    data = recorded(tmp_path / "c.vlt", CONTINUOUS, steps=40, seed=1)
+    replay = load(data, Windows(4, 1))
+    windows = at(replay, jnp.arange(replay.num_slots))
+    steps, mask = data.transitions(), windows.mask[:, 0]
+    for name in ("action", "reward", "terminated", "truncated", "behaviour_log_prob"):
+        expected = getattr(steps, name)
+        same_bits(getattr(windows, name)[mask, 0], expected.reshape(-1, *expected.shape[2:]))
 
 
 def test_leaves_have_the_types_and_values_of_the_vault(typed: Dataset) -> None:
