@@ -137,9 +137,14 @@ class OffmarlParallelEnv(ParallelEnv):
             reason = f"no action for {', '.join(missing)}" if missing else "no episode has started"
             raise OptionError(f"{self.env.spec.name}: {reason}: give one for each of env.agents.")
         for agent in self.agents:
-            space, action = self.action_spaces[agent], np.asarray(actions[agent])
+            space = self.action_spaces[agent]
             is_whole = isinstance(space, gymnasium.spaces.Discrete)
-            if not (space.contains(action) if is_whole else action.shape == space.shape):
+            try:
+                action = np.asarray(actions[agent], None if is_whole else np.float32)
+                fits = space.contains(action) if is_whole else action.shape == space.shape
+            except (TypeError, ValueError):  # lists of different lengths, or text
+                fits = False
+            if not fits:
                 raise OptionError(
                     f"{self.env.spec.name}: {agent} has the actions {space}: give one of them."
                 )

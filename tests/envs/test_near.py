@@ -249,6 +249,17 @@ WRONG = {
 }
 
 
+class Passing:
+    """An environment that has nothing of its own, as a wrapper may be."""
+
+    def __getattr__(self, name):
+        return getattr(near(), name)
+
+
+def test_what_an_environment_passes_on_is_its_own(made):
+    assert made(Passing()).spec.num_agents == 2
+
+
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG)
 def test_what_types_show_is_one_line_of_make(changes, message, made):

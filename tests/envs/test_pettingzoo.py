@@ -77,13 +77,14 @@ def test_misuse_is_explained():
     env.reset(seed=0)
     with pytest.raises(OptionError, match="no action for agent_1"):
         env.step({"agent_0": 0})
-    for wrong in (2, 0.0, [1]):
+    for wrong in (2, 0.0, [1], [[1], [1, 0]], "up"):
         with pytest.raises(OptionError, match=r"classic/xor\S*: agent_1 has .* Discrete\(2\)"):
             env.step({"agent_0": 0, "agent_1": wrong})
     swarm = envs.to_pettingzoo("swarm/coverage-2:action=continuous")
     swarm.reset(seed=0)
-    with pytest.raises(OptionError, match=r"agent_1 has the actions Box"):
-        swarm.step({"agent_0": np.zeros(2), "agent_1": np.zeros(1)})
+    for wrong in (np.zeros(1), [[0.0], [0.0, 0.0]], ["up", "down"]):
+        with pytest.raises(OptionError, match=r"agent_1 has the actions Box"):
+            swarm.step({"agent_0": np.zeros(2), "agent_1": wrong})
     for _ in range(2):
         env.step({"agent_0": 0, "agent_1": 1})
     assert env.agents == []
