@@ -162,15 +162,6 @@ def test_flags_take_a_bit_and_numbers_no_more_than_their_bytes(
 # ---------------------------------------------------------------------------------- sizes
 
 
-def test_images_take_as_many_bytes_on_the_device_as_raw(images: Dataset) -> None:
-    """The raw bytes are those of all steps and of one final observation per episode."""
-    slots = images.num_steps + len(images.episodes.row)
-    (image,) = images.spec.observation_leaves.values()
-    replay = images.replay(2, 1)
-    assert replay.nbytes <= 1.05 * image.num_bytes * images.spec.num_agents * slots
-    assert replay.rows["observation"].dtype == jnp.uint8
-
-
 def test_data_that_is_too_large_for_the_device(
     images: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

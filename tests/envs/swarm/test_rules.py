@@ -120,24 +120,6 @@ def test_the_state_and_the_marks_of_search(search):
     assert marks.tolist() == [MARKS.index("target"), MARKS.index("held target")]
 
 
-def test_metrics_and_rewards_of_search(search):
-    env, state = search
-    metrics = env.metrics(state)
-    assert (metrics["found"], metrics["held"]) == (0.5, 0.5)
-    # One found now, and one held of two: by strength 2, at 1.5 cells, but not beyond.
-    task = state.task._replace(velocity=jnp.zeros((2, 2)))
-    state = state._replace(task=task)
-    later = place(state, [[1, 1], [10, 11.4], [1, 1]])
-    _, reward, done = env._advance(KEY, state, later)
-    near = jnp.linalg.norm(_wandered(env, state).position[1] - jnp.asarray([10, 11.4])) <= 1.5
-    assert reward.tolist() == pytest.approx([5 / 2 + 20 / 20 * float(near) / 2] * 3)
-    assert not done
-
-
-def _wandered(env, state):
-    return env._advance(KEY, state, state)[0].task
-
-
 @pytest.mark.parametrize(
     ("positions", "held"),
     [
@@ -162,6 +144,7 @@ def test_finding_a_target_is_paid_once(search):
         state, step = take_step(env, state, jnp.zeros(3, int))
         rewards.append(float(step.reward[0]))
     assert rewards == [2.5, 0.0]
+    assert env.metrics(state)["found"] == 1.0
 
 
 @pytest.mark.parametrize(("agents", "targets"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
@@ -346,21 +329,22 @@ def test_carriers_wait_at_heavy_loads_and_go_home_where_nothing_is_to_do(deliver
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "progress"),
+    ("before", "after", "behind", "paid"),
     [
-        (10.0, 10.75, 0.75),
-        (10.0, 13.0, 1.0),  # no more than 1
-        (13.0, 10.0, -1.0),  # and no less than -1
-        (34.0, 34.6, 0.6),
-        (39.0, 38.0, 1.0),  # within the distance that counts as there
+        (10.0, 10.75, 0.6, 0.75),
+        (10.0, 13.0, 0.6, 1.0),  # no more than 1
+        (13.0, 10.0, 0.6, -1.0),  # and no less than -1
+        (34.0, 34.6, 0.6, 0.6),
+        (39.0, 38.0, 0.6, 1.0),  # within the distance that counts as there
+        (10.0, 10.75, 9.0, 0.75 / 3),  # one is lost: two halves, and nothing
     ],
 )
-def test_progress_is_clipped(flock, before, after, progress):
+def test_a_flock_is_paid_for_its_progress_together(flock, before, after, behind, paid):
     env, state = flock
-    before, after = ([[x - 0.6, 10], [x, 10], [x + 0.6, 10]] for x in (before, after))
+    before, after = ([[x - behind, 10], [x, 10], [x + 0.6, 10]] for x in (before, after))
     advance = quickly(lambda env, *states: env._advance(KEY, *states))
     _, reward, done = advance(env, place(state, before), place(state, after))
-    assert reward.tolist() == pytest.approx([25 / 50 * progress] * 3, rel=1e-4)
+    assert reward.tolist() == pytest.approx([25 / 50 * paid] * 3, rel=1e-4)
     assert not done
 
 
@@ -385,21 +369,6 @@ def test_togetherness_and_collisions(flock, positions, together, collided):
     assert (metrics["together"], metrics["collided"]) == (after.task.together, after.task.collided)
     mean = np.hypot(*(np.array([40, 10]) - np.array(positions)).T).mean() / 40
     assert metrics["distance"] == pytest.approx(mean, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("positions", "reward"),
-    [
-        ([[9, 10], [10, 10], [11, 10]], 0.5 * 0.5),  # together: half a cell of progress
-        ([[1, 10], [10, 10], [11, 10]], 0.5 * 0.5 / 3),  # one lost: two halves, and nothing
-        ([[10, 10], [10.25, 10], [11, 10]], 0.5 * 0.5 - 0.25 * 2 / 3),  # two collide
-        ([[39, 10], [40, 10], [41, 10]], 0.5),  # arrived
-    ],
-)
-def test_the_flock_is_paid_for_progress_together(flock, positions, reward):
-    env, state = flock
-    _, step = take_step(env, place(state, positions), jnp.full(3, RIGHT))
-    assert step.reward.tolist() == pytest.approx([reward] * 3, rel=1e-4)
 
 
 def test_a_lone_drone_is_a_flock():
