@@ -28,7 +28,7 @@ from offmarl.envs.translator import (
 )
 from offmarl.errors import OptionError
 from offmarl.teams import agent_names
-from offmarl.types import ArraySpec, Discrete, EnvSpec, SpecTree, Timestep, View, map_tree
+from offmarl.types import ArraySpec, Discrete, EnvSpec, Timestep, View, map_tree
 
 Actor = Callable[..., tuple[Any, Any]]
 """A policy: see `offmarl.programs.LoadedPolicy`."""
@@ -174,13 +174,10 @@ def _own_size(spec: EnvSpec, agent: int) -> int:
     return spec.observation_sizes[agent] if spec.observation_sizes else spec.observation_size
 
 
-def _own_spec(spec: EnvSpec, agent: int) -> SpecTree:
-    return spec.observation_spec if spec.observation else ArraySpec((_own_size(spec, agent),))
-
-
 def _spaces(spec: EnvSpec, agent: int) -> tuple[gymnasium.Space, gymnasium.Space]:
     size = spec.action_sizes[agent] if spec.action_sizes else spec.action_size
-    observation = to_space(_own_spec(spec, agent))
+    own = spec.observation_spec if spec.observation else ArraySpec((_own_size(spec, agent),))
+    observation = to_space(own)
     if not isinstance(spec.action, Discrete):
         return observation, gymnasium.spaces.Box(-1, 1, (size,), np.float32)
     mask = gymnasium.spaces.Box(0, 1, (size,), np.int8)

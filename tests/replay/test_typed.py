@@ -1,5 +1,6 @@
 """Leaves of any type and shape: on the device, in streams and in NumPy arrays."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     )
 
 
-def same_bits(ours: Any, theirs: Any) -> None:
-    def compare(left: Any, right: Any) -> None:
-        left, right = np.asarray(left), np.asarray(right)
-        assert (left.dtype, left.shape) == (right.dtype, right.shape)
-        assert left.tobytes() == right.tobytes()
-
-    jax.tree.map(compare, ours, theirs)
-
+same_bits = partial(chex.assert_trees_all_equal, strict=True)
 
 # ---------------------------------------------------------------------------------- equality
 

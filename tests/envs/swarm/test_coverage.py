@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.swarm.dynamics import at_rest
 
-from .acting import DOWN, LEFT, RIGHT, STAY, UP, reset, take_step
+from .acting import DOWN, LEFT, RIGHT, STAY, UP, place, reset, take_step
 
 
 def drone_at(env, x, y, stale=1.0):
     state, _ = reset(env)
     task = state.task._replace(staleness=jnp.full_like(state.task.staleness, stale))
-    return state._replace(drones=at_rest(jnp.asarray([[x, y]], jnp.float32)), task=task)
+    return place(state, [[x, y]])._replace(task=task)
 
 
 @pytest.mark.parametrize(("before", "removed"), [(1.0, 1.0), (0.5, 0.54)])

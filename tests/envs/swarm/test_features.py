@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.types import Continuous, Discrete
 
-from .acting import KEY, quickly, reset, reset_many, take_step
+from .acting import KEY, look, place, reset, reset_many, status, take_step
 
 KEYS = jax.random.split(KEY, 8)
 TASKS = ("coverage-4", "search-4", "delivery-4", "pursuit-4-2", "flock-4")
-
-status = quickly(lambda env, state: env._status(state))
-look = quickly(lambda env, state: env._view(KEY, state))
 
 
 @functools.cache
@@ -62,9 +58,7 @@ def test_partial_observability(task):
     high = env.side - 1.0
     near = jnp.asarray([[1.0, 1.0], [high, high], [high, 1.0], [1.0, high]])
     near = jnp.concatenate([near, state.drones.position[4:]])
-    before = state._replace(drones=at_rest(near))
-    after = state._replace(drones=at_rest(near.at[1].add(-0.5)))
-    view, changed = look(env, before), look(env, after)
+    view, changed = (look(env, place(state, x)) for x in (near, near.at[1].add(-0.5)))
     np.testing.assert_array_equal(view.observation[0], changed.observation[0])
     assert (view.state != changed.state).any()
 
@@ -166,8 +160,7 @@ def test_heterogeneous():
 def say(dropout, distance):
     """Let the second of two drones say 3, and return what the first hears, and whom it knows of."""
     env = envs.make("swarm/coverage-2", comm="learned", comm_range=7.0, comm_dropout=dropout)
-    state, _ = reset(env)
-    state = state._replace(drones=at_rest(jnp.asarray([[0.0, 0.0], [distance, 0.0]])))
+    state = place(reset(env)[0], [[0.0, 0.0], [distance, 0.0]])
     _, step = take_step(env, state, jnp.asarray([0, 3]))
     neighbour = env.read(step.view.observation)["neighbours"][0, 0]
     return neighbour[-5:-1].tolist(), float(neighbour[-1])

@@ -7,7 +7,7 @@ import pytest
 
 from offmarl import envs
 
-from .acting import KEY, quickly, reset
+from .acting import KEY, advance, look, quickly, reset, sense
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_the_team_is_paid_for_hovering_and_progress(hover, after, velocity, coll
     env, state = hover
     before = place(state, [[2, 2, 3], [4, 4, 4]])
     later = place(state, after, velocity, collided)
-    after, rewards, done = quickly(lambda env, *s: env._advance(KEY, *s))(env, before, later)
+    after, rewards, done = advance(env, before, later)
     assert rewards.tolist() == pytest.approx([reward] * 2, abs=1e-5)
     assert not done
     metrics = env.metrics(after)
@@ -49,7 +49,7 @@ def test_the_team_is_paid_for_hovering_and_progress(hover, after, velocity, coll
 @pytest.mark.slow
 def test_agents_and_state_show_the_attitude(hover):
     env, state = hover
-    view = quickly(lambda env, state: env._view(KEY, state))(env, state)
+    view = look(env, state)
     own = env.read(view.observation)["own"]
     np.testing.assert_array_equal(own[:, 6:15], np.tile(np.eye(3).ravel(), (2, 1)))
     np.testing.assert_array_equal(own[:, 15:], np.zeros((2, 3)))
@@ -61,7 +61,7 @@ def test_agents_and_state_show_the_attitude(hover):
 def test_agents_observe_the_way_to_their_goals(hover):
     env, state = hover
     state = place(state, [[2, 2, 5], [4, 3.5, 4]])
-    goal = quickly(lambda env, state: env._sense(state)["goal"])(env, state)
+    goal = sense(env, state)["goal"]
     np.testing.assert_allclose(goal, [[0, 0, -1, 0.5], [0, 0.5, 0, 0.5 / 6]], atol=1e-6)
 
 

@@ -7,20 +7,12 @@ import pytest
 
 from offmarl import envs
 from offmarl.envs.base import MARKS
-from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.errors import OptionError
 
-from .acting import DOWN, KEY, RIGHT, STAY, quickly, reset, take_step
+from .acting import DOWN, KEY, RIGHT, STAY, advance, place, quickly, reset, sense, status, take_step
 
-sense = quickly(lambda env, state: env._sense(state))
-status = quickly(lambda env, state: env._status(state))
 steer = quickly(lambda env, see: env._steer(see))
 summary = quickly(lambda env, state: env._summary(state))
-
-
-def place(state, positions, velocities=0.0):
-    drones = at_rest(jnp.asarray(positions, jnp.float32))
-    return state._replace(drones=drones._replace(velocity=0 * drones.position + velocities))
 
 
 def nothing_seen(env):
@@ -342,7 +334,6 @@ def test_carriers_wait_at_heavy_loads_and_go_home_where_nothing_is_to_do(deliver
 def test_a_flock_is_paid_for_its_progress_together(flock, before, after, behind, paid):
     env, state = flock
     before, after = ([[x - behind, 10], [x, 10], [x + 0.6, 10]] for x in (before, after))
-    advance = quickly(lambda env, *states: env._advance(KEY, *states))
     _, reward, done = advance(env, place(state, before), place(state, after))
     assert reward.tolist() == pytest.approx([25 / 50 * paid] * 3, rel=1e-4)
     assert not done
@@ -361,7 +352,7 @@ def test_a_flock_is_paid_for_its_progress_together(flock, before, after, behind,
 def test_togetherness_and_collisions(flock, positions, together, collided):
     env, state = flock
     state = place(state, positions)
-    after, reward, _ = quickly(lambda env, s: env._advance(KEY, s, s))(env, state)
+    after, reward, _ = advance(env, state, state)
     assert after.task.together == pytest.approx(together)
     assert after.task.collided == pytest.approx(collided)
     np.testing.assert_allclose(reward, -12.5 / 50 * collided, atol=1e-6)
@@ -450,7 +441,7 @@ def test_a_flock_tells_who_touches_an_obstacle_and_pays_for_it(obstructed):
         obstacles=jnp.full_like(state.obstacles, 30.0).at[0].set(jnp.asarray([10.0, 10.0]))
     )
     assert status(env, state).tolist() == [[1], [0], [1]]
-    after, _, _ = quickly(lambda env, s: env._advance(KEY, s, s))(env, state)
+    after, _, _ = advance(env, state, state)
     assert after.task.collided == pytest.approx(2 / 3)
 
 
