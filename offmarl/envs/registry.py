@@ -459,7 +459,7 @@ def _call(entry: _Entry, factory: Any, name: str, arguments: dict[str, Any]) -> 
     return call(name, factory, **arguments)
 
 
-def call(name: str, function: Any, *arguments: Any, **options: Any) -> Any:
+def call(name: str, function: Any, /, *arguments: Any, **options: Any) -> Any:
     """Return the result of a user's function; `OptionError` if it fails."""
     try:
         return function(*arguments, **options)
