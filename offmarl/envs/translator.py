@@ -5,6 +5,7 @@ PettingZoo is an optional dependency, so this module is imported lazily.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -196,8 +197,10 @@ class Translator:
     def _number(self, i: int, actions: Mapping[str, Any]) -> int:
         """Return an agent's discrete action, counted from 0."""
         agent, start = self.keys[i], int(self._action_spaces[i].start)
-        action = np.asarray(actions.get(agent, start))
-        number = action.item() if action.size == 1 else action.tolist()
+        number = actions.get(agent, start)
+        with suppress(ValueError):  # of lists of different lengths, which are no number
+            array = np.asarray(number)
+            number = array.item() if array.size == 1 else array.tolist()
         stop = start + self.actions.sizes[i]
         if number not in range(start, stop):
             raise InvalidValueError(
@@ -225,12 +228,10 @@ def name_of(env: Any) -> str:
 
 
 def _registered_name(env: Any) -> str:
-    name = name_of(env)
-    try:
-        family_of(name)
-    except UnknownNameError:
-        return ""
-    return name
+    with suppress(UnknownNameError):
+        family_of(name := name_of(env))
+        return name
+    return ""
 
 
 def state_of(env: Any) -> Any:
