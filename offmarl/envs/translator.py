@@ -311,9 +311,11 @@ _INT32 = np.iinfo(np.int32)
 
 def spec_of(space: spaces.Space[Any]) -> Any:
     """Return the specs of the arrays that `make_reader` makes of a space's values, a `SpecTree`."""
-    spec = spec_tree(_specs(space))
-    is_vector = not isinstance(space, _GROUPS | spaces.Box) and len(spec.shape) < 2
-    return ArraySpec((flatdim(space),)) if is_vector else spec
+    if isinstance(space, _GROUPS):
+        return spec_tree(_specs(space))
+    spec = _leaf_spec(space)
+    keeps_shape = isinstance(space, spaces.Box) or len(spec.shape) > 1
+    return spec if keeps_shape else ArraySpec((flatdim(space),))
 
 
 def _specs(space: spaces.Space[Any]) -> Any:

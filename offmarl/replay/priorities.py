@@ -121,6 +121,11 @@ class Priorities(NamedTuple):
     """The largest priority so far, to the power of the exponent; 1 at first."""
 
 
+def begin(base: Float[Array, "n"]) -> Priorities:
+    """Return priorities before the first update."""
+    return Priorities(SumTree.of(jnp.zeros_like(base), base), jnp.ones(()))
+
+
 def window_priorities(
     errors: Float[Array, "B T"], counted: Bool[Array, "B T"], exponent: Float[Array, ""] | float
 ) -> Float[Array, "B"]:
@@ -129,6 +134,15 @@ def window_priorities(
     mean = size.sum(-1) / jnp.maximum(counted.sum(-1), 1)
     mixed = _LARGEST_SHARE * size.max(-1) + (1 - _LARGEST_SHARE) * mean
     return jnp.minimum(mixed + _LEAST, _MOST) ** exponent
+
+
+def importance(
+    ratios: Float[Array, "B"], counted: Bool[Array, "B"], exponent: Float[Array, ""] | float
+) -> Float[Array, "B"]:
+    """Return the weights of windows in the loss: ratio^β, over the largest of those that count."""
+    weights = ratios**exponent
+    largest = jnp.max(weights, where=counted, initial=0.0)
+    return weights / jnp.where(largest > 0, largest, 1.0)
 
 
 @partial(
@@ -153,8 +167,7 @@ class Prioritised:
 
     def begin(self) -> Priorities:
         """Return priorities before the first update."""
-        base = self._base(jnp.arange(self.num_slots))
-        return Priorities(SumTree.of(jnp.zeros_like(base), base), jnp.ones(()))
+        return begin(self._base(jnp.arange(self.num_slots)))
 
     def draw(
         self, priorities: Priorities, key: PRNGKeyArray
@@ -173,11 +186,10 @@ class Prioritised:
     def weigh(
         self, ratios: Float[Array, "B"], mask: Bool[Array, "B T"], update: Int[Array, ""] | int
     ) -> Float[Array, "B"]:
-        """Return the weights of windows in the loss: ratio^β, over the largest that counts."""
+        """Return the importance weights of a batch."""
         progress = update / jnp.maximum(self.updates - 1, 1)
-        weights = ratios ** (self.importance + (1 - self.importance) * progress)
-        largest = jnp.max(weights, where=mask.any(-1), initial=0.0)
-        return weights / jnp.where(largest > 0, largest, 1.0)
+        exponent = self.importance + (1 - self.importance) * progress
+        return importance(ratios, mask.any(-1), exponent)
 
     def reprioritise(
         self,
