@@ -233,7 +233,7 @@ def test_what_cannot_be_made_is_explained(name, error, message):
         ("jaxmarl/hanabi:num_colors=4", "jaxmarl"),
         ("jumanji/lbf:grid_size=7", "jumanji"),
         ("matrax/climbing:time_limit=3", "matrax"),
-        ("pgx/leduc_holdem:history=false", "pgx"),
+        ("pgx/go_19x19", "pgx"),  # which no other test creates
     ],
 )
 def test_a_missing_package_is_one_line_that_helps(name, package, monkeypatch):
