@@ -176,8 +176,8 @@ def _own_size(spec: EnvSpec, agent: int) -> int:
 
 def _spaces(spec: EnvSpec, agent: int) -> tuple[gymnasium.Space, gymnasium.Space]:
     size = spec.action_sizes[agent] if spec.action_sizes else spec.action_size
-    own = spec.observation_spec if spec.observation else ArraySpec((_own_size(spec, agent),))
-    observation = to_space(own)
+    vector = ArraySpec((_own_size(spec, agent),))
+    observation = to_space(spec.observation_spec if spec.observation else vector)
     if not isinstance(spec.action, Discrete):
         return observation, gymnasium.spaces.Box(-1, 1, (size,), np.float32)
     mask = gymnasium.spaces.Box(0, 1, (size,), np.int8)
