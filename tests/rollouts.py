@@ -84,6 +84,18 @@ def numbers(*shape: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
+def random_params(init: Any, *inputs: Any) -> Any:
+    """Return random numbers of the shapes of the parameters that ``init(key, *inputs)`` draws."""
+    leaves, tree = jax.tree.flatten(jax.eval_shape(init, jax.random.key(0), *inputs))
+    arrays = [numbers(*leaf.shape, seed=seed) for seed, leaf in enumerate(leaves, 1)]
+    return jax.tree.unflatten(tree, arrays)
+
+
+def dense(params: Any, layer: str, x: Any) -> np.ndarray:
+    """Apply a linear layer of a network by hand."""
+    return np.asarray(x @ params[layer]["kernel"] + params[layer]["bias"])
+
+
 def differ(first: Any, second: Any) -> bool:
     """Return whether any leaf of two trees differs."""
     same = jax.tree.map(

@@ -16,7 +16,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import Array, PRNGKeyArray
 
 from offmarl._imports import summarize
-from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of, no_action
+from offmarl.envs.base import EnvState, Wrapper, extras_of, no_action
 from offmarl.errors import OffmarlError, OptionError, ShapeError
 from offmarl.terminal import one_line
 from offmarl.types import (
@@ -118,7 +118,9 @@ def admit(env: Any, name: str, package: str = "") -> Outside:
         hash((env, spec))
     except Exception as error:
         spec, reason = None, f" ({summarize(error)})"
-    if not isinstance(spec, EnvSpec) or not isinstance(env, Environment):
+    # Since Python 3.12, `isinstance` of a protocol does not see what `__getattr__` returns.
+    methods = (getattr(env, name, None) for name in ("reset", "step"))
+    if not isinstance(spec, EnvSpec) or not all(map(callable, methods)):
         raise OptionError(
             f"{name} returned {one_line(f'{env!r:.80}')}, which is not an environment{reason}: it "
             "needs the attribute spec, an offmarl.EnvSpec, and the methods reset and step of "

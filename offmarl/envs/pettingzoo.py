@@ -28,7 +28,7 @@ from offmarl.envs.translator import (
 )
 from offmarl.errors import OptionError
 from offmarl.teams import agent_names
-from offmarl.types import ArraySpec, Discrete, EnvSpec, SpecTree, Timestep, View, map_tree
+from offmarl.types import ArraySpec, Discrete, EnvSpec, Timestep, View, map_tree
 
 Actor = Callable[..., tuple[Any, Any]]
 """A policy: see `offmarl.programs.LoadedPolicy`."""
@@ -137,9 +137,14 @@ class OffmarlParallelEnv(ParallelEnv):
             reason = f"no action for {', '.join(missing)}" if missing else "no episode has started"
             raise OptionError(f"{self.env.spec.name}: {reason}: give one for each of env.agents.")
         for agent in self.agents:
-            space, action = self.action_spaces[agent], np.asarray(actions[agent])
+            space = self.action_spaces[agent]
             is_whole = isinstance(space, gymnasium.spaces.Discrete)
-            if not (space.contains(action) if is_whole else action.shape == space.shape):
+            try:
+                action = np.asarray(actions[agent], None if is_whole else np.float32)
+                fits = space.contains(action) if is_whole else action.shape == space.shape
+            except (TypeError, ValueError):  # lists of different lengths, or text
+                fits = False
+            if not fits:
                 raise OptionError(
                     f"{self.env.spec.name}: {agent} has the actions {space}: give one of them."
                 )
@@ -169,13 +174,10 @@ def _own_size(spec: EnvSpec, agent: int) -> int:
     return spec.observation_sizes[agent] if spec.observation_sizes else spec.observation_size
 
 
-def _own_spec(spec: EnvSpec, agent: int) -> SpecTree:
-    return spec.observation_spec if spec.observation else ArraySpec((_own_size(spec, agent),))
-
-
 def _spaces(spec: EnvSpec, agent: int) -> tuple[gymnasium.Space, gymnasium.Space]:
     size = spec.action_sizes[agent] if spec.action_sizes else spec.action_size
-    observation = to_space(_own_spec(spec, agent))
+    vector = ArraySpec((_own_size(spec, agent),))
+    observation = to_space(spec.observation_spec if spec.observation else vector)
     if not isinstance(spec.action, Discrete):
         return observation, gymnasium.spaces.Box(-1, 1, (size,), np.float32)
     mask = gymnasium.spaces.Box(0, 1, (size,), np.int8)

@@ -50,21 +50,15 @@ class Pgx:
     time_limit
         Actions in the longest game; pgx ends its games by then.
     history
-        Whether observations show the actions so far.
+        Whether observations show the actions so far; boards do not have it.
     """
 
     name: str
     time_limit: int
-    history: bool = False
+    history: bool = True
 
     def __post_init__(self) -> None:
         _ = self.spec
-
-    @classmethod
-    def options(cls, time_limit: int, history: bool = False) -> dict[str, Any]:
-        """Return the options of a game: card games may leave out their history."""
-        del time_limit
-        return {"history": True} if history else {}
 
     @property
     def wrapped(self) -> Any:

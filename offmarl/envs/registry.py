@@ -456,8 +456,13 @@ def _call(entry: _Entry, factory: Any, name: str, arguments: dict[str, Any]) -> 
         return getattr(factory, "build", factory)(name=name, **arguments)
     if "name" in _parameters(entry.base, factory):
         arguments["name"] = name
+    return call(name, factory, **arguments)
+
+
+def call(name: str, function: Any, /, *arguments: Any, **options: Any) -> Any:
+    """Return the result of a user's function; `OptionError` if it fails."""
     try:
-        return factory(**arguments)
+        return function(*arguments, **options)
     except OffmarlError:
         raise
     except Exception as error:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from offmarl import records
-from offmarl._imports import code_digest, summarize
+from offmarl._imports import code_digest
 from offmarl.envs.base import Environment
-from offmarl.envs.registry import family_of
-from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
+from offmarl.envs.registry import call, family_of
+from offmarl.errors import OptionError, UnknownNameError, unknown_name
 from offmarl.types import Policy
 
 SCRIPTED = "scripted"
@@ -87,12 +87,7 @@ def scripted_policy(env: Environment, name: str) -> Policy:
 
 def _imported(env: Environment, name: str) -> Policy:
     make, file = records.import_code(name, "--opponents")
-    try:
-        policy = make(env)
-    except OffmarlError:
-        raise
-    except Exception as error:
-        raise OptionError(f"{name} cannot be created: {summarize(error)}") from error
+    policy = call(name, make, env)
     if not isinstance(policy, Policy):
         raise OptionError(
             f"{name} returned {policy!r:.80}, which is not a policy: return an offmarl Policy of "

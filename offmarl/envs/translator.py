@@ -5,6 +5,7 @@ PettingZoo is an optional dependency, so this module is imported lazily.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -196,8 +197,10 @@ class Translator:
     def _number(self, i: int, actions: Mapping[str, Any]) -> int:
         """Return an agent's discrete action, counted from 0."""
         agent, start = self.keys[i], int(self._action_spaces[i].start)
-        action = np.asarray(actions.get(agent, start))
-        number = action.item() if action.size == 1 else action.tolist()
+        number = actions.get(agent, start)
+        with suppress(ValueError):  # of lists of different lengths, which are no number
+            array = np.asarray(number)
+            number = array.item() if array.size == 1 else array.tolist()
         stop = start + self.actions.sizes[i]
         if number not in range(start, stop):
             raise InvalidValueError(
@@ -225,12 +228,10 @@ def name_of(env: Any) -> str:
 
 
 def _registered_name(env: Any) -> str:
-    name = name_of(env)
-    try:
-        family_of(name)
-    except UnknownNameError:
-        return ""
-    return name
+    with suppress(UnknownNameError):
+        family_of(name := name_of(env))
+        return name
+    return ""
 
 
 def state_of(env: Any) -> Any:
@@ -311,20 +312,30 @@ _INT32 = np.iinfo(np.int32)
 def spec_of(space: spaces.Space[Any]) -> Any:
     """Return the specs of the arrays that `make_reader` makes of a space's values, a `SpecTree`."""
     if isinstance(space, _GROUPS):
-        tree = _map(lambda parts: {x: y for x, (_, y) in parts.items()}, _leaf_spec, space)
-        return spec_tree(tree)
-    return _bare_spec(space)
+        return spec_tree(_specs(space))
+    spec = _leaf_spec(space)
+    keeps_shape = isinstance(space, spaces.Box) or len(spec.shape) > 1
+    return spec if keeps_shape else ArraySpec((flatdim(space),))
 
 
-def make_reader(space: spaces.Space[Any]) -> Callable[[Any, str], Any]:
+def _specs(space: spaces.Space[Any]) -> Any:
+    if isinstance(space, _GROUPS):
+        return {name: _specs(part) for name, (_, part) in _parts_of(space).items()}
+    return _leaf_spec(space)
+
+
+def make_reader(space: spaces.Space[Any], in_tree: bool = False) -> Callable[[Any, str], Any]:
     """Return a function that reads values of a space as arrays, as `spec_of` describes them.
 
     It takes a value and its label in messages, and raises `InvalidValueError` if the value is
     not in the space: nothing is rounded, wrapped around or reshaped.
     """
-    if isinstance(space, _GROUPS):
-        return _map(_group_reader, lambda leaf: partial(_read, leaf, _leaf_spec(leaf)), space)
-    return partial(_read, space, _bare_spec(space))
+    if not isinstance(space, _GROUPS):
+        return partial(_read, space, _leaf_spec(space) if in_tree else spec_of(space))
+    parts = _parts_of(space).items()
+    return partial(
+        _read_parts, {name: (key, make_reader(part, True)) for name, (key, part) in parts}
+    )
 
 
 def flat_reader(space: spaces.Space[Any]) -> Callable[[Any, str], np.ndarray]:
@@ -345,20 +356,18 @@ def _leaves(tree: Any) -> Iterator[np.ndarray]:
         yield tree
 
 
-def _group_reader(parts: dict[str, tuple[Any, Callable[[Any, str], Any]]]) -> Any:
-    """Return the reader of a Dict or a Tuple space from those of its parts."""
+def _read_parts(
+    parts: dict[str, tuple[Any, Callable[[Any, str], Any]]], value: Any, label: str
+) -> dict[str, Any]:
+    """Read a value of a Dict or a Tuple space, by the readers of its parts."""
     keys = {key for key, _ in parts.values()}
-
-    def read(value: Any, label: str) -> dict[str, Any]:
-        by_number = isinstance(value, tuple | list) or np.ndim(value) > 0
-        names = range(len(value)) if by_number else value if isinstance(value, Mapping) else ()
-        if set(names) != keys:
-            present = ", ".join(map(str, names)) or f"{value!r:.60}"
-            required = ", ".join(sorted(map(str, keys)))
-            raise InvalidValueError(f"{label} has {present}, and must have {required}.")
-        return {name: part(value[key], f"{label}, {key}") for name, (key, part) in parts.items()}
-
-    return read
+    by_number = isinstance(value, tuple | list) or np.ndim(value) > 0
+    names = range(len(value)) if by_number else value if isinstance(value, Mapping) else ()
+    if set(names) != keys:
+        present = ", ".join(map(str, names)) or f"{value!r:.60}"
+        required = ", ".join(sorted(map(str, keys)))
+        raise InvalidValueError(f"{label} has {present}, and must have {required}.")
+    return {name: part(value[key], f"{label}, {key}") for name, (key, part) in parts.items()}
 
 
 def common_specs(trees: Sequence[Any]) -> Any:
@@ -393,29 +402,16 @@ def as_sample(array: np.ndarray) -> np.ndarray:
     return np.asarray(array).astype(names.get(array.dtype.name, array.dtype))
 
 
-def _map(group: Callable[[dict[str, tuple[Any, Any]]], Any], leaf: Any, space: Any) -> Any:
-    """Apply functions to the spaces in Dict and Tuple spaces, and to these.
-
-    ``leaf`` takes a space, and ``group`` the keys and the results of the parts, by their names.
-    """
-    if not isinstance(space, _GROUPS):
-        return leaf(space)
+def _parts_of(space: Any) -> dict[str, tuple[Any, spaces.Space[Any]]]:
+    """Return the keys and the spaces of a space's parts, by the names of leaves."""
     items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    named = ((re.sub(r"[^\w-]", "_", str(key))[:64], key, part) for key, part in items)
-    parts = {name: (key, _map(group, leaf, part)) for name, key, part in named}
+    parts = {re.sub(r"[^\w-]", "_", str(key))[:64]: (key, part) for key, part in items}
     if len(parts) < len(space.spaces):
         raise ShapeError(
             f"the names of {space} are not distinct as names of leaves, of letters, digits, _ "
             "and -: rename them in a wrapper."
         )
-    return group(parts)
-
-
-def _bare_spec(space: spaces.Space[Any]) -> ArraySpec:
-    """Return the spec of a space that is not in a tree."""
-    spec = _leaf_spec(space)
-    keeps_shape = isinstance(space, spaces.Box) or len(spec.shape) > 1
-    return spec if keeps_shape else ArraySpec((flatdim(space),))
+    return parts
 
 
 def _leaf_spec(space: spaces.Space[Any]) -> ArraySpec:

@@ -31,18 +31,13 @@ def numbers_of(episodes: Any, count: int, path: PurePath) -> NDArray[np.int64]:
     `ShapeError` if it has none.
     """
     array = np.asarray(episodes if hasattr(episodes, "__array__") else [*episodes])
-    if array.dtype == bool:
-        if array.shape != (count,):
-            raise OptionError(
-                f"a mask of episodes has the shape {array.shape}: give a truth for each of the "
-                f"{count} episodes, or their numbers."
-            )
-        array = np.flatnonzero(array)
-    if array.size and array.dtype.kind not in "iu":
+    is_mask = array.dtype == bool
+    if array.size and (array.shape != (count,) if is_mask else array.dtype.kind not in "iu"):
         raise OptionError(
-            f"episodes cannot be chosen by values of type {array.dtype}: give their numbers, or a "
-            "truth for each."
+            f"episodes cannot be chosen by values of type {array.dtype} and shape {array.shape}: "
+            f"give a truth for each of the {count} episodes, or their numbers."
         )
+    array = np.flatnonzero(array) if is_mask else array
     if not count:
         raise ShapeError(f"{path} holds no steps yet: record into it first.")
     if not array.size or array.ndim != 1 or array.min() < 0 or array.max() >= count:

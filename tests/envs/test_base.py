@@ -97,21 +97,3 @@ def test_what_is_shared_by_a_batch_may_stay_shared(env):
     states, timestep = step(key, jnp.asarray([1, 2, 1]), jnp.zeros(1, jnp.int32))
     assert states[0] == states[2]
     assert timestep.last.tolist() == [True, False, True]
-
-
-@dataclass(frozen=True)
-class Dice:
-    """Ends at once; the state is a number of the episode, and the key of what comes next."""
-
-    spec: ClassVar[EnvSpec] = EnvSpec("", 1, 1, 1, Discrete(1))
-
-    def reset(self, key):
-        state = jax.random.randint(key, (), 0, 2**20), jax.random.split(key)[0]
-        return state, restart(self.view(state))
-
-    def step(self, key, state, action):
-        ended = jnp.ones(1, bool)
-        return state, transition(self.view(state), jnp.zeros(1), ended, ~ended)
-
-    def view(self, state):
-        return view_of(self.spec, state[0])

@@ -245,6 +245,7 @@ def test_no_code_runs_that_data_names(folder, monkeypatch, code):
         envs.make(copy.name)
     with pytest.raises(UnknownNameError, match="does not run code"):
         envs.info(copy.name)
+    assert registry.code_of(copy.name) is None
     with pytest.raises(OptionError, match="the code ran"):
         envs.make(spec.name)  # which the user typed
 

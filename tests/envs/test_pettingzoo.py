@@ -10,7 +10,7 @@ import pytest
 
 import offmarl
 from offmarl import envs
-from offmarl.errors import OptionError, ShapeError
+from offmarl.errors import InvalidValueError, OptionError, ShapeError
 
 pytest.importorskip("pettingzoo", reason="needs pip install 'offmarl[pettingzoo]'")
 
@@ -77,13 +77,14 @@ def test_misuse_is_explained():
     env.reset(seed=0)
     with pytest.raises(OptionError, match="no action for agent_1"):
         env.step({"agent_0": 0})
-    for wrong in (2, 0.0, [1]):
+    for wrong in (2, 0.0, [1], [[1], [1, 0]], "up"):
         with pytest.raises(OptionError, match=r"classic/xor\S*: agent_1 has .* Discrete\(2\)"):
             env.step({"agent_0": 0, "agent_1": wrong})
     swarm = envs.to_pettingzoo("swarm/coverage-2:action=continuous")
     swarm.reset(seed=0)
-    with pytest.raises(OptionError, match=r"agent_1 has the actions Box"):
-        swarm.step({"agent_0": np.zeros(2), "agent_1": np.zeros(1)})
+    for wrong in (np.zeros(1), [[0.0], [0.0, 0.0]], ["up", "down"]):
+        with pytest.raises(OptionError, match=r"agent_1 has the actions Box"):
+            swarm.step({"agent_0": np.zeros(2), "agent_1": wrong})
     for _ in range(2):
         env.step({"agent_0": 0, "agent_1": 1})
     assert env.agents == []
@@ -105,6 +106,8 @@ def test_any_environment_is_read_as_arrays():
     np.testing.assert_array_equal(view.observation[1], [0, 1, 0, 0, 0, 0])  # 1 of 3, one-hot
     assert view.legal_actions.tolist() == [[True, False, True, True], [True, True, False, False]]
     assert translator.joint({"knight": 2, "squire": 11}).tolist() == [2, 1]
+    with pytest.raises(InvalidValueError, match=r"the action of knight is .* from 0 to 3"):
+        translator.joint({"knight": [[1], [1, 2]], "squire": 11})
     both = translator.by_agent(np.array([3, 0]), ["knight", "squire"])
     assert both == {"knight": 3, "squire": 10}
 

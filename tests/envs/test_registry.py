@@ -3,15 +3,8 @@ import jax
 import pytest
 
 from offmarl import envs
-from offmarl.envs import registry
 from offmarl.errors import OptionError, UnknownNameError
 from offmarl.records import RecordedName
-from tests.children import python
-
-
-def test_listing_needs_no_jax():
-    code = "import sys, offmarl.envs as e; e.names(); e.describe(); sys.exit('jax' in sys.modules)"
-    python("-c", code)
 
 
 def test_every_name_has_a_line():
@@ -112,15 +105,6 @@ def test_a_name_in_data_asks_for_no_memory_without_bounds(name, error, message):
         envs.make(RecordedName(name))
     assert envs.make(RecordedName("swarm/coverage-3:time_limit=100000")).spec.time_limit == 100_000
     assert envs.make("swarm/coverage-3:time_limit=10000000").spec.time_limit == 10_000_000
-
-
-def test_code_that_data_names_is_not_imported(tmp_path):
-    (tmp_path / "mine.py").write_text("import pathlib; pathlib.Path(__file__).unlink()")
-    name = RecordedName(f"{tmp_path}/mine.py:Mine")
-    with pytest.raises(UnknownNameError, match="does not run code that data names"):
-        envs.make(name)
-    assert registry.code_of(name) is None
-    assert (tmp_path / "mine.py").exists()
 
 
 def test_an_environment_is_a_static_argument_that_does_not_recompile():

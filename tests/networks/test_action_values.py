@@ -11,7 +11,7 @@ import pytest
 from offmarl._compiling import QUICKLY
 from offmarl.networks import Critics, as_vectors, make_critics
 from offmarl.types import Continuous, Discrete, EnvSpec, View
-from tests.rollouts import numbers, random_view
+from tests.rollouts import dense, numbers, random_params, random_view
 
 N, A = 3, 2
 REACH = EnvSpec("reach", N, 7, 5, Continuous(A))
@@ -38,8 +38,7 @@ def by_hand(critics: Critics, params: Any, view: View, joint: Any, own: Any, age
         if network.normalised:
             norm = params[f"LayerNorm_{layer}"]
             x = (x - x.mean()) / np.sqrt(x.var() + 1e-6) * norm["scale"] + norm["bias"]
-        dense = params[f"Dense_{layer}"]
-        x = np.maximum(x, 0) @ dense["kernel"] + dense["bias"]
+        x = dense(params, f"Dense_{layer}", np.maximum(x, 0))
     return x
 
 
@@ -60,10 +59,7 @@ def test_values_by_hand(shared: bool, sees: Any, outputs: int, normalised: bool)
     critics = make_critics(REACH, count=2, **options)
     network = critics.network.clone(normalised=normalised)
     critics = Critics(network, N, critics.count, critics.share_parameters)
-    shapes = jax.eval_shape(lambda key: critics.init(key, REACH), jax.random.key(0))
-    leaves, tree = jax.tree.flatten(shapes)
-    arrays = [numbers(*leaf.shape, seed=seed) for seed, leaf in enumerate(leaves)]
-    params = jax.tree.unflatten(tree, arrays)
+    params = random_params(lambda key: critics.init(key, REACH))
     view, action, own = random_view(REACH, 2), numbers(2, N, A), numbers(3, 2, N, A, seed=1)
     own = own if outputs == 1 else 0 * own
     values = jax.jit(critics.values, compiler_options=QUICKLY)

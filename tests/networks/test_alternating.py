@@ -7,6 +7,7 @@ import pytest
 
 from offmarl.networks import JointActionModel, OwnCritic, blank_view, given_actions, view_of_agent
 from offmarl.types import ArraySpec, Discrete, EnvSpec
+from tests.rollouts import random_view
 
 
 def test_the_actions_that_are_given():
@@ -54,12 +55,8 @@ def test_the_joint_probability_is_a_distribution():
 )
 def test_a_critic_sees_the_state_and_its_own_observation(spec):
     critic = OwnCritic(spec, 2, 16)
-    key = jax.random.key(0)
-    view = jax.tree.map(
-        lambda leaf: jax.random.uniform(key, (1, 1, *leaf.shape), maxval=9).astype(leaf.dtype),
-        blank_view(spec),
-    )
-    params = critic.init(key, view_of_agent(view, 0))
+    view = random_view(spec, 1, 1)
+    params = critic.init(jax.random.key(0), view_of_agent(view, 0))
 
     @jax.jit
     def values(view, agent):

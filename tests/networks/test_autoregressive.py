@@ -18,6 +18,7 @@ from offmarl.networks import (
     stochastic_head,
 )
 from offmarl.types import Continuous, Discrete, EnvSpec
+from tests.rollouts import random_params
 
 T, N, A = 4, 3, 3
 SPECS = {
@@ -32,13 +33,9 @@ class Case:
     def __init__(self, kind, **options):
         self.spec = SPECS[kind]
         self.network = make_agent_sequence(self.spec, hidden=8, heads=2, **options)
-        shapes = jax.eval_shape(
-            partial(init_agent_sequence, self.network, self.spec), jax.random.key(0)
-        )
+        params = random_params(partial(init_agent_sequence, self.network, self.spec))
+        self.params = jax.tree.map(lambda leaf: leaf / 2, params)
         rng = np.random.default_rng(0)
-        self.params = jax.tree.map(
-            lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.5, jnp.float32), shapes
-        )
         self.head = agent_head(PolicyConfig("recurrent", stochastic_head(self.spec)))
         self.observation = jnp.asarray(rng.normal(size=(T, N, 2)), jnp.float32)
         self.action = jnp.asarray(

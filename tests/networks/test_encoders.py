@@ -68,22 +68,6 @@ def test_vectors_need_no_encoder_and_keep_their_parameters() -> None:
     )
 
 
-@pytest.mark.parametrize(("kind", "spec"), [("feedforward", TREE), ("recurrent", GRID)])
-@pytest.mark.slow
-def test_unroll_equals_one_step_after_the_other(kind: str, spec: EnvSpec) -> None:
-    config = PolicyConfig(kind, hidden=8)
-    network, params = agent_network(config, spec), init_policy(config, spec, jax.random.key(0))
-    observations = random_view(spec, 4).observation
-    first = jnp.array([False, False, True, False])
-    unrolled, _ = quick(partial(network.apply, method="unroll"))(params, observations, first)
-    carry, step = network.initial_carry(3), quick(network.apply)
-    for t in range(4):
-        carry = network.initial_carry(3) if first[t] else carry
-        observation = map_tree(lambda leaf, t=t: leaf[t], observations)
-        outputs, carry = step(params, carry, observation)
-        np.testing.assert_allclose(outputs, unrolled[t], atol=1e-5)
-
-
 def test_a_second_policy_of_the_same_kind_compiles_nothing(monkeypatch: Any) -> None:
     monkeypatch.setattr(Encoder, "__call__", chex.assert_max_traces(Encoder.__call__, n=1))
     first, second = (

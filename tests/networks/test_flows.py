@@ -17,17 +17,13 @@ from offmarl.networks import (
     one_step_network,
 )
 from offmarl.types import Continuous, Discrete, EnvSpec
+from tests.rollouts import random_params
 
 N, A = 2, 3
 SPECS = {
     "discrete": EnvSpec("", N, 2, 0, Discrete(A)),
     "continuous": EnvSpec("", N, 2, 0, Continuous(A)),
 }
-
-
-def random_like(shapes):
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), shapes)
 
 
 def test_a_field_is_followed_in_equal_steps_of_time():
@@ -45,7 +41,7 @@ def test_a_field_is_followed_in_equal_steps_of_time():
 def test_every_velocity_depends_on_all_agents_that_act():
     flow = JointFlow(N, A, hidden=8, layers=2)
     inputs = [jnp.ones((N, 2)), jnp.ones(N, bool), jnp.ones((N, A)), jnp.ones(())]
-    params = random_like(jax.eval_shape(flow.init, jax.random.key(0), *inputs))
+    params = random_params(flow.init, *inputs)
     apply = jax.jit(flow.apply)
 
     def moved(index, change, alive):
@@ -73,8 +69,8 @@ def test_the_action_of_outputs():
 def test_an_agent_acts_by_its_own_observation_and_noise(kind):
     spec = SPECS["continuous"]
     network = one_step_network(PolicyConfig(kind, "deterministic", hidden=8), spec)
-    shapes = jax.eval_shape(partial(init_one_step, network, spec), jax.random.key(0))
-    params = jax.tree.map(lambda leaf: 0.3 * leaf, random_like(shapes))
+    params = random_params(partial(init_one_step, network, spec))
+    params = jax.tree.map(lambda leaf: 0.3 * leaf, params)
     sampled, greedy = (make_one_step_policy(network, spec, greedy) for greedy in (False, True))
     legal = jnp.ones((N, A), bool)
 

@@ -1,5 +1,7 @@
 """Mixers: joint values of one action replaced, and weighted sums."""
 
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,7 @@ from offmarl.networks import (
 )
 from offmarl.networks.mixers import LinearWeights
 from offmarl.types import Discrete, EnvSpec
-from tests.rollouts import view_of
+from tests.rollouts import dense, random_params, view_of
 
 
 def draw(*shape: int) -> jax.Array:
@@ -60,16 +62,12 @@ def test_a_weighted_sum_by_hand() -> None:
 def test_linear_weights_are_absolute_values() -> None:
     spec = EnvSpec("", num_agents=3, observation_size=2, state_size=4, action=Discrete(2))
     mixer = make_linear_mixer(spec, hidden=8)
-    shapes = jax.eval_shape(lambda key: init_mixer(mixer, spec, key), jax.random.key(0))
-    params = jax.tree.map(lambda leaf: draw(*leaf.shape), shapes)
+    params = random_params(partial(init_mixer, mixer, spec))
     state = draw(50, 4)
     view = view_of(spec, jnp.zeros(50), state=state)
     weights = jax.jit(lambda params, view: mixing_weights(mixer, params, view))(params, view)
-
-    def dense(layer: str, x: np.ndarray) -> np.ndarray:
-        return np.asarray(x @ params["params"][layer]["kernel"] + params["params"][layer]["bias"])
-
-    x = np.maximum(dense("hidden_layer", state), 0)
-    assert (dense("weights", x) < 0).any()
-    np.testing.assert_allclose(weights.w, abs(dense("weights", x)), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(weights.b, dense("constant", x)[:, 0], rtol=1e-4, atol=1e-5)
+    params = params["params"]
+    x = np.maximum(dense(params, "hidden_layer", state), 0)
+    assert (dense(params, "weights", x) < 0).any()
+    np.testing.assert_allclose(weights.w, abs(dense(params, "weights", x)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(weights.b, dense(params, "constant", x)[:, 0], rtol=1e-4, atol=1e-5)

@@ -26,7 +26,7 @@ from offmarl.networks import (
     stochastic_head,
 )
 from offmarl.types import Continuous, Discrete, EnvSpec
-from tests.rollouts import numbers
+from tests.rollouts import dense, numbers, random_params
 
 SPEC = EnvSpec("test", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
 LEGAL = jnp.ones((3, 4), bool).at[0, :3].set(False)
@@ -132,20 +132,8 @@ def test_the_random_policy_is_uniform_over_continuous_actions() -> None:
     np.testing.assert_array_equal(action[:, 2, 1], 0)
 
 
-def params_of(network: nn.Module, *inputs: Any) -> Any:
-    """Parameters of the shapes that a network asks for, none of them zero."""
-    shapes = jax.eval_shape(network.init, jax.random.key(0), *inputs)["params"]
-    leaves, tree = jax.tree.flatten(shapes)
-    arrays = [numbers(*leaf.shape, seed=seed) for seed, leaf in enumerate(leaves, 1)]
-    return jax.tree.unflatten(tree, arrays)
-
-
 ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "tanh": np.tanh}
 LAYERS = pytest.mark.parametrize(("layers", "activation"), [(None, "relu"), (3, "tanh")])
-
-
-def dense(params: Any, layer: str, x: Any) -> np.ndarray:
-    return np.asarray(x @ params[layer]["kernel"] + params[layer]["bias"])
 
 
 @LAYERS
@@ -154,7 +142,7 @@ def test_the_recurrent_torso_is_a_gru_as_flax_has_it(layers: Any, activation: An
     torso = Recurrent(2, hidden=4, agent_id="none", layers=layers, activation=activation)
     activate, cell = ACTIVATIONS[activation], nn.GRUCell(features=4)
     inputs, carry = numbers(2, 3, 4)
-    params = params_of(torso, carry, inputs)
+    params = random_params(torso.init, carry, inputs)["params"]
     kernels = zip(
         "rzn",
         np.split(params["input_gates"]["kernel"], 3, 1),
@@ -181,7 +169,7 @@ def test_the_recurrent_torso_is_a_gru_as_flax_has_it(layers: Any, activation: An
 def test_the_feed_forward_torso_by_hand(layers: Any, activation: Any) -> None:
     torso = FeedForward(outputs=2, hidden=4, constants=3, layers=layers, activation=activation)
     inputs = numbers(2, 3)
-    params = params_of(torso, (), inputs)
+    params = random_params(torso.init, (), inputs)["params"]
     x = np.concatenate([inputs, np.eye(2)], 1)  # and which agent it is
     for index in range(layers or 2):
         x = ACTIVATIONS[activation](dense(params, f"Dense_{index}", x))
@@ -219,7 +207,7 @@ def test_mixing_is_an_elu_between_two_sums() -> None:
 def test_the_hypernetworks_by_hand() -> None:
     mixer = Mixer(num_agents=2, embed=3, hidden=4)
     state = numbers(6, 5)
-    params = params_of(mixer, state)
+    params = random_params(mixer.init, state)["params"]
 
     def hypernet(layer: int) -> np.ndarray:
         hidden = np.maximum(dense(params, f"Dense_{layer + 1}", state), 0)

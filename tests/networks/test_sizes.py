@@ -30,7 +30,7 @@ from offmarl.networks.encoders import AttentionPool
 from offmarl.networks.linear import id_features
 from offmarl.types import Discrete, EnvSpec
 from tests.plain import Args
-from tests.rollouts import numbers, random_view
+from tests.rollouts import dense, numbers, random_params, random_view
 
 SPEC = EnvSpec("some", num_agents=3, observation_size=7, state_size=5, action=Discrete(4))
 MANY = replace(SPEC, name="many", num_agents=11, state_size=23)
@@ -124,12 +124,11 @@ def test_attention_weighs_values_by_the_softmax_of_queries_and_keys(heads: int) 
     params["Dense_1"]["kernel"] = numbers(4, heads, seed=5)
     params["Dense_2"]["bias"] = numbers(4, seed=6)
     x, params = np.asarray(x), jax.tree.map(np.asarray, params)
-    hidden = np.maximum(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"], 0)
-    logits = hidden @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
+    hidden = np.maximum(dense(params, "Dense_0", x), 0)
+    logits = dense(params, "Dense_1", hidden)
     weights = np.exp(logits) * alive[:, None]
     weights /= weights.sum(0)
-    values = hidden @ params["Dense_2"]["kernel"] + params["Dense_2"]["bias"]
-    parts = np.split(np.asarray(values), heads, axis=-1)
+    parts = np.split(dense(params, "Dense_2", hidden), heads, axis=-1)
     means = [weights[:, head] @ parts[head] for head in range(heads)]
     apply = jax.jit(pool.apply)
     result = apply({"params": params}, x, alive)
@@ -155,14 +154,10 @@ def test_pooled_critics_have_one_size_and_values_follow_the_agents() -> None:
 def test_pooled_mixers_have_one_size_and_mix_by_hand() -> None:
     """Weights of an agent are those of its own observation, and a mean: of any number of agents."""
     mixer = make_mixer(SPEC, 4, 8, "pooled")
-    leaves, tree = jax.tree.flatten(
-        jax.eval_shape(partial(init_mixer, mixer, SPEC), jax.random.key(0))
-    )
+    params = random_params(partial(init_mixer, mixer, SPEC))
     other = jax.eval_shape(
         partial(init_mixer, make_mixer(MANY, 4, 8, "pooled"), MANY), jax.random.key(0)
     )
-    arrays = [numbers(*leaf.shape, seed=seed) for seed, leaf in enumerate(leaves)]
-    params = jax.tree.unflatten(tree, arrays)
     assert shapes(params) == shapes(other)
     view = random_view(SPEC, 2)
     view = view._replace(alive=view.alive.at[0, 1].set(False))
@@ -171,15 +166,13 @@ def test_pooled_mixers_have_one_size_and_mix_by_hand() -> None:
     pool = {"params": params["PooledEncoder_0"]["AttentionPool_0"]}
     pooled = jax.jit(AttentionPool(8).apply)(pool, view.observation, view.alive)
 
-    def dense(layer: str, x: Any) -> Any:
-        return np.asarray(x @ params[layer]["kernel"] + params[layer]["bias"])
-
     inputs = np.concatenate([jnp.repeat(pooled[:, None], 3, 1), view.observation], -1)
-    rows = dense("row", np.maximum(dense("row_hidden", inputs), 0))
+    apply = partial(dense, params)
+    rows = apply("row", np.maximum(apply("row_hidden", inputs), 0))
     expected = MixerWeights(
         w1=abs(rows) / 3,
-        b1=dense("b1", pooled),
-        w2=abs(dense("Dense_0", np.maximum(dense("Dense_1", pooled), 0))),
-        b2=dense("Dense_2", np.maximum(dense("Dense_3", pooled), 0))[:, 0],
+        b1=apply("b1", pooled),
+        w2=abs(apply("Dense_0", np.maximum(apply("Dense_1", pooled), 0))),
+        b2=apply("Dense_2", np.maximum(apply("Dense_3", pooled), 0))[:, 0],
     )
     chex.assert_trees_all_close(weights, expected, rtol=1e-3, atol=1e-3)

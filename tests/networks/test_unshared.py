@@ -19,26 +19,12 @@ from offmarl.networks import (
     observation_encoder,
 )
 from offmarl.types import ArraySpec, Discrete, EnvSpec
+from tests.rollouts import numbers, random_view
 
 VECTORS = EnvSpec("vectors", 3, 4, 5, Discrete(2))
 STATELESS = EnvSpec(
     "stateless", 3, 0, 0, Discrete(2), observation={"a": ArraySpec((2, 2)), "b": ArraySpec((3,))}
 )
-
-
-def some(tree, lead):
-    """Random numbers in place of a view's float arrays, with axes in front."""
-    keys = iter(jax.random.split(jax.random.key(7), 20))
-
-    def leaf(x):
-        shape = (*lead, *x.shape)
-        return (
-            jax.random.normal(next(keys), shape)
-            if x.dtype == jnp.float32
-            else jnp.ones(shape, bool)
-        )
-
-    return jax.tree.map(leaf, tree)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +45,10 @@ def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
     shared = make_network(config, spec, 2, encoder, sees)
     apart = PolicyConfig(kind, hidden=6, share_parameters=False)
     unshared = make_network(apart, spec, 2, encoder, sees)
-    view = some(blank_view(spec), (5,))
+    view = random_view(spec, 5)
     inputs = view.observation if sees == "observation" else view
     blank = blank_view(spec) if sees == "view" else blank_view(spec).observation
-    carry = some(unshared.initial_carry(3), ())
+    carry = jax.tree.map(lambda leaf: numbers(*leaf.shape), unshared.initial_carry(3))
     params = jax.jit(unshared.init)(jax.random.key(0), unshared.initial_carry(3), blank)
     leaves = jax.tree.leaves(params)
     assert all(len(leaf) == 3 for leaf in leaves)
@@ -93,7 +79,7 @@ def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
 def test_an_agent_without_shared_parameters_learns_from_its_own_steps_only(kind, spec):
     config = PolicyConfig(kind, hidden=4, share_parameters=False)
     network, params = agent_network(config, spec), init_policy(config, spec, jax.random.key(0))
-    observation, first = some(blank_view(spec).observation, (2,)), jnp.zeros(2, bool)
+    observation, first = random_view(spec, 2).observation, jnp.zeros(2, bool)
 
     def loss(params):
         return network.apply(params, observation, first, method="unroll")[0][:, 1].sum()

@@ -64,14 +64,6 @@ def test_any_batch_is_the_same_without_those_before_and_in_later_releases() -> N
     assert pairs == [[(buffer, slot) for slot in of_batch] for buffer, of_batch in slots]
 
 
-def test_seeds_share_the_blocks() -> None:
-    first, second = (BlockOrder(SIZES, 8, seed, block_seed=5) for seed in (5, 6))
-    for buffer in range(6):
-        np.testing.assert_array_equal(first.blocks(buffer), second.blocks(buffer))
-        np.testing.assert_array_equal(first.blocks(buffer), BlockOrder(SIZES, 8, 5).blocks(buffer))
-    assert (first.slots(0) != second.slots(0)).any()
-
-
 def test_the_batches_of_a_seed_are_those_that_it_has_alone(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

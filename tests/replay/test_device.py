@@ -10,23 +10,18 @@ import pytest
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
-from offmarl.replay import Windows, load
 from offmarl.testing import experience, views
-from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, Transition, View
+from offmarl.types import Discrete, EnvSpec, FinalObservations, Transition
 from offmarl.vault import open_vault
 from tests.vault.experience import written
 
-from .memory import at, sample
+from .memory import sample
 
 SPEC = EnvSpec("test", num_agents=2, observation_size=3, state_size=2, action=Discrete(3))
 
 
 def write(
-    path: Path,
-    ends: np.ndarray,
-    spec: EnvSpec = SPEC,
-    terminates: float = 0.5,
-    with_finals: bool = True,
+    path: Path, ends: np.ndarray, spec: EnvSpec = SPEC, terminates: float = 0.5
 ) -> tuple[Transition, FinalObservations]:
     """Write random steps ``ends.shape``; an episode ends where ``ends`` is true."""
     rng, agents = np.random.default_rng(0), (*ends.shape, spec.num_agents)
@@ -39,40 +34,8 @@ def write(
     )
     row, time = np.nonzero(ends)
     finals = FinalObservations(row, time, views(spec, (len(row),), rng))
-    written(path, (transition, finals if with_finals else None), spec=spec, chunk_steps=16)
+    written(path, (transition, finals), spec=spec, chunk_steps=16)
     return transition, finals
-
-
-@pytest.mark.parametrize("with_finals", [True, False])
-@pytest.mark.parametrize("spec", [SPEC, EnvSpec("reach", 2, 3, 2, Continuous(3))])
-def test_every_step_of_a_vault_with_its_next_view(
-    tmp_path: Path, spec: EnvSpec, with_finals: bool
-) -> None:
-    """Read step by step from the vault: each window of one step, in the order of the vault."""
-    ends = np.random.default_rng(1).random((2, 40)) < 0.2
-    transition, finals = write(tmp_path / "data.vlt", ends, spec, with_finals=with_finals)
-    replay = load(vault.open_vault(tmp_path / "data.vlt"), Windows(4, 1))
-    windows = jax.device_get(at(replay, np.arange(replay.num_slots)))
-    steps = jax.tree.map(lambda x: x[windows.mask[:, 0]], windows)
-    for name in ("action", "reward", "terminated", "truncated", "behaviour_log_prob"):
-        expected = getattr(transition, name)
-        np.testing.assert_array_equal(
-            getattr(steps, name)[:, 0], expected.reshape(80, *expected.shape[2:])
-        )
-    row, time = np.divmod(np.arange(80), 40)
-    last = transition.last[row, time]
-    inside = np.flatnonzero(~last & (time < 39))
-    for name in View._fields:
-        source, view = getattr(transition.view, name), getattr(steps.view, name)
-        np.testing.assert_array_equal(view[:, 0], source[row, time])
-        np.testing.assert_array_equal(
-            view[inside, 1], source[row, time + 1 - last - (time == 39)][inside]
-        )
-        if with_finals:
-            np.testing.assert_array_equal(view[last, 1], getattr(finals.view, name))
-    over = transition.terminated[row, time].all(-1)
-    known = np.where(last, with_finals | over, time < 39)
-    np.testing.assert_array_equal(steps.next_known[:, 0], known)
 
 
 def test_another_dataset_of_the_same_size_does_not_recompile(tmp_path: Path) -> None:

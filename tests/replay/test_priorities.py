@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from offmarl.replay.priorities import FAN_OUT, Prioritised, SumTree, importance, window_priorities
+from offmarl.replay.priorities import FAN_OUT, Prioritised, SumTree, window_priorities
 from offmarl.replay.starts import Uniform, segments
 
 SIZE = 200  # of the trees below: two levels; deeper ones follow
@@ -98,13 +98,6 @@ def test_a_windows_priority_by_hand() -> None:
     np.testing.assert_allclose(result, np.sqrt(np.minimum(np.array(means) + 1e-6, 1e9)), rtol=1e-5)
 
 
-def test_importance_weights_by_hand() -> None:
-    ratios, mask = jnp.array([1.0, 4.0, 0.25, 100.0]), jnp.array([True, True, True, False])
-    np.testing.assert_allclose(importance(ratios, mask, 0.5)[:3], [0.5, 1.0, 0.25])
-    np.testing.assert_allclose(importance(ratios, mask, 0.0)[:3], 1.0)
-    np.testing.assert_allclose(importance(ratios, jnp.zeros_like(mask), 0.0), 1.0)
-
-
 TABLES = {
     "uniform": Uniform(90),
     "mixture": segments(np.array([0, 50]), np.array([40, 40]), np.array([0.7, 0.3]), 90),
@@ -146,9 +139,14 @@ def test_draws_follow_the_priorities(name: str) -> None:
     assert chisquare(counts[base > 0], expected[base > 0]).pvalue > 0.001
 
 
-def test_importance_grows_to_one() -> None:
+def test_importance_weights_grow_to_their_power_of_one() -> None:
+    """Over the largest of the windows that count."""
     draws = Prioritised(Uniform(9), 0.5, 0.4, 11, 9, 2)
-    ratios, mask = jnp.array([1.0, 0.5]), jnp.ones((2, 3), bool)
+    ratios, mask = jnp.array([1.0, 4.0, 0.25, 100.0]), jnp.ones((4, 3), bool).at[3].set(False)
     for update, exponent in ((0, 0.4), (5, 0.7), (10, 1.0)):
-        weights = draws.weigh(ratios, mask, update)
-        np.testing.assert_allclose(weights, [1, 0.5**exponent], rtol=1e-6)
+        weights = draws.weigh(ratios, mask, update)[:3]
+        np.testing.assert_allclose(
+            weights, np.array([1, 4, 0.25]) ** exponent / 4**exponent, rtol=1e-6
+        )
+    none = draws.weigh(ratios, jnp.zeros_like(mask), 0)
+    np.testing.assert_allclose(none, ratios**0.4, rtol=1e-6)

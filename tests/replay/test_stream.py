@@ -174,9 +174,11 @@ def test_fractions_that_cannot_be_held_out(dataset: Dataset, fraction: float) ->
         dataset.hold_out(fraction)
 
 
-def test_windows_of_gigabytes_are_refused(dataset: Dataset) -> None:
-    with pytest.raises(OptionError, match="too few to stream"):
+def test_streams_that_cannot_be(dataset: Dataset) -> None:
+    with pytest.raises(OptionError, match="too few to stream"):  # windows of gigabytes
         dataset.stream(4, 2**30)
+    with pytest.raises(OptionError, match="jax or numpy or torch: 'keras' is none"):
+        dataset.stream(16, 5, to="keras")
 
 
 @pytest.mark.parametrize(("agents", "actions"), [(27, 36), (130, 2)])
@@ -254,21 +256,6 @@ def test_data_with_more_steps_than_a_device_can_index_is_streamed(
         open_batches(source, "device", Windows(4, 5), keys, range(0, 6, 6), 2**20),
     ):
         pass
-
-
-@pytest.mark.slow
-def test_streams_of_numpy_arrays_have_the_same_bits(dataset: Dataset) -> None:
-    sizes = {"burn_in": 2, "return_to_go": 0.9, "seed": 3, "start": 70}
-    with (
-        dataset.stream(128, 5, **sizes) as jax_,
-        dataset.stream(128, 5, to="numpy", **sizes) as ours,
-    ):
-        for _ in range(3):
-            batch = next(ours)
-            assert isinstance(batch.view.observation, np.ndarray)
-            chex.assert_trees_all_equal(batch, next(jax_))
-    with pytest.raises(OptionError, match="jax or numpy or torch: 'keras' is none"):
-        dataset.stream(16, 5, to="keras")
 
 
 @pytest.mark.parametrize("to", ["jax", "numpy"])

@@ -1,5 +1,6 @@
 """Leaves of any type and shape: on the device, in streams and in NumPy arrays."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from offmarl.replay.packing import layout_of, pack, unpack
 from offmarl.testing import entries, image_spec, typed_spec
 from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, Sequence, flatten_tree
 from offmarl.vault import Dataset
-from tests.vault.experience import recorded
+from tests.vault.experience import CONTINUOUS, recorded
 
 from .memory import at
 
@@ -39,14 +40,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     )
 
 
-def same_bits(ours: Any, theirs: Any) -> None:
-    def compare(left: Any, right: Any) -> None:
-        left, right = np.asarray(left), np.asarray(right)
-        assert (left.dtype, left.shape) == (right.dtype, right.shape)
-        assert left.tobytes() == right.tobytes()
-
-    jax.tree.map(compare, ours, theirs)
-
+same_bits = partial(chex.assert_trees_all_equal, strict=True)
 
 # ---------------------------------------------------------------------------------- equality
 
@@ -72,6 +66,16 @@ def test_some_episodes_of_an_image_vault(images: Dataset, tmp_path: Path, codec:
     replay, source = load(dataset, windows, episodes), WindowReader(dataset, windows, episodes)
     slots = np.arange(replay.num_slots)
     same_bits(at(replay, jnp.asarray(slots)), source.arrays(slots))
+
+
+def test_a_continuous_vault_is_on_the_device_as_it_is(tmp_path: Path) -> None:
+    data = recorded(tmp_path / "c.vlt", CONTINUOUS, steps=40, seed=1)
+    replay = load(data, Windows(4, 1))
+    windows = at(replay, jnp.arange(replay.num_slots))
+    steps, mask = data.transitions(), windows.mask[:, 0]
+    for name in ("action", "reward", "terminated", "truncated", "behaviour_log_prob"):
+        expected = getattr(steps, name)
+        same_bits(getattr(windows, name)[mask, 0], expected.reshape(-1, *expected.shape[2:]))
 
 
 def test_leaves_have_the_types_and_values_of_the_vault(typed: Dataset) -> None:
@@ -150,15 +154,6 @@ def test_flags_take_a_bit_and_numbers_no_more_than_their_bytes(
 
 
 # ---------------------------------------------------------------------------------- sizes
-
-
-def test_images_take_as_many_bytes_on_the_device_as_raw(images: Dataset) -> None:
-    """The raw bytes are those of all steps and of one final observation per episode."""
-    slots = images.num_steps + len(images.episodes.row)
-    (image,) = images.spec.observation_leaves.values()
-    replay = images.replay(2, 1)
-    assert replay.nbytes <= 1.05 * image.num_bytes * images.spec.num_agents * slots
-    assert replay.rows["observation"].dtype == jnp.uint8
 
 
 def test_data_that_is_too_large_for_the_device(

@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 
 from offmarl.errors import OptionError, ShapeError
 from offmarl.replay import WindowReader, Windows, device, load, packing
-from offmarl.replay.device import draw
 from offmarl.replay.gathering import read_slots
 from offmarl.replay.rings import SlotRings
-from offmarl.replay.starts import Uniform
 from offmarl.types import Sequence, View
 
 from .memory import MemorySource, at
@@ -153,17 +150,6 @@ def test_returns_to_go(source: MemorySource, discount: float) -> None:
     for window, slot in np.argwhere(batch.mask):
         expected = follows[int(batch.episode[window, slot]), int(batch.time[window, slot])]
         np.testing.assert_allclose(batch.return_to_go[window, slot], expected, rtol=1e-6)
-
-
-def test_draws_agree_with_the_exact_probabilities() -> None:
-    """Half of the episodes have 8 steps and half have 50; windows have 20."""
-    batch = all_windows(MemorySource([[8, 50] * 8, [50, 8] * 8]), Windows(1, 20))
-    starts = np.asarray(draw(Uniform(len(batch.mask)), jax.random.key(0), 10**6))
-    slot = np.arange(10**6) % 20
-    step = (batch.episode * 100 + batch.time)[starts, slot][batch.mask[starts, slot]]
-    _, counts = np.unique(step, return_counts=True)
-    assert len(counts) == 16 * 58
-    assert chisquare(counts).pvalue > 0.001
 
 
 @pytest.mark.parametrize("lengths", [[[1, 1, 1]], [[2, 1], [3]], [[9, 1, 2], [4, 8]]])

@@ -175,7 +175,7 @@ def command_towards(
     if dynamics == "acceleration":
         return jnp.clip((desired - velocity) / _THRUST, -1.0, 1.0)
     turn = jnp.clip(jnp.arctan2(desired[:, 1], desired[:, 0]) / _TURN, -1.0, 1.0)
-    flat = jnp.minimum(_norm(desired[:, :2]), 1.0)
+    flat = jnp.minimum(length_of(desired[:, :2], keepdims=True), 1.0)
     return jnp.concatenate([flat, turn[:, None], desired[:, 2:]], -1)
 
 
@@ -189,16 +189,13 @@ def _thrust(
     thrust = _THRUST if params.thrust is None else _THRUST * params.thrust[:, None]
     drag = _DRAG if params.drag is None else _DRAG * params.drag[:, None]
     pushed = velocity + (thrust * top_speed * command - drag * (velocity - wind)) / mass
-    return pushed * jnp.minimum(1.0, top_speed / jnp.maximum(_norm(pushed), 1e-6))
+    speed = jnp.maximum(length_of(pushed, keepdims=True), 1e-6)
+    return pushed * jnp.minimum(1.0, top_speed / speed)
 
 
 def _bounded(command: Float[Array, "N D"]) -> Float[Array, "N D"]:
     """Shorten vectors longer than 1 to length 1."""
-    return command / jnp.maximum(_norm(command), 1.0)
-
-
-def _norm(vector: Float[Array, "N D"]) -> Float[Array, "N 1"]:
-    return jnp.sqrt(jnp.square(vector).sum(-1, keepdims=True))
+    return command / jnp.maximum(length_of(command, keepdims=True), 1.0)
 
 
 def scatter(
@@ -229,7 +226,7 @@ def keep_out(
     near = find_points(drones.position, obstacles, 1, radius, side)
     nearest = obstacles[near.which[:, 0]]
     offset = drones.position - nearest
-    distance = jnp.maximum(_norm(offset), 1e-6)
+    distance = jnp.maximum(length_of(offset, keepdims=True), 1e-6)
     normal = offset / distance
     hit = distance < radius
     surface = jnp.clip(nearest + radius * normal, 0.0, side)
@@ -263,13 +260,13 @@ def steer_around(
     offset: Float[Array, "N K D"], known: Float[Array, "N K 1"], desired: Float[Array, "N D"]
 ) -> Float[Array, "N D"]:
     """Return the velocity that leads around obstacles ahead."""
-    distance = jnp.maximum(length_of(offset)[..., None], 0.1)
+    distance = jnp.maximum(length_of(offset, keepdims=True), 0.1)
     gap = jnp.maximum(distance - OBSTACLE_RADIUS, 0.1)
     normal = -offset / distance
     into = jnp.maximum(-(normal * desired[:, None]).sum(-1, keepdims=True), 0.0)
     return jnp.where((known > 0) & (gap < 1.5), normal * (into + 0.1 / gap), 0.0).sum(1)
 
 
-def length_of(vector: Float[Array, "*b D"]) -> Float[Array, "*b"]:
-    """Return the lengths of vectors."""
-    return jnp.sqrt(jnp.square(vector).sum(-1))
+def length_of(vector: Float[Array, "*b D"], keepdims: bool = False) -> Float[Array, "*c"]:
+    """Return the lengths of vectors, with ``keepdims`` along an axis of size 1."""
+    return jnp.sqrt(jnp.square(vector).sum(-1, keepdims=keepdims))

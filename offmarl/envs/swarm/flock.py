@@ -154,10 +154,10 @@ class Flock(SwarmEnv):
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
         """Fly to the beacon, around obstacles, neither too near to the others nor too far."""
         offset, known = self._offsets(see["neighbours"]), see["neighbours"][..., -1:] > 0
-        distance = jnp.maximum(length_of(offset)[..., None], 0.1)
+        distance = jnp.maximum(length_of(offset, keepdims=True), 0.1)
         apart = jnp.where(known & (distance < 1.2), -offset / distance**2, 0.0).sum(1)
         mean = offset.sum(1) / jnp.maximum(known.sum(1), 1)
-        straggling = jnp.maximum(length_of(mean)[:, None] - 1.5, 0.0)
+        straggling = jnp.maximum(length_of(mean, keepdims=True) - 1.5, 0.0)
         desired = see["beacon"][:, : self.dims] + 0.6 * apart + 0.6 * straggling * mean
         if "obstacles" in see:
             obstacles = see["obstacles"]

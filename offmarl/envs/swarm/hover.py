@@ -111,7 +111,7 @@ class Hover(GrowingArena):
         direction = goal[:, :dims] / jnp.maximum(jnp.minimum(distance, 1.0), 1e-6)
         desired = direction * jnp.minimum(0.3 * distance, 1.0)
         offset, known = self._offsets(see["neighbours"]), see["neighbours"][..., -1:] > 0
-        gap = jnp.maximum(length_of(offset)[..., None], 0.1)
+        gap = jnp.maximum(length_of(offset, keepdims=True), 0.1)
         apart = jnp.where(known & (gap < 1.5), -offset / gap**2, 0.0).sum(1)
         desired = desired + 0.5 * apart
         if "obstacles" in see:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from offmarl.config import PositiveInt
 from offmarl.envs.base import among
 from offmarl.envs.swarm import dynamics, quadrotor
-from offmarl.envs.swarm.dynamics import Kind
+from offmarl.envs.swarm.dynamics import Kind, length_of
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import find_distance, find_neighbours
 from offmarl.envs.swarm.observations import Blocks, SwarmState, describe
@@ -267,7 +267,7 @@ class Pursuit(GrowingArena):
 def away_from(offsets: Float[Array, "N K D"], seen: Bool[Array, "N K 1"]) -> Float[Array, "N D"]:
     """Return the direction away from the drones at relative positions (zero if not seen)."""
     mean = offsets.sum(1) / jnp.maximum(seen.sum(1), 1)
-    return -mean / jnp.maximum(jnp.sqrt(jnp.square(mean).sum(-1, keepdims=True)), 1.0)
+    return -mean / jnp.maximum(length_of(mean, keepdims=True), 1.0)
 
 
 def chase(
@@ -278,7 +278,7 @@ def chase(
     home: Float[Array, "N D"],
 ) -> Float[Array, "N D"]:
     """Return the velocities of pursuers towards an evader, if it is known, or else home."""
-    distance = jnp.sqrt(jnp.square(offset).sum(-1, keepdims=True))
+    distance = length_of(offset, keepdims=True)
     hunt = offset + velocity * jnp.minimum(distance, 3.0) + apart * jnp.minimum(distance / 3, 1.0)
     return jnp.where(known, hunt, home + 2 * apart)
 
@@ -294,5 +294,5 @@ def flee(
     low, high = jnp.maximum(position, 0.1), jnp.maximum(side - position, 0.1)
     walls = jnp.where(low < _WALL, 1 / low, 0.0) - jnp.where(high < _WALL, 1 / high, 0.0)
     total = push + 0.3 * walls
-    length = jnp.sqrt(jnp.square(total).sum(-1, keepdims=True))
+    length = length_of(total, keepdims=True)
     return jnp.where(near.any(1), total / jnp.maximum(length, 1e-6), 0.0)

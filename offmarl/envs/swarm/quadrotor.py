@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from offmarl.envs.swarm.dynamics import DroneParams, DroneState
+from offmarl.envs.swarm.dynamics import DroneParams, DroneState, length_of
 
 COMMAND_SIZE = 4
 
@@ -182,7 +182,7 @@ def yaw_of(attitude: Float[Array, "N 4"]) -> Float[Array, "N"]:
 
 def _rotation(vector: Float[Array, "N 3"]) -> Float[Array, "N 4"]:
     """Return the quaternions of rotations about vectors by their lengths."""
-    half = 0.5 * jnp.sqrt(jnp.square(vector).sum(-1, keepdims=True))
+    half = 0.5 * length_of(vector, keepdims=True)
     # sinc is smooth at 0; its argument is in units of pi.
     return jnp.concatenate([jnp.cos(half), 0.5 * vector * jnp.sinc(half / jnp.pi)], -1)
 
@@ -200,7 +200,7 @@ def _multiply(left: Float[Array, "N 4"], right: Float[Array, "N 4"]) -> Float[Ar
 
 
 def _normal(quaternion: Float[Array, "N 4"]) -> Float[Array, "N 4"]:
-    return quaternion / jnp.sqrt(jnp.square(quaternion).sum(-1, keepdims=True))
+    return quaternion / length_of(quaternion, keepdims=True)
 
 
 # ---------------------------------------------------------------------------------- controller
@@ -219,11 +219,11 @@ def command_towards(
     A velocity controller asks for an acceleration, whose direction and size give the attitude and
     the thrust; a second controller turns the body to that attitude.
     """
-    length = jnp.sqrt(jnp.square(desired).sum(-1, keepdims=True))
+    length = length_of(desired, keepdims=True)
     desired = desired * jnp.minimum(1.0, top_speed / jnp.maximum(length, 1e-6))
     push = _VELOCITY_GAIN * (desired - velocity) + GRAVITY / top_speed * desired
     rise = jnp.clip(push[:, 2:] + GRAVITY, 0.4 * GRAVITY, 1.8 * GRAVITY)
-    size = jnp.sqrt(jnp.square(push[:, :2]).sum(-1, keepdims=True))
+    size = length_of(push[:, :2], keepdims=True)
     flat = push[:, :2] * jnp.minimum(1.0, _MOST_TILT * rise / jnp.maximum(size, 1e-6))
     push = jnp.concatenate([flat, rise], -1)
     thrust = (push * rotation[:, :, 2]).sum(-1, keepdims=True) / GRAVITY - 1
@@ -239,7 +239,7 @@ def _tilt_error(rotation: Float[Array, "N 3 3"], push: Float[Array, "N 3"]) -> F
     """Return the rotation, in the body's frame, that aligns the thrust with a push; and yaw 0."""
     # Rows are the directions of the push in the body's frame, and of the thrust: the third axis.
     direction = jnp.einsum("nji,nj->ni", rotation, push)
-    direction = direction / jnp.sqrt(jnp.square(direction).sum(-1, keepdims=True))
+    direction = direction / length_of(direction, keepdims=True)
     x, y, z = direction.T
     sine = jnp.sqrt(x * x + y * y)
     scale = jnp.arctan2(sine, z) / jnp.maximum(sine, 1e-6)

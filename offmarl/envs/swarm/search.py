@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.config import Positive
 from offmarl.envs.base import MARKS
+from offmarl.envs.swarm.dynamics import length_of
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import Points, reduce_within
 from offmarl.envs.swarm.observations import Blocks, SwarmState
@@ -145,7 +146,7 @@ class Search(GrowingArena):
         """Go to the nearest target that needs this drone; patrol if there is none."""
         offset = self._offsets(see["targets"])
         strength, known = see["targets"][..., -2], see["targets"][..., -1] > 0
-        distance = jnp.sqrt(jnp.square(offset).sum(-1))
+        distance = length_of(offset)
         share = jnp.asarray([kind.strength / _HOLD_STRENGTH for kind in self._kinds])[:, None]
         without = strength - jnp.where(distance <= _HOLD_RANGE, share, 0.0)
         wanted = known & (without < 1.0)
@@ -156,7 +157,7 @@ class Search(GrowingArena):
     def _patrol(self, see: Blocks) -> Float[Array, "N D"]:
         """Circle around the centre of the arena, halfway to the walls."""
         position = see["own"][:, : self.dims]
-        radius = jnp.sqrt(jnp.square(position[:, :2]).sum(-1, keepdims=True))
+        radius = length_of(position[:, :2], keepdims=True)
         outward = position[:, :2] / jnp.maximum(radius, 1e-3)
         around = jnp.stack([-outward[:, 1], outward[:, 0]], -1)
         flat = around + 3 * (0.55 - radius) * outward
@@ -177,4 +178,4 @@ def _watch(
 
 
 def _unit(vector: Float[Array, "M D"]) -> Float[Array, "M D"]:
-    return vector / jnp.maximum(jnp.sqrt(jnp.square(vector).sum(-1, keepdims=True)), 1e-6)
+    return vector / jnp.maximum(length_of(vector, keepdims=True), 1e-6)

@@ -3,8 +3,10 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from offmarl._compiling import QUICKLY
+from offmarl.envs.swarm.dynamics import at_rest
 
 KEY = jax.random.key(0)
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
@@ -23,3 +25,19 @@ def reset(env, key=KEY):
 
 def take_step(env, state, action, key=KEY):
     return _step(env, key, state, action)
+
+
+# What the rules of a task consist of.
+advance = quickly(lambda env, before, moved: env._advance(KEY, before, moved))
+blocks = quickly(lambda env, state: env._blocks(KEY, state))
+look = quickly(lambda env, state: env._view(KEY, state))
+sense = quickly(lambda env, state: env._sense(state))
+status = quickly(lambda env, state: env._status(state))
+
+
+def place(state, positions, velocity=0.0, **params):
+    """Return the state with its drones at some positions, and with other parameters of theirs."""
+    drones = at_rest(jnp.asarray(positions, jnp.float32))
+    drones = drones._replace(velocity=0 * drones.position + jnp.asarray(velocity))
+    arrays = {name: jnp.asarray(values) for name, values in params.items()}
+    return state._replace(drones=drones, params=state.params._replace(**arrays))

@@ -139,12 +139,6 @@ def test_what_is_scattered_leaves_room_to_pass(count, side, dims):
         assert min(gaps) >= gap - 1e-4
 
 
-def test_commands_out_of_the_arena_are_told():
-    steps = jnp.tile(jnp.asarray(motion.motions("velocity", 2)), (2, 1, 1))
-    inside = motion.stays_inside(jnp.asarray([[0.5, 4.0], [1.0, 7.5]]), steps, SIDE)
-    assert inside.tolist() == [[True, False, True, True, True], [True, True, True, True, False]]
-
-
 def test_the_frame_of_a_drone_has_what_is_ahead_on_its_first_axis():
     ahead = motion.to_frame(jnp.asarray([math.pi / 2]), jnp.asarray([[[0.0, 2.0, 5.0]]]))
     assert ahead[0, 0].tolist() == pytest.approx([2.0, 0.0, 5.0], abs=1e-6)

@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.types import Continuous, Discrete
 
-from .acting import KEY, quickly, reset, reset_many, take_step
+from .acting import KEY, look, place, reset, reset_many, status, take_step
 
 KEYS = jax.random.split(KEY, 8)
 TASKS = ("coverage-4", "search-4", "delivery-4", "pursuit-4-2", "flock-4")
-
-status = quickly(lambda env, state: env._status(state))
-look = quickly(lambda env, state: env._view(KEY, state))
 
 
 @functools.cache
@@ -62,22 +58,9 @@ def test_partial_observability(task):
     high = env.side - 1.0
     near = jnp.asarray([[1.0, 1.0], [high, high], [high, 1.0], [1.0, high]])
     near = jnp.concatenate([near, state.drones.position[4:]])
-    before = state._replace(drones=at_rest(near))
-    after = state._replace(drones=at_rest(near.at[1].add(-0.5)))
-    view, changed = look(env, before), look(env, after)
+    view, changed = (look(env, place(state, x)) for x in (near, near.at[1].add(-0.5)))
     np.testing.assert_array_equal(view.observation[0], changed.observation[0])
     assert (view.state != changed.state).any()
-
-
-@pytest.mark.slow
-def test_domain_randomisation_per_episode():
-    _, states, _ = rich()
-    assert len(np.unique(states.disturbance.wind, axis=0)) == len(KEYS)
-    assert (jnp.linalg.norm(states.disturbance.wind, axis=-1) <= 0.25).all()
-    assert ((states.disturbance.noise > 0) & (states.disturbance.noise <= 0.1)).all()
-    factor = states.params.top_speed / jnp.asarray([1.2, 0.8, 1.2, 0.8])
-    assert len(np.unique(factor)) == factor.size
-    assert ((factor >= 0.75) & (factor <= 1.25)).all()
 
 
 def test_noise_is_of_the_size_drawn():
@@ -157,14 +140,10 @@ def test_what_unicycles_tell_does_not_depend_on_their_heading(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "task", ["coverage-1001", pytest.param("pursuit-900-150", marks=pytest.mark.nightly)]
-)
-def test_more_than_a_thousand_agents(task):
-    env = envs.make(f"swarm/{task}", **({"evaders": "learned"} if "pursuit" in task else {}))
+def test_more_than_a_thousand_agents():
+    env = envs.make("swarm/coverage-1001")
     state, _ = reset(env)
     _, step = take_step(env, state, jnp.zeros(env.spec.num_agents, jnp.int32))
-    assert env.spec.num_agents > 1000
     assert np.isfinite(step.view.observation).all()
     assert step.view.observation.shape == (env.spec.num_agents, env.spec.observation_size)
 
@@ -181,8 +160,7 @@ def test_heterogeneous():
 def say(dropout, distance):
     """Let the second of two drones say 3, and return what the first hears, and whom it knows of."""
     env = envs.make("swarm/coverage-2", comm="learned", comm_range=7.0, comm_dropout=dropout)
-    state, _ = reset(env)
-    state = state._replace(drones=at_rest(jnp.asarray([[0.0, 0.0], [distance, 0.0]])))
+    state = place(reset(env)[0], [[0.0, 0.0], [distance, 0.0]])
     _, step = take_step(env, state, jnp.asarray([0, 3]))
     neighbour = env.read(step.view.observation)["neighbours"][0, 0]
     return neighbour[-5:-1].tolist(), float(neighbour[-1])

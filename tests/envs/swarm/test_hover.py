@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl._compiling import QUICKLY
 
-from .acting import KEY, quickly, reset
+from .acting import KEY, advance, look, quickly, reset, sense
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def test_the_team_is_paid_for_hovering_and_progress(hover, after, velocity, coll
     env, state = hover
     before = place(state, [[2, 2, 3], [4, 4, 4]])
     later = place(state, after, velocity, collided)
-    after, rewards, done = quickly(lambda env, *s: env._advance(KEY, *s))(env, before, later)
+    after, rewards, done = advance(env, before, later)
     assert rewards.tolist() == pytest.approx([reward] * 2, abs=1e-5)
     assert not done
     metrics = env.metrics(after)
@@ -50,7 +49,7 @@ def test_the_team_is_paid_for_hovering_and_progress(hover, after, velocity, coll
 @pytest.mark.slow
 def test_agents_and_state_show_the_attitude(hover):
     env, state = hover
-    view = quickly(lambda env, state: env._view(KEY, state))(env, state)
+    view = look(env, state)
     own = env.read(view.observation)["own"]
     np.testing.assert_array_equal(own[:, 6:15], np.tile(np.eye(3).ravel(), (2, 1)))
     np.testing.assert_array_equal(own[:, 15:], np.zeros((2, 3)))
@@ -62,7 +61,7 @@ def test_agents_and_state_show_the_attitude(hover):
 def test_agents_observe_the_way_to_their_goals(hover):
     env, state = hover
     state = place(state, [[2, 2, 5], [4, 3.5, 4]])
-    goal = quickly(lambda env, state: env._sense(state)["goal"])(env, state)
+    goal = sense(env, state)["goal"]
     np.testing.assert_allclose(goal, [[0, 0, -1, 0.5], [0, 0.5, 0, 0.5 / 6]], atol=1e-6)
 
 
@@ -83,26 +82,3 @@ def test_the_other_dynamics_can_be_chosen():
     assert env.spec.num_actions == 5
     state, _ = reset(env)
     assert env.metrics(state)["collided"] == 0
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("control", ["rates", "motors"])
-def test_the_scripted_controller_reaches_the_goals(control):
-    env = envs.make("swarm/hover-3", control=control)
-    policy = env.scripted()
-
-    def step(carry, key):
-        state, view = carry
-        action, _, _ = policy.act((), (), view.observation, view.legal_actions, key)
-        state, timestep = env.step(key, state, action)
-        return (state, timestep.view), timestep.reward[0]
-
-    def play(key):
-        state, first = env.reset(key)
-        (state, _), reward = jax.lax.scan(step, (state, first.view), jax.random.split(key, 50))
-        return env.metrics(state)["hovers"], reward.sum()
-
-    run = jax.jit(jax.vmap(play), compiler_options=QUICKLY)
-    hovers, returns = run(jax.random.split(KEY, 8))
-    assert hovers.mean() > 0.9
-    assert returns.mean() > 10

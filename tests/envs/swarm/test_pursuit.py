@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.swarm.dynamics import at_rest
 
-from .acting import reset, take_step
+from .acting import place, reset, take_step
 
 
 @pytest.mark.slow
@@ -50,10 +49,6 @@ def test_scripted_pursuers_catch_an_evader_that_rests():
 # ------------------------------------------------------------------ rules
 
 
-def place(state, *positions):
-    return state._replace(drones=at_rest(jnp.asarray(positions, jnp.float32)))
-
-
 @pytest.fixture(scope="module")
 def pursuit():
     env = envs.make("swarm/pursuit-2-2", time_limit=10, evaders="learned")
@@ -62,7 +57,9 @@ def pursuit():
 
 def test_each_side_sees_the_nearest_of_the_other(pursuit):
     env, state = pursuit
-    after, step = take_step(env, place(state, [1, 1], [7, 7], [3, 1], [7, 5.5]), jnp.zeros(4, int))
+    after, step = take_step(
+        env, place(state, [[1, 1], [7, 7], [3, 1], [7, 5.5]]), jnp.zeros(4, int)
+    )
     nearest = env.read(step.view.observation)["opponents"][:, 0]
     offset = nearest[:, :2] * after.params.sight[:, None]
     np.testing.assert_allclose(offset, [[2, 0], [0, -1.5], [-2, 0], [0, 1.5]], atol=1e-5)
@@ -72,7 +69,7 @@ def test_each_side_sees_the_nearest_of_the_other(pursuit):
 @pytest.mark.slow
 def test_a_caught_evader_is_dead_and_the_pursuers_paid(pursuit):
     env, state = pursuit
-    state = place(state, [1, 1], [7, 7], [1.5, 1.5], [4, 1])
+    state = place(state, [[1, 1], [7, 7], [1.5, 1.5], [4, 1]])
     state = state._replace(task=state.task._replace(gap=env._gap(state, env._closest(state))))
     after, step = take_step(env, state, jnp.zeros(4, int))
     assert after.alive.tolist() == [True, True, False, True]
@@ -89,7 +86,7 @@ def test_a_caught_evader_is_dead_and_the_pursuers_paid(pursuit):
 def test_the_episode_ends_when_all_are_caught(pursuit):
     env, state = pursuit
     state, step = take_step(
-        env, place(state, [1, 1], [7, 7], [1, 1.5], [7, 6.5]), jnp.zeros(4, int)
+        env, place(state, [[1, 1], [7, 7], [1, 1.5], [7, 6.5]]), jnp.zeros(4, int)
     )
     assert step.last
     assert step.terminated.all()
@@ -98,7 +95,7 @@ def test_the_episode_ends_when_all_are_caught(pursuit):
 
 def test_at_the_limit_the_living_are_truncated_and_the_dead_terminated(pursuit):
     env, state = pursuit
-    state = place(state, [1, 1], [7, 7], [1.5, 1.5], [4, 1])._replace(time=jnp.asarray(9))
+    state = place(state, [[1, 1], [7, 7], [1.5, 1.5], [4, 1]])._replace(time=jnp.asarray(9))
     _, step = take_step(env, state, jnp.zeros(4, int))
     assert step.last
     assert step.terminated.tolist() == [False, False, True, False]
@@ -115,8 +112,8 @@ def test_teams_are_in_the_spec(pursuit):
 
 def test_scripted_evaders_flee():
     env = envs.make("swarm/pursuit-1-1", cells_per_agent=100)
-    state = place(reset(env)[0], [3, 5], [5, 5])
+    state = place(reset(env)[0], [[3, 5], [5, 5]])
     after, _ = take_step(env, state, jnp.zeros(1, int))
     assert after.drones.position[1, 0] > 5.5
-    calm, _ = take_step(env, place(state, [1, 1], [9, 9]), jnp.zeros(1, int))
+    calm, _ = take_step(env, place(state, [[1, 1], [9, 9]]), jnp.zeros(1, int))
     assert calm.drones.position[1].tolist() == [9, 9]

@@ -10,9 +10,8 @@ import pytest
 
 from offmarl import envs
 from offmarl.envs.states import from_bytes, to_bytes
-from offmarl.envs.swarm.dynamics import at_rest
 
-from .acting import KEY, quickly, reset, reset_many, take_step
+from .acting import KEY, blocks, place, quickly, reset, reset_many, take_step
 
 KEYS = jax.random.split(KEY, 64)
 NIGHTLY = pytest.mark.nightly
@@ -35,10 +34,15 @@ def drawn():
         ("thrust", 0.75, 1.25),
         ("drag", 0.5, 2.0),
         ("dropout", 0.0, 0.3),
+        ("noise", 0.0, 0.1),
+        ("wind", 0.0, 0.25),
     ],
 )
 def test_each_drone_has_its_own_draw_within_the_range(name, low, high):
-    values = np.asarray(getattr(drawn().params, name))
+    """The noise and the wind are those of an episode; the wind has any direction."""
+    drawn_of = drawn().disturbance if name in ("noise", "wind") else drawn().params
+    values = np.asarray(getattr(drawn_of, name))
+    values = np.linalg.norm(values, axis=-1) if name == "wind" else values
     assert len(np.unique(values)) > 0.95 * values.size
     margin = 0.1 * (high - low)
     assert low <= values.min() < low + margin
@@ -76,11 +80,7 @@ def test_names_of_several_parts_are_joined_with_others():
 def at_half_speed(part, value):
     """Return the velocity of a drone at (0.5, 0), with no command and with full thrust."""
     env = envs.make("swarm/coverage-1:dynamics=acceleration,action=continuous", randomise=part)
-    state, _ = reset(env)
-    drones = at_rest(jnp.asarray([[2.0, 2.0]]))._replace(velocity=jnp.asarray([[0.5, 0.0]]))
-    state = state._replace(
-        drones=drones, params=state.params._replace(**{part: jnp.asarray([value])})
-    )
+    state = place(reset(env)[0], [[2.0, 2.0]], [0.5, 0.0], **{part: [value]})
     steps = [take_step(env, state, jnp.asarray([[u, 0.0]]))[0] for u in (0.0, 1.0)]
     return [float(after.drones.velocity[0, 0]) for after in steps]
 
@@ -100,9 +100,7 @@ def test_parameters_change_the_motion(part, value, coasts, pushed):
 @NIGHTLY
 def test_thrust_changes_the_response_to_a_velocity_command():
     env = envs.make("swarm/coverage-1:action=continuous", randomise="mass+thrust")
-    state, _ = reset(env)
-    params = state.params._replace(mass=jnp.asarray([1.25]), thrust=jnp.asarray([0.75]))
-    state = state._replace(drones=at_rest(jnp.asarray([[2.0, 2.0]])), params=params)
+    state = place(reset(env)[0], [[2.0, 2.0]], mass=[1.25], thrust=[0.75])
     after, _ = take_step(env, state, jnp.asarray([[1.0, 0.0]]))
     assert after.drones.velocity[0].tolist() == pytest.approx([0.5 * 0.75 / 1.25, 0])
 
@@ -110,10 +108,7 @@ def test_thrust_changes_the_response_to_a_velocity_command():
 def test_a_command_takes_effect_after_its_delay():
     """Three drones with delays of 0, 1 and 2 steps, told once to go right."""
     env = envs.make("swarm/coverage-3:action=continuous", randomise="delay")
-    state, _ = reset(env)
-    params = state.params._replace(delay=jnp.asarray([0, 1, 2]))
-    drones = at_rest(jnp.asarray([[2.0, 2.0], [2.0, 4.0], [2.0, 6.0]]))
-    state = state._replace(drones=drones, params=params)
+    state = place(reset(env)[0], [[2.0, 2.0], [2.0, 4.0], [2.0, 6.0]], delay=[0, 1, 2])
     speeds = []
     for command in (1.0, 0.0, 0.0):
         state, _ = take_step(env, state, jnp.asarray([[command, 0.0]] * 3))
@@ -124,9 +119,7 @@ def test_a_command_takes_effect_after_its_delay():
 @NIGHTLY
 def test_scripted_drones_wait_too():
     env = envs.make("swarm/pursuit-1-1", cells_per_agent=100, randomise="delay")
-    state, _ = reset(env)
-    state = state._replace(drones=at_rest(jnp.asarray([[3.0, 5.0], [5.0, 5.0]])))
-    state = state._replace(params=state.params._replace(delay=jnp.asarray([0, 1])))
+    state = place(reset(env)[0], [[3.0, 5.0], [5.0, 5.0]], delay=[0, 1])
     first, _ = take_step(env, state, jnp.zeros(1, int))
     second, _ = take_step(env, first, jnp.zeros(1, int))
     assert first.drones.position[1].tolist() == [5, 5]
@@ -136,10 +129,8 @@ def test_scripted_drones_wait_too():
 @pytest.mark.slow
 def test_sensors_that_fail_leave_only_what_an_agent_knows_of_itself():
     env = envs.make("swarm/pursuit-3-2:randomise=dropout,evaders=learned")
-    state, _ = reset(env)
-    always = state._replace(params=state.params._replace(dropout=jnp.asarray([1.0] * 4 + [0.0])))
-    drones = at_rest(jnp.asarray([[3.0, 3], [4, 3], [3, 4], [6, 6], [4, 4]]))
-    see = quickly(lambda env, state: env._blocks(KEY, state))(env, always._replace(drones=drones))
+    positions = [[3, 3], [4, 3], [3, 4], [6, 6], [4, 4]]
+    see = blocks(env, place(reset(env)[0], positions, dropout=[1.0] * 4 + [0.0]))
     for name, part in see.items():
         fails = np.asarray(part[:4])
         assert fails.any() == (name == "own")

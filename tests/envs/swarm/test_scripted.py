@@ -28,6 +28,7 @@ def mean_return(env, policy):
         ("swarm/pursuit-4-2", 1.1, 18.3),
         ("swarm/flock-5", -1.1, 13.4),
         ("swarm/hover-4", -1.0, 18.8),
+        ("swarm/hover-4:control=motors", -0.9, 18.6),
     ],
 )
 def test_there_is_much_to_gain_by_looking(name, random, scripted):

@@ -10,13 +10,10 @@ import pytest
 from offmarl import envs
 from offmarl._compiling import QUICKLY
 from offmarl.envs.swarm import neighbours
-from offmarl.envs.swarm.dynamics import at_rest
 
-from .acting import KEY, quickly, reset
+from .acting import blocks, place, quickly, reset, status
 
 NIGHTLY = pytest.mark.nightly
-
-blocks = quickly(lambda env, state: env._blocks(KEY, state))
 
 
 def slow_can_see(origin, target, obstacles, radius):
@@ -73,8 +70,7 @@ def around_a_stone(name, positions, **options):
     """Place drones around an obstacle at (5, 5)."""
     env = envs.make(name, obstacles=0.05, **options)
     state, _ = reset(env)
-    drones = at_rest(jnp.asarray(positions, jnp.float32))
-    return env, state._replace(drones=drones, obstacles=jnp.asarray([[5.0, 5.0]]))
+    return env, place(state, positions)._replace(obstacles=jnp.asarray([[5.0, 5.0]]))
 
 
 THREE = [[3.0, 5.0], [7.0, 5.0], [3.0, 8.0]]
@@ -111,7 +107,7 @@ def test_targets_behind_an_obstacle_are_neither_observed_nor_found():
         assert blocks(env, state)["targets"][0, 0, -1] == (not opaque)
         watched = quickly(lambda env, s: env._watch(s, s.task))(env, state)
         assert watched.found.tolist() == [not opaque]
-        assert quickly(lambda env, s: env._status(s))(env, state)[0].any() == (not opaque)
+        assert status(env, state)[0].any() == (not opaque)
 
 
 @NIGHTLY
