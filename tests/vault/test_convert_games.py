@@ -16,6 +16,7 @@ import pytest
 
 from offmarl import envs, vault
 from offmarl.errors import OptionError, VaultError
+from offmarl.vault.convert import overcooked
 from tests.conftest import PUBLISHED
 
 pytest.importorskip("jaxmarl")
@@ -240,22 +241,23 @@ def test_nested_lists_are_not_taken_for_text(convert, table):
             convert(table | {column: names})
 
 
-def test_a_small_archive_of_a_huge_pickle_is_refused(convert):
-    header = tarfile.TarInfo("a.pickle")
-    header.type, header.pax_headers = (
-        tarfile.REGTYPE,
-        {
-            "GNU.sparse.major": "0",
-            "GNU.sparse.minor": "1",
-            "GNU.sparse.size": str(2**45),
-            "GNU.sparse.map": "0,0",
-            "GNU.sparse.numblocks": "1",
-        },
-    )
-    packed = io.BytesIO()
+SPARSE = {
+    "GNU.sparse.major": "0",
+    "GNU.sparse.minor": "1",
+    "GNU.sparse.size": str(2**45),
+    "GNU.sparse.map": "0,0",
+    "GNU.sparse.numblocks": "1",
+}
+
+
+@pytest.mark.parametrize("headers", [SPARSE, {"comment": "x" * 2**20}], ids=["sparse", "header"])
+def test_a_small_archive_that_unpacks_to_much_is_refused(convert, monkeypatch, headers):
+    monkeypatch.setattr(overcooked, "_MOST_BYTES", 2**20)
+    header, packed = tarfile.TarInfo("a.pickle"), io.BytesIO()
+    header.pax_headers = headers
     with tarfile.open(fileobj=packed, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(header)
-    with pytest.raises(VaultError, match="have more than 1 GiB"):
+    with pytest.raises(VaultError, match="holds more than 1 MiB"):
         convert(packed.getvalue(), name="a.tar.gz")
 
 
