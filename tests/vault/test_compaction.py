@@ -184,7 +184,10 @@ def test_vaults_of_which_little_is_gained_are_left_alone(path, monkeypatch, limi
     assert sorted(file.name for file in (path / "d").iterdir()) == files
 
 
-@pytest.mark.parametrize("reclaim", [vault.compact, lambda path: vault.resume(path).close()])
+RECLAIM = [vault.compact, lambda path: vault.resume(path).close()]
+
+
+@pytest.mark.parametrize("reclaim", RECLAIM)
 def test_readers_read_on_after_space_is_reclaimed(path, monkeypatch, reclaim):
     mapped, not_read_yet = vault.open_vault(path), vault.open_vault(path)
     stock = open_stock(path)
@@ -228,6 +231,20 @@ def test_what_a_stock_program_writes_meanwhile_is_kept(path, reclaiming, monkeyp
     dataset = vault.open_vault(path)
     assert dataset.unverified == ((52, 56),)
     assert_same(dataset[:52], transitions)
+
+
+@pytest.mark.parametrize("reclaim", RECLAIM)
+def test_data_that_a_stock_program_has_not_committed_yet_is_kept(
+    path, reclaiming, monkeypatch, reclaim
+):
+    def meanwhile(*arguments, real=compaction.copy):
+        real(*arguments)
+        (path / "d" / "theirs").write_bytes(b"a chunk")
+
+    monkeypatch.setattr(compaction, "copy", meanwhile)
+    size = size_of(path)
+    reclaim(path)
+    assert (path / "d" / "theirs").exists() and size_of(path) < size
 
 
 def test_a_full_disk_does_not_fail_a_close(path, reclaiming, monkeypatch):
