@@ -116,19 +116,9 @@ def test_what_is_lost_or_changed_in_zarr(tmp_path, data):
     with pytest.raises(VaultError, match="checksum"):
         vault.import_dataset(source, tmp_path / "b.vlt", "zarr")
     shard.unlink()
-    with pytest.raises(VaultError, match="has lost chunks of rewards"):
+    with pytest.raises(VaultError, match=r"lost chunks of rewards, or was .* without those of"):
         vault.import_dataset(source, tmp_path / "b.vlt", "zarr")
     assert not (tmp_path / "b.vlt").exists()
-
-
-def test_a_zarr_group_that_was_copied_without_chunks_of_zeros(tmp_path, data):
-    """zarr omits them by default: the error says so, because such a group may be complete."""
-    source = zarr.open_group(vault.export_dataset(data, tmp_path / "a.zarr", "zarr"), mode="r")
-    copy = zarr.create_group(tmp_path / "b.zarr", attributes=dict(source.attrs))
-    for name, array in source.arrays():
-        copy.create_array(name, data=array[...], chunks=(4, *array.chunks[1:]))
-    with pytest.raises(VaultError, match=r"written without those of zeros \(zarr's default\)"):
-        vault.import_dataset(tmp_path / "b.zarr", tmp_path / "b.vlt", "zarr")
 
 
 def test_files_of_another_layout(tmp_path, data):
@@ -145,11 +135,6 @@ def test_files_of_another_layout(tmp_path, data):
     np.savez(tmp_path / "other.npz", **(arrays | {"about": json.dumps({"spec": 5})}))
     with pytest.raises(VaultError, match=r"other\.npz does not record its spec"):
         vault.import_dataset(tmp_path / "other.npz", out, "numpy")
-    np.savez(tmp_path / "objects.npz", **(arrays | {"rewards": arrays["rewards"].astype(object)}))
-    with pytest.raises(VaultError, match="Python objects"):
-        vault.import_dataset(tmp_path / "objects.npz", out, "numpy")
-    with pytest.raises(VaultError, match="to convert"):
-        vault.import_dataset(tmp_path / "nothing.npz", out, "numpy")
     assert not out.exists()
 
 

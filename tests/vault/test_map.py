@@ -1,7 +1,6 @@
 """`offmarl.vault.map`: laws for any data, known results, errors, random numbers."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -346,17 +345,6 @@ def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by, monkeypatch):
     assert vaults[2].provenance["lineage"]["arguments"]["seed"] == 1
     noises = vaults[0].transitions().reward - a.transitions().reward
     assert len(np.unique(noises.round(5))) > noises.size * 0.9
-
-
-def test_parts_by_steps_are_whole_chunks_and_numbered_by_row_and_time(a, monkeypatch):
-    schema = replace(a.manifest.schema, chunk_rows=1, chunk_steps=20)
-    monkeypatch.setattr(mapping, "_PART_BYTES", 2 * schema.chunk_bytes + 1)
-    parts = [
-        (part.rows.start, part.rows.stop, part.start, part.stop, part.number)
-        for part in mapping._parts_of(a, schema, "steps")
-    ]
-    early = [(row, row + 1, 0, 40, 2 * row) for row in range(3)]
-    assert parts == early + [(row, row + 1, 40, 50, 2 * row + 1) for row in range(3)]
 
 
 # ---------------------------------------------------------------------------------- errors
