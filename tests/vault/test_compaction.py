@@ -287,5 +287,3 @@ def test_nothing_is_deleted_where_a_part_of_the_tree_cannot_be_read(path, monkey
     assert locations
     assert {*(path / "d").iterdir()} >= files
     assert damage.content(path) == before
-
-

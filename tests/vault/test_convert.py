@@ -1,6 +1,5 @@
 """Importing PyMARL's episode batches: generated ones, and published ones if present."""
 
-import gzip
 import hashlib
 import pickle
 
@@ -218,11 +217,7 @@ def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path):
         (b"", "it is empty"),
         (b"hello\nworld", "it is text that begins with 'hello'"),
         (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"),
-        (gzip.compress(b"x", mtime=0), "compressed by gzip"),
         (pickle.dumps({}), "a pickle of Python objects, which is never read"),
-        (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
-        (b"\x93NUMPY\x01\x00", "one .npy array"),
-        (b"PK\x03\x04", "a zip archive"),
         (b"\xff\x00\x01", "not a zip file"),
     ],
 )

@@ -150,5 +150,5 @@ def test_a_table_of_episodes_that_does_not_fit(tmp_path, data, lengths):
     for name, value in (("cause", 2), ("final", -1)):
         arrays[f"episodes.{name}"] = np.full(np.shape(lengths), value)
     np.savez(tmp_path / "forged.npz", **arrays)
-    with pytest.raises(VaultError, match=r"has a table of episodes|its episodes have 0 steps"):
+    with pytest.raises(VaultError, match="has a table of episodes"):
         vault.import_dataset(tmp_path / "forged.npz", tmp_path / "b.vlt", "numpy")

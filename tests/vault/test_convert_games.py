@@ -1,6 +1,7 @@
 """Human games of other projects, played again: overcooked-ai's pickles and AH2AC2's safetensors."""
 
 import copyreg
+import gzip
 import io
 import os
 import pickle
@@ -186,7 +187,6 @@ def changed(table, column, step, value):
     ("column", "step", "value", "message"),
     [
         ("reward", 5, 5.0, r"at step 5: the reward is 0.0, and 20.0 in the file"),
-        ("joint_action", 2, str([[0, 0], [0, 0]]), r"at step 3: agent_0's observation at .* is"),
         (
             "next_state",
             10,
@@ -263,7 +263,8 @@ def test_a_small_archive_that_unpacks_to_much_is_refused(convert, monkeypatch, h
 
 def test_other_files_are_refused_in_a_line(convert, table, monkeypatch):
     data = Frame(table).pickled(monkeypatch)
-    for wrong in (data[:-200], data[:9], b"", b"text", pickle.dumps([1]), pickle.dumps({})):
+    packed = gzip.compress(data)[:-200]
+    for wrong in (data[:-200], data[:9], b"", b"text", pickle.dumps([1]), pickle.dumps({}), packed):
         with pytest.raises(VaultError, match=r"damaged, incomplete or of another format") as error:
             convert(wrong)
         assert "\n" not in str(error.value)
@@ -272,17 +273,6 @@ def test_other_files_are_refused_in_a_line(convert, table, monkeypatch):
         convert(without)
     with pytest.raises(VaultError, match="another format"):
         convert(changed(table, "next_state", 3, "{'players': []}"))
-
-
-def test_an_archive_that_is_cut_off_is_refused(convert, table, tmp_path):
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        noise = np.random.default_rng(0).bytes(10**5)
-        entry = tarfile.TarInfo("a.pickle")
-        entry.size = len(noise)
-        archive.addfile(entry, io.BytesIO(noise))
-    with pytest.raises(VaultError, match="another format"):
-        convert(packed.getvalue()[: 10**4], name="a.tar.gz")
 
 
 @pytest.mark.parametrize(
@@ -372,12 +362,6 @@ def test_games_of_hanabi_are_played_again(tmp_path, hanabi):
     ("name", "at", "value", "message"),
     [
         ("scores", 1, 24, r"game 8 differs .* step \d+: the score is \d+.0, and 24"),
-        (
-            "actions",
-            (0, 3, 0),
-            7,
-            r"game 7 differs .* step 3: an agent's action \[0\] is 20, and 7",
-        ),
         (
             "actions",
             (0, 2, 0),

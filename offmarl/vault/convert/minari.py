@@ -61,8 +61,7 @@ def write_minari(vault: Dataset, dataset: StrPath, progress: Progress) -> Path:
     storage = require("minari.dataset.minari_storage").MinariStorage
     name = PurePath(dataset).as_posix()
     home = _home()
-    _check_name(name)
-    _name_space(PurePath(name).parent.as_posix())
+    _register(name)
     with written_whole(home / name) as part:
         part.mkdir()
         # `create_dataset_from_buffers` would write to the final place, and leave a dataset of fewer
@@ -104,22 +103,16 @@ def _buffers(vault: Dataset, file: SteadyFile, progress: Progress) -> Iterator[A
         file.check()
 
 
-def _name_space(name: str) -> None:
-    """Register the directories above a dataset with Minari."""
-    spaces = require("minari.namespace")
+def _register(name: str) -> None:
+    """Check a dataset's name, and register the directories above it with Minari."""
+    spaces, above = require("minari.namespace"), PurePath(name).parent.as_posix()
     try:
-        if name != "." and name not in spaces.list_local_namespaces():
-            spaces.create_namespace(name)
+        if not re.fullmatch(r"([-\w]+/)*[-\w]+-v\d+", name):
+            raise ValueError("it must be of letters, digits, -, _ and slashes, and end as in a-v0")
+        if above != "." and above not in spaces.list_local_namespaces():
+            spaces.create_namespace(above)
     except ValueError as error:
-        raise OptionError(f"Minari does not take the name space {name}: {error}.") from error
-
-
-def _check_name(name: str) -> None:
-    if not re.fullmatch(r"([-\w]+/)*[-\w]+-v\d+", name):
-        raise OptionError(
-            f"Minari does not take the name {name}: it must end in a version, as "
-            f"{name.rstrip('/')}-v0 does, and have letters, digits, - and _ between its slashes."
-        )
+        raise OptionError(f"Minari does not take the name {name}: {error}.") from error
 
 
 @contextmanager

@@ -43,11 +43,8 @@ class Function(NamedTuple):
         except OffmarlError:
             raise
         except Exception as error:
-            hint = ". The steps cannot be changed in place: copy an array first." * (
-                isinstance(error, ValueError) and "read-only" in str(error)
-            )
             raise OptionError(
-                f"{self.name} failed for {place_of(steps)}: {summarize(error)}{hint}"
+                f"{self.name} failed for {place_of(steps)}: {summarize(error)}"
             ) from error
 
 
@@ -61,22 +58,14 @@ def load(function: MapFunction, seed: int) -> Function:
     name = f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', repr(call))}"
     if isinstance(function, str):
         name = function
-    others = _parameters(call)[1:]
-    if others[:1] == ["key"]:
-        raise OptionError(
-            f"{name} takes key: functions get random numbers from a parameter named rng, a "
-            "generator of NumPy."
-        )
-    return Function(call, name, _checksum(call), "rng" in others, check_seed(seed))
+    return Function(call, name, _checksum(call), _takes_rng(call), check_seed(seed))
 
 
-def _parameters(call: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's parameters without a default, and ``rng``."""
+def _takes_rng(call: Callable[..., Any]) -> bool:
     try:
-        parameters = inspect.signature(call).parameters.values()
+        return "rng" in [*inspect.signature(call).parameters][1:]
     except ValueError:  # functions in C have no signature
-        return []
-    return [x.name for x in parameters if x.default is x.empty or x.name == "rng"]
+        return False
 
 
 def _checksum(call: Any) -> str | None:
