@@ -138,17 +138,27 @@ def test_files_of_another_layout(tmp_path, data):
     assert not out.exists()
 
 
+def lengths(*lengths):
+    """A table of episodes of these lengths."""
+    columns = {"length": lengths, "cause": np.full(np.shape(lengths), 2)}
+    columns["final"] = np.full(np.shape(lengths), -1)
+    return {f"episodes.{name}": np.array(column, int) for name, column in columns.items()}
+
+
 @pytest.mark.parametrize(
-    "lengths", [[80, 0], [90, -10], [], [[80]]], ids=["empty", "negative", "none", "matrix"]
+    "forged",
+    [
+        *(lengths(80, 0), lengths(90, -10), lengths(), lengths([80])),
+        lengths(80) | {"episodes.final": np.full(1, 2**64 - 1, np.uint64)},
+        {"episodes.cause": np.int8(1)},
+        {"infos.alive": np.int8(1)},
+    ],
 )
-def test_a_table_of_episodes_that_does_not_fit(tmp_path, data, lengths):
-    """The lengths are forged; without a digest, nothing else tells."""
+def test_a_table_of_episodes_that_does_not_fit(tmp_path, data, forged):
+    """Without a digest, nothing else tells."""
     with np.load(vault.export_dataset(data, tmp_path / "a.npz", "numpy")) as file:
         arrays = dict(file)
     arrays["about"] = json.dumps(json.loads(str(arrays["about"])) | {"digest": None})
-    arrays["episodes.length"] = np.array(lengths, int)
-    for name, value in (("cause", 2), ("final", -1)):
-        arrays[f"episodes.{name}"] = np.full(np.shape(lengths), value)
-    np.savez(tmp_path / "forged.npz", **arrays)
-    with pytest.raises(VaultError, match="has a table of episodes"):
+    np.savez(tmp_path / "forged.npz", **arrays | forged)
+    with pytest.raises(VaultError, match=r"a table of episodes|is damaged|different numbers"):
         vault.import_dataset(tmp_path / "forged.npz", tmp_path / "b.vlt", "numpy")

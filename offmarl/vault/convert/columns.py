@@ -154,6 +154,8 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
         check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _NEEDED)
         for name, array in arrays.items():
             require_numbers(array, name)
+            if math.prod(array.chunks) * array.dtype.itemsize > layout.MAX_CHUNK_BYTES:
+                raise VaultFormatError(f"{source} has chunks of {name} that are above 4 GiB.")
             files = (source / name).rglob("*")
             num_files = sum(path.is_file() and path.name != "zarr.json" for path in files)
             sizes = zip(array.shape, array.shards or array.chunks, strict=True)
