@@ -261,14 +261,16 @@ def test_entries_of_an_archive_that_are_no_arrays(tmp_path):
 FORGED = {"data_format": "none", "observation_space": 5, "total_episodes": 9, "env_spec": "{}"}
 
 
-@pytest.mark.parametrize("field", [*FORGED, "a list", "alive", "final_known"])
+@pytest.mark.parametrize("field", [*FORGED, "a list", "many", "alive", "final_known"])
 def test_a_minari_dataset_that_is_damaged_is_named(tmp_path, dataset, field):
     metadata = json.loads((dataset / "metadata.json").read_text())
     if field in ("alive", "final_known"):
         with h5py.File(dataset / "main_data.hdf5", "a") as file:
             del file[f"episode_0/infos/{field}"]
     else:
-        content = [[]] if field == "a list" else metadata | {field: FORGED[field]}
+        contents = {name: metadata | {name: value} for name, value in FORGED.items()}
+        contents |= {"a list": [[]], "many": metadata | {"total_episodes": 10**12}}
+        content = contents[field]
         (dataset / "metadata.json").write_text(json.dumps(content))
     words = "forged/b-v0" + ".* each agent's rewards and ends" * (field == "final_known")
     with pytest.raises(VaultError, match=words):

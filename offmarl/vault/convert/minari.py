@@ -125,7 +125,7 @@ def read_minari(source: StrPath, env_spec: EnvSpec | None = None) -> Iterator[Im
     minari = require("minari")
     name = PurePath(source).as_posix()
     _check_contained(_home() / name)
-    with readable(f"the Minari dataset {name}"):
+    with readable(f"Minari dataset {name}"):
         dataset = minari.load_dataset(name)
     spec = check_spec(_spec_of(dataset, name), env_spec)
     origin: dict[str, Any] = {"format": "minari", "dataset": name}
@@ -138,13 +138,17 @@ def _check_contained(directory: Path) -> None:
     """Raise `VaultError` if Minari would read other files for a dataset, or run its code."""
     check_links_stay_inside(directory)
     with readable(directory):
-        for path in sorted(directory.rglob("*")):
+        paths = sorted(directory.rglob("*"))
+        for path in paths:
             if path.suffix in HDF5:
                 with ExitStack() as stack:
                     open_hdf5(path, stack)
         metadata = directory / "data" / "metadata.json"
         text = metadata.read_bytes() if metadata.exists() else b"{}"
         content = layout.load_json(text, str(metadata))
+        episodes = int(content.get("total_episodes", 0))
+        if episodes > sum(path.stat().st_size for path in paths):  # Minari numbers all of them
+            raise ValueError(f"it has not the {episodes:,} episodes that it says")
     if metadata.exists() and not {"observation_space", "action_space"} <= content.keys():
         raise VaultError(
             f"{metadata} does not record the observation and action spaces: to find them, Minari "
@@ -212,7 +216,7 @@ def _buffer(number: int, episode: Episode, cut: bool) -> Any:
 
 def _spec_of(dataset: Any, name: str) -> EnvSpec:
     match = _SPEC.fullmatch(str(dataset.storage.metadata.get("description", "")))
-    with readable(f"the Minari dataset {name}"):
+    with readable(f"Minari dataset {name}"):
         if match:
             return EnvSpec.from_json(json.loads(match[1]))
     spaces = require("gymnasium").spaces
@@ -245,7 +249,7 @@ def _bounds(dataset: Any, spec: EnvSpec) -> tuple[NumpyArray, NumpyArray] | None
 
 def _records(dataset: Any, spec: EnvSpec, name: str) -> Iterator[ImportedRow]:
     bounds = _bounds(dataset, spec)
-    with readable(f"the Minari dataset {name}"):
+    with readable(f"Minari dataset {name}"):
         for episode in dataset.iterate_episodes():
             infos = episode.infos or {}
             if "final_known" in infos:
