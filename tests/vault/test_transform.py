@@ -4,13 +4,10 @@ import json
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import chex
-import jax
 import numpy as np
 import pytest
-import tensorstore as ts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -370,39 +367,6 @@ def test_what_stock_appended_is_noted(tmp_path):
     dataset = vault.cat([tmp_path / "a.vlt"], tmp_path / "b.vlt")
     assert dataset.num_steps == 54
     assert dataset.provenance["lineage"]["sources"][0]["unverified"] == [[20, 27]]
-
-
-# ---------------------------------------------------------------------------------- datasets
-
-VERBS = {
-    "cat": vault.cat,
-    "match": lambda sources, path: vault.sample(sources[0], path, like=sources[1]),
-    "recode": lambda sources, path: vault.recode(sources[0], path),
-    "split": lambda sources, path: vault.split(sources[0], path)["train"],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_opens_each_vault_once_and_returns_a_dataset(a, tmp_path, monkeypatch, verb):
-    record(tmp_path / "b.vlt" / "poor", rows=3, num_steps=50)  # with the returns of the other
-    paths = [a.path, tmp_path / "b.vlt" / "poor"]
-    open_counts, original = Counter(), ts.KvStore.open
-
-    def counted(spec, *args, **options):
-        if isinstance(spec, dict) and spec["driver"] == "ocdbt" and "manifest" not in spec:
-            open_counts[Path(spec["base"]["path"])] += 1
-        return original(spec, *args, **options)
-
-    monkeypatch.setattr(ts.KvStore, "open", counted)
-    dataset = VERBS[verb](paths, tmp_path / "v.vlt")
-    assert type(dataset) is vault.Dataset
-    used = paths if verb in ("cat", "match") else paths[:1]
-    assert [open_counts[path] for path in (*used, dataset.path)] == [1] * (len(used) + 1)
-    open_counts.clear()
-    VERBS[verb]([vault.open_vault(path) for path in paths], tmp_path / "w.vlt")
-    assert [open_counts[path] for path in paths] == [1, 1]  # by `open_vault`
-    assert dataset.replay(batch=2, length=2).sample(jax.random.key(0)).reward.shape[:2] == (2, 2)
 
 
 # ---------------------------------------------------------------------------------- lineage

@@ -129,8 +129,8 @@ def _pickles(path: Path) -> list[bytes]:
         return [file.read_bytes() for file in sorted(path.rglob("*.pickle"))]
     with path.open("rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
-    with (gzip.open if is_packed else open)(path, "rb") as file:
-        data = file.read(_MOST_BYTES + 1)  # a small file may unpack to a huge one
+    with gzip.open(path) if is_packed else path.open("rb") as content:
+        data = content.read(_MOST_BYTES + 1)  # a small file may unpack to a huge one
     _check_size(path, len(data))
     with suppress(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         files = [x for x in archive if x.isfile() and x.name.endswith(".pickle")]
