@@ -275,11 +275,14 @@ def test_origins_that_cannot_be_are_not_believed(a, tmp_path, forged):
     b = record(tmp_path / "b.vlt" / "poor", seed=1)
     both = vault.cat([a, b], tmp_path / "v.vlt")
     first, second = both.provenance["origins"]
-    provenance = {**both.provenance, "origins": [first, {**second, **forged}]}
-    key, store = layout.PROVENANCE_KEY, store_of(both.path)
-    store.commit({key: layout.dump_json(provenance)}, {}).result()
+    forge_origins(both, [first, {**second, **forged}])
     data = vault.cat([both.path, b], tmp_path / "w.vlt")
     assert [o["vault"] for o in data.provenance["origins"]] == ["v.vlt/main", "b.vlt/poor"]
+
+
+def forge_origins(dataset, origins):
+    provenance = layout.dump_json({**dataset.provenance, "origins": origins})
+    store_of(dataset.path).commit({layout.PROVENANCE_KEY: provenance}, {}).result()
 
 
 def test_forged_origins_do_not_change_ids_where_rows_are_kept(a, tmp_path):
@@ -289,9 +292,7 @@ def test_forged_origins_do_not_change_ids_where_rows_are_kept(a, tmp_path):
     late = [{**first, "first": 1, "num_policies": 99}]
     twice = [first, {**second, "digest": first["digest"]}]
     for number, forged in enumerate((late, twice)):
-        key, store = layout.PROVENANCE_KEY, store_of(both.path)
-        provenance = {**both.provenance, "origins": forged}
-        store.commit({key: layout.dump_json(provenance)}, {}).result()
+        forge_origins(both, forged)
         copy = vault.recode(both.path, tmp_path / f"{number}.vlt")
         np.testing.assert_array_equal(copy.transitions().policy_id, expected)
 

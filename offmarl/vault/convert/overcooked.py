@@ -44,7 +44,7 @@ _ACTIONS = [[0, -1], [0, 1], [1, 0], [-1, 0], [0, 0], "INTERACT"]
 _CHANNELS = [*range(10), 16, 18, 20, 21, 22, 23]
 """Those of observations that change in a game; see JaxMARL's ``Overcooked.get_obs``."""
 _MOST_BYTES = 2**29
-"""Of an unpacked archive, and of the pickles in it; overcooked-ai 1.1.0 has 53 MiB of them."""
+"""Of an unpacked archive; overcooked-ai 1.1.0 has 53 MiB of pickles."""
 
 
 @contextmanager
@@ -131,17 +131,13 @@ def _pickles(path: Path) -> list[bytes]:
         is_packed = file.read(2) == b"\x1f\x8b"
     with gzip.open(path) if is_packed else path.open("rb") as content:
         data = content.read(_MOST_BYTES + 1)  # a small file may unpack to a huge one
-    _check_size(path, len(data))
-    with suppress(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-        files = [x for x in archive if x.isfile() and x.name.endswith(".pickle")]
-        _check_size(path, sum(x.size for x in files))  # sparse ones may also be huge
-        return [file.read() for file in map(archive.extractfile, files) if file]
-    return [data]
-
-
-def _check_size(path: Path, size: int) -> None:
-    if size > _MOST_BYTES:
+    if len(data) > _MOST_BYTES:
         raise VaultError(f"{path} holds more than {_MOST_BYTES >> 20} MiB.")
+    with suppress(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+        files = [x for x in archive if x.isfile() and not x.issparse()]  # sparse ones may be huge
+        pickles = [archive.extractfile(x) for x in files if x.name.endswith(".pickle")]
+        return [file.read() for file in pickles if file]
+    return [data]
 
 
 def _rows(path: Path) -> dict[str, NumpyArray]:

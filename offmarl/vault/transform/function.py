@@ -50,14 +50,11 @@ class Function(NamedTuple):
 
 def load(function: MapFunction, seed: int) -> Function:
     """Import a function if it is given by name, and inspect it."""
-    call = function
-    if isinstance(function, str):
-        call, _ = records.import_code(function, "--with")
+    call = records.import_code(function, "--with")[0] if isinstance(function, str) else function
     if not callable(call):
         raise OptionError(f"{function!r} is not a function of steps: give one, or its place.")
     name = f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', repr(call))}"
-    if isinstance(function, str):
-        name = function
+    name = function if isinstance(function, str) else name
     return Function(call, name, _checksum(call), _takes_rng(call), check_seed(seed))
 
 
