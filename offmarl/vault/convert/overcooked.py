@@ -43,7 +43,7 @@ _ACTIONS = [[0, -1], [0, 1], [1, 0], [-1, 0], [0, 0], "INTERACT"]
 """In JaxMARL's order; the first four are also the directions that players face."""
 _CHANNELS = [*range(10), 16, 18, 20, 21, 22, 23]
 """Those of observations that change in a game; see JaxMARL's ``Overcooked.get_obs``."""
-_MOST_BYTES = 2**29
+_MOST_BYTES = 2**30
 """Of an unpacked archive; overcooked-ai 1.1.0 has 53 MiB of pickles."""
 
 
