@@ -11,7 +11,7 @@ import pytest
 import tensorstore as ts
 
 from offmarl import vault
-from offmarl.errors import VaultConflictError, VaultError, VaultFormatError
+from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultLockedError
 from offmarl.terminal import silent
 from offmarl.vault.storage import commit
 from offmarl.vault.storage.store import Directory
@@ -51,6 +51,8 @@ def test_the_same_content_in_less_room(path, monkeypatch):
     again = vault.compact(path)
     assert again.bytes_after == pytest.approx(again.bytes_before, rel=0.05)
     with vault.resume(path) as writer:
+        with pytest.raises(VaultLockedError):
+            vault.compact(path)
         writer.append(*make(steps=30, seed=9))
     assert vault.open_vault(path).length == 82
 
