@@ -288,4 +288,8 @@ def test_nothing_is_deleted_where_a_part_of_the_tree_cannot_be_read(path, monkey
     vault.resume(path).close()
     assert locations
     assert {*(path / "d").iterdir()} >= files
+    (path / compaction.REBUILT).mkdir()  # now it can be read, and what a killed one left is deleted
+    (path / "d" / "moved").write_bytes(b"of no use")
+    vault.resume(path).close()
+    assert not (path / "d" / "moved").exists() and not (path / compaction.REBUILT).exists()
     assert damage.content(path) == before
