@@ -186,11 +186,8 @@ def mix(
         vault if isinstance(vault, Dataset) else open_vault(vault, time_limit=time_limit)
         for vault in vaults
     ]
-    if isinstance(vaults, Mapping):
-        shares = _as_numbers(vaults)
-    else:
-        shares = np.array([dataset.num_steps for dataset in datasets], float)
-    _check_shares(datasets, shares)
+    weights = vaults.values() if isinstance(vaults, Mapping) else [x.num_steps for x in datasets]
+    shares = _checked_shares(datasets, [*weights])
     common_spec(datasets)
     pairs = [
         (dataset, float(x)) for dataset, x in zip(datasets, shares / shares.sum(), strict=True) if x
@@ -198,22 +195,15 @@ def mix(
     return Mixture(tuple(dataset for dataset, _ in pairs), tuple(x for _, x in pairs))
 
 
-def _as_numbers(shares: Mapping[VaultLike, Any]) -> NDArray[np.float64]:
-    for vault, share in shares.items():
-        if isinstance(share, bool) or not isinstance(share, Real):
-            name = vault.path if isinstance(vault, Dataset) else vault
-            raise OptionError(f"{name} has the share {share!r}: give a number of at least 0.")
-    return np.array([*shares.values()], np.float64)
-
-
-def _check_shares(vaults: list[Dataset], shares: NDArray[np.float64]) -> None:
+def _checked_shares(vaults: list[Dataset], shares: list[Any]) -> NDArray[np.float64]:
     for dataset, share in zip(vaults, shares, strict=True):
-        if not 0 <= share < np.inf:
+        is_number = isinstance(share, Real) and not isinstance(share, bool)
+        if not is_number or not 0 <= share < np.inf:
             raise OptionError(
-                f"{dataset.path} cannot have a share of {share:g}: give a finite number of at "
-                "least 0."
+                f"{dataset.path} cannot have a share of {share}: give a finite number of at least "
+                "0."
             )
-    if not shares.sum() > 0:
+    if not sum(shares) > 0:
         names = ", ".join(str(dataset.path) for dataset in vaults) or "no vaults were given"
         raise OptionError(f"all shares of the mixture are 0 ({names}): give one above 0.")
     paths = [dataset.path for dataset in vaults]
@@ -221,3 +211,4 @@ def _check_shares(vaults: list[Dataset], shares: NDArray[np.float64]) -> None:
         raise OptionError(
             f"{twice[0]} is in the mixture twice: name it once, with its whole share."
         )
+    return np.array(shares, np.float64)

@@ -72,9 +72,11 @@ def test_the_code_and_the_values_of_a_function_count():
     unlike += [closed(1.0), closed(np.ones(2, np.float32)), closed(np.ones((1, 2)))]
     unlike += [partial(closed(1), key=1), partial(closed(1), key=2), closed(np.ones(2, int))]
     unlike += [lambda o, _: o.min(), lambda o, _: o.max(), Constant(1), Constant(1).other]
+    unlike += [closed([1, [2]]), closed([[1, 2]]), lambda o, _: o + later]  # a cell without value
     sums = [code_checksum(f) for f in same + unlike]
     assert sums[0] == sums[1]
     assert len({*sums}) == len(sums) - 1
+    later = 1
 
 
 @pytest.mark.slow

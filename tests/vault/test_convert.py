@@ -1,9 +1,7 @@
 """Importing PyMARL's episode batches: generated ones, and published ones if present."""
 
-import gzip
 import hashlib
 import pickle
-import sys
 
 import chex
 import numpy as np
@@ -12,14 +10,13 @@ import pytest
 from offmarl import vault
 from offmarl.errors import (
     InvalidValueError,
-    MissingExtraError,
     ShapeError,
     VaultError,
     VaultExistsError,
     VaultNotFoundError,
 )
 from offmarl.types import Discrete, EnvSpec, View
-from offmarl.vault.convert import common, containers
+from offmarl.vault.convert import common
 
 from .experience import save_hdf5
 
@@ -136,16 +133,6 @@ def test_what_is_optional(tmp_path):
     np.testing.assert_array_equal(transition.reward[0, :3], arrays["reward"][0, :3].astype("f4"))
 
 
-def gap(filled):
-    filled[0, 1] = 0
-    return filled
-
-
-def early(terminated):
-    terminated[1, 0] = 1
-    return terminated
-
-
 def test_arrays_in_fortran_order(tmp_path):
     arrays = batch()
     expected = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
@@ -171,17 +158,6 @@ def test_another_environment(tmp_path):
     source, spec = save(tmp_path / "a.npz", batch()), EnvSpec("other", 3, 3, 4, Discrete(3))
     with pytest.raises(ShapeError, match=r"num_agents \(2, not 3\)"):
         vault.import_dataset(source, tmp_path / "a.vlt", env_spec=spec)
-
-
-def test_a_vault_is_not_overwritten(tmp_path):
-    source = save(tmp_path / "data.npz", batch())
-    vault.import_dataset(source, tmp_path / "a.vlt")
-    with pytest.raises(VaultExistsError):
-        vault.import_dataset(source, tmp_path / "a.vlt")
-    (tmp_path / "b.vlt" / ".main.part").mkdir(parents=True)  # as a killed import leaves
-    dataset = vault.import_dataset(source, tmp_path / "b.vlt")
-    assert dataset.digest() == vault.open_vault(tmp_path / "a.vlt").digest()
-    assert [entry.name for entry in (tmp_path / "b.vlt").iterdir()] == ["main"]
 
 
 @pytest.mark.parametrize(
@@ -220,10 +196,6 @@ def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path):
     (folder / "reward.npy").rename(tmp_path / "reward.npy")
     with pytest.raises(VaultError, match="it has no reward, only"):
         vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
-    (folder / "reward.npy").symlink_to(tmp_path / "reward.npy")
-    with pytest.raises(VaultError, match="is a link that leads out"):
-        vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
-    (folder / "reward.npy").unlink()
     (folder / "reward.npy").write_bytes(pickle.dumps([1]))
     with pytest.raises(VaultError, match=r"reward\.npy .* it is a pickle of Python objects"):
         vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
@@ -235,11 +207,7 @@ def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path):
         (b"", "it is empty"),
         (b"hello\nworld", "it is text that begins with 'hello'"),
         (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"),
-        (gzip.compress(b"x", mtime=0), "compressed by gzip"),
         (pickle.dumps({}), "a pickle of Python objects, which is never read"),
-        (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
-        (b"\x93NUMPY\x01\x00", "one .npy array"),
-        (b"PK\x03\x04", "a zip archive"),
         (b"\xff\x00\x01", "not a zip file"),
     ],
 )
@@ -260,14 +228,6 @@ def test_back_to_where_it_came_from(tmp_path, source, suffix):
     assert {path.name for path in tmp_path.iterdir()} == {source.name, out.name, "a.vlt", "b.vlt"}
     with pytest.raises(VaultExistsError):
         vault.export_dataset(dataset, out, "pymarl")
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(
-        MissingExtraError, match=r"h5py is not .* `pip install 'offmarl\[convert\]'`"
-    ):
-        containers.require("h5py")
 
 
 def test_files_that_fill_as_many_slots_as_steps(tmp_path):
@@ -316,8 +276,8 @@ def test_flags_of_agents_are_those_of_the_team(tmp_path):
         ("avail_actions", lambda x: x * 2, "infos.legals has the value 2"),
         ("avail_actions", lambda x: x * 0, "must be 1 for an action of an agent"),
         ("reward", lambda x: x * 1e300, "rewards has the value"),
-        ("filled", gap, "has gaps"),
-        ("terminated", early, "continues after its end"),
+        ("filled", lambda x: x * (np.arange(6) != 1)[:, None], "has gaps"),
+        ("terminated", np.ones_like, "continues after its end"),
         ("state", lambda x: x[:, :-1], "'state' has shape"),
         ("state", lambda x: x.astype(object), "holds Python objects"),
     ],

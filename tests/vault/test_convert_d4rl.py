@@ -102,7 +102,6 @@ def test_a_known_time_limit_is_no_termination(tmp_path):
         ({"timeouts": np.zeros((STEPS, 2))}, r"timeouts has shape \(30, 2\)"),
         ({"actions": np.zeros((STEPS - 1, 2))}, "arrays have different lengths"),
         ({"observations": np.array(["x"] * STEPS)}, "observations' holds <U1, not numbers"),
-        ({"observations": np.array([{}] * STEPS)}, "Python objects"),
         ({"actions": np.zeros(STEPS, int)}, "discrete actions of an unknown number"),
     ],
 )

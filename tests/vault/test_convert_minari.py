@@ -56,18 +56,16 @@ def test_there_and_back(tmp_path, home, spec):
         )
     with pytest.raises(OptionError, match="does not take"):
         vault.export_dataset(source, "no version!", "minari")
-    with pytest.raises(OptionError, match="name space x"):
+    with pytest.raises(OptionError, match="namespace"):
         vault.export_dataset(source, "x/test-v0", "minari")
 
 
-@pytest.mark.parametrize("place", ["none", "HOME=/proc/none", "HOME=/dev/null", "/dev/null/minari"])
+@pytest.mark.parametrize("place", ["", "/dev/null/minari"])
 def test_without_a_place_for_minari_datasets(tmp_path, monkeypatch, place):
-    monkeypatch.delenv("MINARI_DATASETS_PATH")
-    if place == "none":  # a user of a container, who has no entry in /etc/passwd
+    monkeypatch.setenv("MINARI_DATASETS_PATH", place)
+    if not place:  # a user of a container, who has no entry in /etc/passwd
         monkeypatch.delenv("HOME")
         monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
-    name, _, value = place.rpartition("=")
-    monkeypatch.setenv(name or "MINARI_DATASETS_PATH", "" if place == "none" else value)
     written(tmp_path / "a.vlt", make(SPEC, steps=30))
     with pytest.raises(VaultError, match="set MINARI_DATASETS_PATH"):
         vault.export_dataset(vault.open_vault(tmp_path / "a.vlt"), "a/test-v0", "minari")
@@ -133,9 +131,12 @@ def test_what_is_not_taken(tmp_path):
     save("cart/tree-v0", spaces.Dict({"a": LINE}), spaces.Discrete(2), (tree, TAKEN, {}))
     with pytest.raises(VaultError, match=r"tree-v0 has observations .* only boxes"):
         vault.import_dataset("cart/tree-v0", tmp_path / "a.vlt", "minari")
+    save("cart/many-v0", LINE, spaces.Discrete(10**9), (SEEN, TAKEN, {}))
+    with pytest.raises(ShapeError, match="Expected int <= 1048576"):
+        vault.import_dataset("cart/many-v0", tmp_path / "a.vlt", "minari")
     assert not (tmp_path / "a.vlt").exists()
     written(tmp_path / "b.vlt", make())
-    with pytest.raises(OptionError, match="as expert-v0 does"):
+    with pytest.raises(OptionError, match="as in a-v0"):
         vault.export_dataset(vault.open_vault(tmp_path / "b.vlt"), "expert", "minari")
 
 
@@ -179,14 +180,8 @@ def test_observations_keep_their_shape_and_type(tmp_path, space, dtype):
     np.testing.assert_array_equal(dataset.finals.observation[0, 0], observations[4].astype(dtype))
 
 
-def test_both_flags_and_values_that_are_not_finite(tmp_path):
-    observations = SEEN.copy()
+def test_an_agent_with_both_flags_terminated(tmp_path):
     flags = {"terminations": [False] * 3 + [True], "truncations": [False] * 3 + [True]}
-    save("odd/both-v0", LINE, spaces.Discrete(2), (observations, TAKEN, flags))
+    save("odd/both-v0", LINE, spaces.Discrete(2), (SEEN, TAKEN, flags))
     dataset = vault.import_dataset("odd/both-v0", tmp_path / "a.vlt", "minari")
     assert dataset.episodes.cause.tolist() == ["terminated"]
-    observations[2, 1] = np.nan
-    save("odd/nan-v0", LINE, spaces.Discrete(2), (observations, TAKEN, {}))
-    dataset = vault.import_dataset("odd/nan-v0", tmp_path / "b.vlt", "minari")
-    assert (dataset.episodes.cause.tolist(), dataset.episodes.length.tolist()) == (["cut"], [2])
-    assert dataset.provenance["faults"] == {"episodes_cut": 1, "steps_left_out": 2}

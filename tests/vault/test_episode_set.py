@@ -98,7 +98,3 @@ def test_what_cannot_be_chosen(dataset: Dataset) -> None:
         dataset.subset([3]).replay(8, 5, np.array([1]))
     with pytest.raises(OptionError, match="choose some of these"):
         dataset.step_probabilities(5, np.array([10_000]), weights="length")
-    with pytest.raises(OptionError, match=r"sum to 1: got 0\.5 0\.4"):
-        dataset.split(fractions=(0.5, 0.4))
-    with pytest.raises(OptionError, match="validation would be empty"):
-        dataset.split(validation=1e-9)

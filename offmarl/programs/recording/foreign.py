@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import jax
@@ -128,13 +128,15 @@ def code_checksum(function: Callable[..., Any]) -> str:
 def _add_code(digest: Any, value: Any) -> None:
     if isinstance(value, partial):
         _add_code(digest, value.func)
-        _add_code(digest, (value.args, sorted(value.keywords.items())))
+        if value.args or value.keywords:
+            _add_code(digest, (value.args, sorted(value.keywords.items())))
     elif isinstance(value, CodeType):
         digest.update(value.co_code)
         _add_code(digest, (value.co_consts, value.co_names))
     elif isinstance(value, dict):
         _add_code(digest, sorted(value.items(), key=repr))
     elif isinstance(value, tuple | list | set | frozenset):
+        digest.update(f"{len(value)}:".encode())  # where a part within a part ends
         for part in sorted(value, key=repr) if isinstance(value, set | frozenset) else value:
             _add_code(digest, part)
     elif isinstance(value, np.ndarray | jax.Array | np.generic):
@@ -142,7 +144,7 @@ def _add_code(digest: Any, value: Any) -> None:
     elif isinstance(value, str | bytes | int | float | complex | None):
         digest.update(f"{type(value).__name__} {value!r}".encode())
     elif isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        cells = [x.cell_contents for x in value.__closure__ or () if x != CellType()]  # not empty
         plain = [content for content in cells if not callable(content)]
         defaults = sorted((value.__kwdefaults__ or {}).items())
         _add_code(digest, (value.__code__, value.__defaults__, defaults, plain))

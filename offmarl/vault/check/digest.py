@@ -100,9 +100,7 @@ def fingerprint(vault: Reader) -> str:
     the chunks and on the codec. Chunks have no checksums where another program wrote them, or where
     they are damaged: there, only a change of the episode table is found.
     """
-    total = hashlib.sha256()
-    for column in vault.episodes.columns:
-        total.update(np.ascontiguousarray(column).tobytes())
+    total = hash_table(vault)
     if vault.manifest is not None:
         schema, head = vault.manifest.schema, vault.manifest.head
         numbers = range(-(-head.length // schema.chunk_steps))
@@ -110,6 +108,11 @@ def fingerprint(vault: Reader) -> str:
             for value in vault.store.get_all([layout.checksums_key(number) for number in numbers]):
                 total.update(value)
     return total.hexdigest()
+
+
+def hash_table(vault: Reader) -> Any:
+    """Return the SHA-256 of a vault's episode table, to which more can be added."""
+    return hashlib.sha256(b"".join(column.tobytes() for column in vault.episodes.columns))
 
 
 def _describe(name: str, leaf: Leaf, spec: EnvSpec) -> list[Any]:

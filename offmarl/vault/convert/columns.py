@@ -154,6 +154,8 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
         check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _NEEDED)
         for name, array in arrays.items():
             require_numbers(array, name)
+            if math.prod(array.chunks) * array.dtype.itemsize > layout.MAX_CHUNK_BYTES:
+                raise VaultFormatError(f"{source} has chunks of {name} that are above 4 GiB.")
             files = (source / name).rglob("*")
             num_files = sum(path.is_file() and path.name != "zarr.json" for path in files)
             sizes = zip(array.shape, array.shards or array.chunks, strict=True)
@@ -280,10 +282,9 @@ def _records(
         ends, total = np.cumsum(length), arrays["rewards"].shape[0]
         most = min(arrays[name].shape[0] for name in arrays if name.startswith(_FINALS))
         fits = all(x.dtype.kind in "iu" and x.shape == ends.shape for x in (length, cause, final))
-        if not fits or length.min(initial=1) < 1 or final.max(initial=-1) >= most:
+        fits = fits and length.min(initial=1) > 0 and length.sum() == total
+        if not fits or final.max(initial=-1) >= most:
             raise VaultError(f"{source} has a table of episodes that does not fit its arrays.")
-    if length.sum() != total:
-        raise VaultError(f"{source}: its episodes have {length.sum()} steps, not {total}.")
     of_steps = {name: arrays[name] for name in layout.leaves(spec) if name in arrays}
     for start, block in common.read_blocks(source, of_steps, spans):
         stop = start + len(block["rewards"])

@@ -35,15 +35,10 @@ _MOST_DEFLATED = 1040
 """More than the bytes that one compressed byte can stand for."""
 _UNPACKED_BYTES = 2**20
 """Bytes that are unpacked at once."""
-_PICKLE = "a pickle of Python objects, which is never read: save its arrays with np.savez"
 _IN_WORDS = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, RuntimeError)
 """Errors whose text says what is wrong with a file."""
 _KINDS = {
-    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
-    b"PK": "a zip archive, as .npz files are",
-    b"\x93NUMPY": "one .npy array",
-    **{bytes([0x80, protocol]): _PICKLE for protocol in range(2, 6)},
-    b"\x1f\x8b": "compressed by gzip: unpack it",
+    b"\x80": "a pickle of Python objects, which is never read: save its arrays with np.savez",
     b"version https://git-lfs": "a pointer of Git LFS: run `git lfs pull` where it is from",
 }
 """Words for files by how they begin."""

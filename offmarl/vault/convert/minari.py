@@ -61,8 +61,7 @@ def write_minari(vault: Dataset, dataset: StrPath, progress: Progress) -> Path:
     storage = require("minari.dataset.minari_storage").MinariStorage
     name = PurePath(dataset).as_posix()
     home = _home()
-    _check_name(name)
-    _name_space(PurePath(name).parent.as_posix())
+    _register(name)
     with written_whole(home / name) as part:
         part.mkdir()
         # `create_dataset_from_buffers` would write to the final place, and leave a dataset of fewer
@@ -104,22 +103,16 @@ def _buffers(vault: Dataset, file: SteadyFile, progress: Progress) -> Iterator[A
         file.check()
 
 
-def _name_space(name: str) -> None:
-    """Register the directories above a dataset with Minari."""
-    spaces = require("minari.namespace")
+def _register(name: str) -> None:
+    """Check a dataset's name, and register the directories above it with Minari."""
+    spaces, above = require("minari.namespace"), PurePath(name).parent.as_posix()
     try:
-        if name != "." and name not in spaces.list_local_namespaces():
-            spaces.create_namespace(name)
+        if not re.fullmatch(r"([-\w]+/)*[-\w]+-v\d+", name):
+            raise ValueError("it must be of letters, digits, -, _ and slashes, and end as in a-v0")
+        if above != "." and above not in spaces.list_local_namespaces():
+            spaces.create_namespace(above)
     except ValueError as error:
-        raise OptionError(f"Minari does not take the name space {name}: {error}.") from error
-
-
-def _check_name(name: str) -> None:
-    if not re.fullmatch(r"([-\w]+/)*[-\w]+-v\d+", name):
-        raise OptionError(
-            f"Minari does not take the name {name}: it must end in a version, as "
-            f"{name.rstrip('/')}-v0 does, and have letters, digits, - and _ between its slashes."
-        )
+        raise OptionError(f"Minari does not take the name {name}: {error}.") from error
 
 
 @contextmanager
@@ -132,7 +125,7 @@ def read_minari(source: StrPath, env_spec: EnvSpec | None = None) -> Iterator[Im
     minari = require("minari")
     name = PurePath(source).as_posix()
     _check_contained(_home() / name)
-    with readable(f"the Minari dataset {name}"):
+    with readable(f"Minari dataset {name}"):
         dataset = minari.load_dataset(name)
     spec = check_spec(_spec_of(dataset, name), env_spec)
     origin: dict[str, Any] = {"format": "minari", "dataset": name}
@@ -145,13 +138,17 @@ def _check_contained(directory: Path) -> None:
     """Raise `VaultError` if Minari would read other files for a dataset, or run its code."""
     check_links_stay_inside(directory)
     with readable(directory):
-        for path in sorted(directory.rglob("*")):
+        paths = sorted(directory.rglob("*"))
+        for path in paths:
             if path.suffix in HDF5:
                 with ExitStack() as stack:
                     open_hdf5(path, stack)
         metadata = directory / "data" / "metadata.json"
         text = metadata.read_bytes() if metadata.exists() else b"{}"
         content = layout.load_json(text, str(metadata))
+        episodes = int(content.get("total_episodes", 0))
+        if episodes > sum(path.stat().st_size for path in paths):  # Minari numbers all of them
+            raise ValueError(f"it has not the {episodes:,} episodes that it says")
     if metadata.exists() and not {"observation_space", "action_space"} <= content.keys():
         raise VaultError(
             f"{metadata} does not record the observation and action spaces: to find them, Minari "
@@ -219,7 +216,7 @@ def _buffer(number: int, episode: Episode, cut: bool) -> Any:
 
 def _spec_of(dataset: Any, name: str) -> EnvSpec:
     match = _SPEC.fullmatch(str(dataset.storage.metadata.get("description", "")))
-    with readable(f"the Minari dataset {name}"):
+    with readable(f"Minari dataset {name}"):
         if match:
             return EnvSpec.from_json(json.loads(match[1]))
     spaces = require("gymnasium").spaces
@@ -252,7 +249,7 @@ def _bounds(dataset: Any, spec: EnvSpec) -> tuple[NumpyArray, NumpyArray] | None
 
 def _records(dataset: Any, spec: EnvSpec, name: str) -> Iterator[ImportedRow]:
     bounds = _bounds(dataset, spec)
-    with readable(f"the Minari dataset {name}"):
+    with readable(f"Minari dataset {name}"):
         for episode in dataset.iterate_episodes():
             infos = episode.infos or {}
             if "final_known" in infos:

@@ -5,13 +5,14 @@ a pair of players, ``layout_name``, ``joint_action``, ``reward``, ``state`` and 
 each kitchen a pair played once. A delivery is worth 5 there, and 20 in JaxMARL.
 """
 
+import gzip
 import io
 import json
 import pickle
 import pickletools
 import tarfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ _ACTIONS = [[0, -1], [0, 1], [1, 0], [-1, 0], [0, 0], "INTERACT"]
 _CHANNELS = [*range(10), 16, 18, 20, 21, 22, 23]
 """Those of observations that change in a game; see JaxMARL's ``Overcooked.get_obs``."""
 _MOST_BYTES = 2**30
-"""Of the pickles in an archive; overcooked-ai 1.1.0 has 53 MiB."""
+"""Of an unpacked archive; overcooked-ai 1.1.0 has 53 MiB of pickles."""
 
 
 @contextmanager
@@ -121,21 +122,28 @@ def _array(built: Any) -> NumpyArray:
     return values.reshape(shape, order="F" if fortran else "C")
 
 
-def _rows(path: Path) -> dict[str, NumpyArray]:
-    """Return the columns of all frames in an archive or a folder, or of one pickle."""
+def _pickles(path: Path) -> list[bytes]:
+    """Return the pickles in an archive or a folder, or the one at the path."""
     if path.is_dir():
         containers.check_links_stay_inside(path)
-        pickles = [file.read_bytes() for file in sorted(path.rglob("*.pickle"))]
-    elif tarfile.is_tarfile(path):
-        with tarfile.open(path) as archive:
-            files = [x for x in archive if x.isfile() and x.name.endswith(".pickle")]
-            if sum(x.size for x in files) > _MOST_BYTES:  # a small archive may have huge files
-                raise VaultError(f"the pickles in {path} have more than {_MOST_BYTES >> 30} GiB.")
-            pickles = [file.read() for file in map(archive.extractfile, files) if file]
-    else:
-        pickles = [path.read_bytes()]
+        return [file.read_bytes() for file in sorted(path.rglob("*.pickle"))]
+    with path.open("rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    with gzip.open(path) if is_packed else path.open("rb") as content:
+        data = content.read(_MOST_BYTES + 1)  # a small file may unpack to a huge one
+    if len(data) > _MOST_BYTES:
+        raise VaultError(f"{path} holds more than {_MOST_BYTES >> 20} MiB.")
+    with suppress(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+        files = [x for x in archive if x.isfile() and not x.issparse()]  # sparse ones may be huge
+        pickles = [archive.extractfile(x) for x in files if x.name.endswith(".pickle")]
+        return [file.read() for file in pickles if file]
+    return [data]
+
+
+def _rows(path: Path) -> dict[str, NumpyArray]:
+    """Return the columns of all frames in an archive or a folder, or of one pickle."""
     columns: dict[str, list[NumpyArray]] = {}
-    for data in pickles:
+    for data in _pickles(path):
         frame = _load(data).state["_data"].state[3]["0.14.1"]
         names = _array(frame["axes"][0].arguments[1]["data"])
         for block in frame["blocks"]:

@@ -43,40 +43,26 @@ class Function(NamedTuple):
         except OffmarlError:
             raise
         except Exception as error:
-            hint = ". The steps cannot be changed in place: copy an array first." * (
-                isinstance(error, ValueError) and "read-only" in str(error)
-            )
             raise OptionError(
-                f"{self.name} failed for {place_of(steps)}: {summarize(error)}{hint}"
+                f"{self.name} failed for {place_of(steps)}: {summarize(error)}"
             ) from error
 
 
 def load(function: MapFunction, seed: int) -> Function:
     """Import a function if it is given by name, and inspect it."""
-    call = function
-    if isinstance(function, str):
-        call, _ = records.import_code(function, "--with")
+    call = records.import_code(function, "--with")[0] if isinstance(function, str) else function
     if not callable(call):
         raise OptionError(f"{function!r} is not a function of steps: give one, or its place.")
     name = f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', repr(call))}"
-    if isinstance(function, str):
-        name = function
-    others = _parameters(call)[1:]
-    if others[:1] == ["key"]:
-        raise OptionError(
-            f"{name} takes key: functions get random numbers from a parameter named rng, a "
-            "generator of NumPy."
-        )
-    return Function(call, name, _checksum(call), "rng" in others, check_seed(seed))
+    name = function if isinstance(function, str) else name
+    return Function(call, name, _checksum(call), _takes_rng(call), check_seed(seed))
 
 
-def _parameters(call: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's parameters without a default, and ``rng``."""
+def _takes_rng(call: Callable[..., Any]) -> bool:
     try:
-        parameters = inspect.signature(call).parameters.values()
+        return "rng" in [*inspect.signature(call).parameters][1:]
     except ValueError:  # functions in C have no signature
-        return []
-    return [x.name for x in parameters if x.default is x.empty or x.name == "rng"]
+        return False
 
 
 def _checksum(call: Any) -> str | None:

@@ -5,7 +5,6 @@ the policies of every origin an interval of ids of its own, so policies of diffe
 apart. Parts of one origin keep the same ids however often they are joined again.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from offmarl._version import __version__
 from offmarl.errors import VaultError
 from offmarl.records import Size
 from offmarl.terminal import Advance
-from offmarl.vault.check.digest import digest
+from offmarl.vault.check.digest import digest, hash_table
 from offmarl.vault.format.layout import POLICY_IDS, NumpyArray, dump_json
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform.selection import Pieces
@@ -100,10 +99,7 @@ def examine(vault: Reader, advance: Advance) -> LineageSource:
 
 def examine_damaged(vault: Reader, ids: Iterable[NumpyArray] | None) -> LineageSource:
     """Identify a vault that cannot be read completely by its episode table."""
-    total = hashlib.sha256()
-    for column in vault.episodes.columns:
-        total.update(column.tobytes())
-    table_digest = f"damaged, episode table {total.hexdigest()}"
+    table_digest = f"damaged, episode table {hash_table(vault).hexdigest()}"
     return LineageSource(vault, table_digest, _origins(vault, table_digest, ids))
 
 

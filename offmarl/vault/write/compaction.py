@@ -10,7 +10,7 @@ last. If it exists, a process was killed meanwhile, and the next writer cleans u
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,7 +102,7 @@ def _rewrite(store: Directory, stamp: Any) -> None:
     contents = Contents.of(store)
     if contents.tree.lost:
         raise damage_error(store.path, contents.tree.lost[0])
-    directory = store.directory / REBUILT
+    directory, before = store.directory / REBUILT, _data_sizes(store.directory)
     directory.mkdir()
     try:
         # With the same identity, programs that have the vault open can continue to read.
@@ -112,8 +112,10 @@ def _rewrite(store: Directory, stamp: Any) -> None:
         now = files.read(MANIFEST, if_not_equal=done.generation).result()
         if now.state != "unspecified":
             raise conflict_error(store.path)
-    finally:
+    except BaseException:
         tidy(store)
+        raise
+    tidy(store, before)
 
 
 @contextmanager
@@ -148,10 +150,11 @@ def _order(key: str) -> tuple[bool, str, int, int, str]:
     return key.startswith(OWN_PREFIX), leaf, int(number), int(block), suffix
 
 
-def tidy(store: Store) -> None:
-    """Delete files that a killed commit or rebuild left.
+def tidy(store: Store, files: Container[str] | None = None) -> None:
+    """Delete files that a killed commit or rebuild left; of data files only those named, if any.
 
-    The caller must hold the vault's lock.
+    Other data files may be those of a stock program's commit, which is not complete yet. The caller
+    must hold the vault's lock.
     """
     if not isinstance(store, Directory):
         return  # elsewhere nothing is left
@@ -165,7 +168,8 @@ def tidy(store: Store) -> None:
     except (ValueError, OSError):
         live = None  # unknown without a manifest: any file may be needed
     for file in (directory / DATA).glob("*"):
-        if live is not None and f"{DATA}/{file.name}" not in live:
+        name = f"{DATA}/{file.name}"
+        if live is not None and name not in live and (files is None or name in files):
             file.unlink()
     shutil.rmtree(leftover)
 
