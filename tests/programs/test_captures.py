@@ -114,6 +114,17 @@ def steps_on_disk(directory: Path) -> int:
     return sum(int(path.stem.split("-")[1]) for path in directory.glob("buffer/0/*.npz"))
 
 
+@pytest.mark.parametrize("spec", [TREE, VECTORS])
+def test_an_empty_buffer_has_room_for_the_steps_of_its_spec(spec: EnvSpec) -> None:
+    steps, views = rollout(spec, 1, 0)
+    for sampled in (True, False):
+        capture = init_capture(BUFFER, spec, sampled)
+        assert (capture.capacity, int(capture.total), capture.is_sampled) == (CAPACITY, 0, sampled)
+        empty = capture.buffer.experience.transition, capture.next_views
+        of_one_step = jax.tree.map(lambda leaf: leaf[0, 0], (empty, (steps, views)))
+        chex.assert_trees_all_equal_shapes_and_dtypes(*of_one_step)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "rounds"), [(TREE, [5, 4, 5]), (VECTORS, [12, 12]), (VECTORS, [7, 7, 7, 7])]
@@ -153,16 +164,16 @@ def test_a_buffer_with_few_final_views_is_read_back(
 
 
 @pytest.mark.slow
-def test_several_updates_between_checkpoints_and_none(tmp_path: Path) -> None:
-    state, checkpoints = begin(VECTORS), CaptureCheckpoints(tmp_path)
-    checkpoints.save(1, {"state": state}, {})
-    for seed in range(4):  # more than the buffer holds
-        state = grow(state, VECTORS, 5, seed)
-    checkpoints.save(2, {"state": state}, {})
-    checkpoints.save(3, {"state": state}, {})
+def test_several_updates_between_checkpoints_and_none_of_two_seeds(tmp_path: Path) -> None:
+    seeds, checkpoints = [begin(VECTORS), begin(VECTORS)], CaptureCheckpoints(tmp_path)
+    checkpoints.save(1, {"state": seeds}, {})
+    for number in range(4):  # more than the buffer holds
+        seeds = [grow(state, VECTORS, 5, 4 * place + number) for place, state in enumerate(seeds)]
+    checkpoints.save(2, {"state": seeds}, {})
+    checkpoints.save(3, {"state": seeds}, {})
     for step in (1, 2, 3):
-        tree, _ = checkpoints.restore({"state": jax.eval_shape(lambda: state)}, step)
-        assert_same(tree["state"], begin(VECTORS) if step == 1 else state)
+        tree, _ = checkpoints.restore({"state": jax.eval_shape(lambda: seeds)}, step)
+        assert_same(tree["state"], [begin(VECTORS)] * 2 if step == 1 else seeds)
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -234,15 +245,6 @@ def test_checkpoints_hold_no_steps_and_buffers_that_are_refilled_are_not_stored(
     assert_same(tree["state"][0].capture.total, refilled.total)
     remove_buffers(tmp_path / "sampled")
     assert not (tmp_path / "sampled" / "buffer").exists()
-
-
-@pytest.mark.slow
-def test_each_seed_has_its_own_files(tmp_path: Path) -> None:
-    states = [grow(begin(VECTORS), VECTORS, 5, seed) for seed in (1, 2)]
-    checkpoints = CaptureCheckpoints(tmp_path)
-    checkpoints.save(1, {"state": states}, {})
-    tree, _ = checkpoints.restore({"state": jax.eval_shape(lambda: states)})
-    assert_same(tree["state"], states)
 
 
 @pytest.mark.parametrize(("sampled", "left"), [(True, [2]), (False, [1, 2])])

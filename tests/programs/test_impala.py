@@ -141,9 +141,3 @@ def test_the_optimum_of_a_probe(recorder, probe, options):
     env = envs.make(f"probe/{probe}")
     greedy, sampled = learn(recorder, recorder.Args(env=env.spec.name, **SMALL, **options))
     assert greedy == env.optimal_return and sampled > 0.9
-
-
-@pytest.mark.nightly
-def test_impala_turns_dials():
-    greedy, _ = learn(impala, impala.Args(**SMALL | {"total_steps": 30_000, "lag": 4}), Dial())
-    assert greedy > 0.9

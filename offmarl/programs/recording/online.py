@@ -90,7 +90,7 @@ from offmarl.programs.runs.training import (
     more_to_come,
     named_seeds,
 )
-from offmarl.replay.device import bytes_of, free_bytes, require_room, room_on
+from offmarl.replay.device import bytes_of, require_room, room_on
 from offmarl.rollout import meet_others
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import table
@@ -416,12 +416,8 @@ class _Training(Training):
         prior = self._start.prior()
         # Each seed has its own copy, since states are donated; the last one takes the original.
         more = len(states) - 1
-        if more * prior.nbytes > free_bytes():
-            raise OptionError(
-                f"{self.args.prefill} is on the device once for each of {len(states)} seeds, and "
-                f"{more * prior.nbytes / 1e9:,.1f} GB beside the first are too many: give fewer "
-                "--seeds, or a smaller vault."
-            )
+        hint = "give fewer --seeds, or a smaller vault"
+        require_room(more * prior.nbytes, f"{more} more copies of {self.args.prefill}", 1, hint)
         replays = [*(jax.tree.map(jnp.copy, prior) for _ in range(more)), prior]
         return [
             state._replace(capture=state.capture._replace(prior=replay))

@@ -65,21 +65,15 @@ class Recorder(AbstractContextManager["Recorder"]):
     def __init__(
         self,
         env: Any,
-        path: Path,
-        run: str,
-        resume: bool,
-        about: Mapping[str, Any],
+        translate: Callable[..., "Translator"],
+        create: Callable[[EnvSpec], vault.SharedWriter],
         writer: vault.SharedWriter | None,
     ):
         self.env = env
-        self.path = path
         self.episodes = 0
         self.steps = 0
-        self._run = run
-        self._resume = resume
-        self._about = about
+        self._translate, self._create, self._writer = translate, create, writer
         self._translator: Translator | None = None
-        self._writer = writer
         self._episode: RunningEpisode | None = None
         self._flushed = time.monotonic()
 
@@ -163,15 +157,8 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     def _open(self) -> "Translator":
         """Create the vault or join it; only a reset environment knows its sizes."""
-        from offmarl.envs.translator import Translator, name_of
-
-        options = {k: self._about[k] for k in ("name", "time_limit")}
-        like = None if self._writer is None else self._writer.spec
-        translator = Translator(self.env, **options, like=like)
-        if self._writer is None:
-            provenance = {"environment": name_of(self.env), **self._about["provenance"]}
-            _create(self.path, translator.spec, provenance, self._resume)
-            self._writer = vault.join(self.path, self._run)
+        translator = self._translate(self.env, like=self._writer and self._writer.spec)
+        self._writer = self._writer or self._create(translator.spec)
         _check_fit(self._writer, translator.spec)
         return translator
 
@@ -236,7 +223,7 @@ def record(
         array, or the environment does not fit the vault.
     """
     import_optional("pettingzoo", "pettingzoo")
-    from offmarl.envs.translator import check_parallel
+    from offmarl.envs.translator import Translator, check_parallel, name_of
 
     check_parallel(env)
     path = local(path)
@@ -244,29 +231,32 @@ def record(
         raise VaultExistsError(
             f"there is a vault at {path} already: choose another path, or append with resume=True."
         )
-    origin = {"recorded": "in Python", **(provenance or {})}
-    about = {"name": name, "time_limit": time_limit, "provenance": origin}
+    about = {"environment": name_of(env), "recorded": "in Python", **(provenance or {})}
     run = run or f"python-{uuid.uuid4().hex[:12]}"
     writer = None
     with suppress(VaultNotFoundError, VaultFormatError):  # another process may be creating it
         writer = vault.join(path, run)
-    return Recorder(env, path, run, resume, about, writer)
+    translate = partial(Translator, name=name, time_limit=time_limit)
+    return Recorder(env, translate, partial(_create, path, run, about, resume), writer)
 
 
-def _create(path: Path, spec: EnvSpec, provenance: Mapping[str, Any], resume: bool) -> None:
-    """Create a vault, unless another process is creating it."""
+def _create(
+    path: Path, run: str, provenance: Mapping[str, Any], resume: bool, spec: EnvSpec
+) -> vault.SharedWriter:
+    """Create a vault, unless another process is creating it, and join it."""
     deadline = time.monotonic() + _CREATION_SECONDS
     while True:
         try:
-            return vault.create(path, spec, rows=1, provenance=provenance).close()
+            vault.create(path, spec, rows=1, provenance=provenance).close()
         except VaultExistsError:
             if not resume:
                 raise
-            return None
         except VaultLockedError:
             if not resume or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+            continue
+        return vault.join(path, run)
 
 
 def _check_fit(writer: vault.SharedWriter, spec: EnvSpec) -> None:
@@ -454,9 +444,10 @@ def _play(
 
 def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int, draws: int) -> None:
     observations, infos = recorder.reset(seed=seed)
-    for start, arguments in (("reset", ()), ("seed", (draws,))):
-        if hasattr(policy, start):
-            getattr(policy, start)(*arguments)
+    if hasattr(policy, "reset"):
+        policy.reset()
+    if hasattr(policy, "seed"):
+        policy.seed(draws)
     while recorder.running:
         output = policy(observations, infos)
         actions, log_prob = output if isinstance(output, tuple) else (output, None)
