@@ -25,8 +25,9 @@ from offmarl.programs.program import Hyperparameters, Program, Stage, state_shap
 from offmarl.programs.recording import collecting, online
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.registry import origin_of
-from offmarl.programs.runs import loop, training
+from offmarl.programs.runs import loop
 from offmarl.programs.runs.loop import Schedule, stage_starts
+from offmarl.programs.runs.training import _Journal
 from offmarl.replay import device
 from recorders import mappo, vdn
 from tests.rollouts import differ
@@ -309,8 +310,11 @@ def test_seeds_side_by_side_have_the_bits_of_single_runs(recorded, tmp_path):
     assert {record["seed"] for record in metrics} == {0, 1}
 
 
-def die_between_checkpoints(args, monkeypatch):
-    saves, save = [], training._Journal._save
+@pytest.mark.slow
+def test_stopped_between_checkpoints_with_damaged_metrics_it_is_the_run_that_never_stopped(
+    recorded, tmp_path, monkeypatch
+):
+    args, saves, save = small(tmp_path, tiers="replay", checkpoint_seconds=0.0), [], _Journal._save
 
     def dying(self, done, states):
         if len(saves) == 5:
@@ -318,32 +322,16 @@ def die_between_checkpoints(args, monkeypatch):
         saves.append(save(self, done, states))
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(training._Journal, "_save", dying)
+        patch.setattr(_Journal, "_save", dying)
         mappo.main(args)
-
-
-@pytest.mark.slow
-def test_stopped_between_checkpoints_it_is_the_run_that_never_stopped(
-    recorded, tmp_path, monkeypatch
-):
-    args = small(tmp_path, tiers="replay", checkpoint_seconds=0.0)
-    die_between_checkpoints(args, monkeypatch)
-    mappo.main(args)
-    name = "probe/observation.vlt/mappo-0-replay"
-    assert (
-        vault.open_vault(tmp_path / name).digest() == vault.open_vault(recorded[0] / name).digest()
-    )
-
-
-@pytest.mark.slow
-def test_damaged_metrics_are_cut_and_the_evaluations_written_again(recorded, tmp_path, monkeypatch):
-    args = small(tmp_path, tiers="random", checkpoint_seconds=0.0)
-    die_between_checkpoints(args, monkeypatch)
     path = next(tmp_path.rglob(tracking.METRICS_FILE))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join((*lines[:2], b'{"seed": 0, "st\n', *lines[3:])))
     with pytest.warns(UserWarning, match="is damaged from line 3 on"):
         mappo.main(args)
+    name = "probe/observation.vlt/mappo-0-replay"
+    resumed, whole = (vault.open_vault(out / name).digest() for out in (tmp_path, recorded[0]))
+    assert resumed == whole
     reference = next(recorded[0].rglob(tracking.METRICS_FILE)).parent
     assert scores_of(path.parent) == scores_of(reference)
 

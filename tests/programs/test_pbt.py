@@ -132,7 +132,8 @@ def test_a_lineage_of_seeds_in_any_order(tmp_path):
     (run / tracking.METRICS_FILE).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     facts = json.dumps(describe_run(run).facts().rows)
     assert "1 replacements; the last come from seeds 5" in facts
-    tracking.append(run / tracking.METRICS_FILE, {"seed": 5, "step": 6, tracking.PARENT: 7})
+    rows = [row | {"step": 6, tracking.PARENT: 7} for row in rows]
+    tracking.append(run / tracking.METRICS_FILE, *rows)
     with pytest.raises(RunError, match="pbt_parent names no seed"):
         describe_run(run).facts()
 

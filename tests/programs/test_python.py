@@ -429,7 +429,7 @@ def test_an_environment_of_ours_is_recorded_as_it_is_by_jax(tmp_path, monkeypatc
     assert "4/4" in capsys.readouterr().err  # progress counts those that were there
     with pytest.raises(RunError, match="'seed': 5"):
         offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 4, seed=6)
-    with pytest.raises(OptionError, match="above 0"):
+    with pytest.raises(OptionError, match="episodes must be at least 1"):
         offmarl.record_episodes(lambda: env, tmp_path / "a.vlt", 0)
 
 
@@ -453,7 +453,7 @@ def test_neighbouring_seeds_share_no_episodes(path):
         assert seeds_in(out) == seeds_of(seed, 24)
         seeds += seeds_in(out)
     assert len({*seeds}) == 4 * 24
-    with pytest.raises(OptionError, match="the seed 0 or above, not 1, 1 and -1"):
+    with pytest.raises(OptionError, match="seed must be at least 0, not -1"):
         offmarl.record_episodes(Duel, path, 1, seed=-1)
 
 

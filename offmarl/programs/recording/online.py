@@ -168,11 +168,8 @@ def _prepared(
     layout = recorder_layout(args.seeds, args.num_envs, args.devices)
     runs = _recorders(make, args, env, origin, directory, source, layout)
     if getattr(args, "capacity", 0) is None:
-        capacity = on_first(lambda: _chosen_capacity(runs))
-        if capacity != args.default_capacity:  # type: ignore[attr-defined]
-            args = changed(args, capacity=capacity)
-            runs = _recorders(make, args, env, origin, directory, source, layout)
-        runs = [run._replace(args=changed(run.args, capacity=capacity)) for run in runs]
+        args = changed(args, capacity=on_first(lambda: _chosen_capacity(runs)))
+        runs = _recorders(make, args, env, origin, directory, source, layout)
     for run in runs:
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)
@@ -244,9 +241,8 @@ def record_from_run(
             f"`offmarl record --policy {directory}@SEED/STEP`."
         )
     args = from_json(module.Args, record["args"])
-    args = replace(
-        args, env=env or args.env, tiers=tiers, steps=args.steps if steps is None else steps
-    )
+    steps = args.steps if steps is None else steps
+    args = replace(args, env=env or args.env, tiers=tiers, steps=steps, devices=devices)
     args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
     source = {name: record[name] for name in _SOURCES if name in record}
     game = learning_environment(
@@ -255,7 +251,6 @@ def record_from_run(
     _require_same_environment(source, environment_source(game.spec.name) | opponents_of(game))
     if difference := EnvSpec.from_json(record["spec"]).difference(game.spec, extras=False):
         raise RunError(f"{directory} and {game.spec.name} differ in {difference}.")
-    args = replace(args, devices=devices)
     layout = recorder_layout(args.seeds, args.num_envs, devices)
     runs = _recorders(module.make, args, game, origin, directory, source, layout)
     for run in runs:

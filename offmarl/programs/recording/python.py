@@ -16,6 +16,7 @@ import numpy as np
 
 from offmarl import vault
 from offmarl._imports import import_optional
+from offmarl.config import NonNegativeInt, PositiveInt, check_rules
 from offmarl.errors import (
     OptionError,
     RunError,
@@ -371,11 +372,13 @@ def record_episodes(
         ``episodes`` or ``processes`` is below 1, or ``seed`` below 0.
     """
     path, recipe = local(path), {"seed": seed, "processes": processes, "episode_seeds": "folded"}
-    before = _check(path, episodes, recipe)
+    check_rules("episodes", PositiveInt, episodes)
+    check_rules("processes", PositiveInt, processes)
+    check_rules("seed", NonNegativeInt, seed)
     about = {**(provenance or {}), "recipe": recipe}
     options = {"name": name, "time_limit": time_limit, "provenance": about}
     play = partial(_play, make_env, make_policy, path, (episodes, processes, seed), options)
-    with progress(f"record {path.name}", episodes, before) as advance:
+    with progress(f"record {path.name}", episodes, _recorded(path, recipe)) as advance:
         return _play_all(play, processes, path.name, advance)
 
 
@@ -399,13 +402,8 @@ def _play_all(
     return total
 
 
-def _check(path: Path, episodes: int, recipe: Mapping[str, Any]) -> int:
-    """Return the number of episodes that were recorded before, or raise what the arguments miss."""
-    if episodes < 1 or recipe["processes"] < 1 or recipe["seed"] < 0:
-        raise OptionError(
-            "episodes and processes must be above 0, and the seed 0 or above, not "
-            f"{episodes}, {recipe['processes']} and {recipe['seed']}."
-        )
+def _recorded(path: Path, recipe: Mapping[str, Any]) -> int:
+    """Return how many episodes were recorded before; `RunError` if in another recording."""
     try:
         existing = vault.open_vault(path)
     except (VaultNotFoundError, VaultFormatError):  # nothing, or the remains of a killed process
