@@ -1,5 +1,6 @@
 """Buffers of steps beside checkpoints: each step is written once, and read back bit by bit."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,19 +14,12 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.experience.windows import WindowStart, windows_at
-from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, Transition, View, map_tree
+from offmarl.testing import experience, typed_spec, views
+from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
 
 NUM_ENVS, CAPACITY = 2, 12
 VECTORS = EnvSpec("vectors", 3, observation_size=2, state_size=4, action=Discrete(3))
-TREE = EnvSpec(
-    "tree",
-    2,
-    observation={"image": ArraySpec((2, 2, 1), "uint8"), "speed": ArraySpec((3,))},
-    observation_size=0,
-    state_size=0,
-    action=Continuous(2),
-    extras={"cost": ArraySpec((2,), "float16")},
-)
+TREE = replace(typed_spec("tree"), action=Continuous(2))
 BUFFER = make_buffer(NUM_ENVS, CAPACITY)
 
 
@@ -38,43 +32,19 @@ PUT = jax.jit(add, static_argnums=0)
 DRAW = jax.jit(windows_at, static_argnums=2)
 
 
-def views(spec: EnvSpec, steps: int, rng: np.random.Generator) -> View:
-    def draw(leaf: Any) -> np.ndarray:
-        return rng.integers(0, 200, (steps, NUM_ENVS, *leaf.shape)).astype(leaf.numpy_dtype)
-
-    return map_tree(draw, spec.view_spec)
-
-
 def rollout(spec: EnvSpec, steps: int, seed: int) -> tuple[Transition, View]:
     """Steps as a rollout returns them: most next views are the views that follow."""
-    rng = np.random.default_rng(seed)
-    view = views(spec, steps + 1, rng)
-    last = rng.random((steps, NUM_ENVS)) < 0.3
-    agents = (steps, NUM_ENVS, spec.num_agents)
-    discrete = isinstance(spec.action, Discrete)
-    action = rng.integers(0, 3, agents) if discrete else rng.normal(size=(*agents, 2))
-    reward = rng.normal(size=agents).astype("float32")
-    reward[0, 0, 0] = np.nan
-    transition = Transition(
-        view=jax.tree.map(lambda leaf: leaf[:-1], view),
-        action=action.astype("int32" if discrete else "float32"),
-        reward=reward,
-        terminated=rng.random(agents) < 0.5,
-        truncated=np.zeros(agents, bool),
-        last=last,
-        behaviour_log_prob=-rng.random(agents).astype("float32"),
-        policy_id=np.full((steps, NUM_ENVS), seed, "int32"),
-        extras={
-            name: rng.normal(size=(steps, NUM_ENVS, *leaf.shape)).astype(leaf.dtype)
-            for name, leaf in spec.extras.items()
-        }
-        or None,
-    )
+    by_row, _ = experience(spec, NUM_ENVS, steps, seed, end_every=3)
+    by_row.reward[0, 0, 0] = np.nan
+    by_row = by_row._replace(policy_id=np.full((NUM_ENVS, steps), seed, "int32"))
+    transition = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), by_row)
 
     def next_view(view: np.ndarray, other: np.ndarray) -> np.ndarray:
-        return np.where(last.reshape(last.shape + (1,) * (view.ndim - 2)), other, view[1:])
+        last = transition.last.reshape(transition.last.shape + (1,) * (view.ndim - 2))
+        return np.where(last, other, np.concatenate([view[1:], other[-1:]]))
 
-    return transition, jax.tree.map(next_view, view, views(spec, steps, rng))
+    others = views(spec, (steps, NUM_ENVS), np.random.default_rng(seed))
+    return transition, jax.tree.map(next_view, transition.view, others)
 
 
 def begin(spec: EnvSpec) -> State:
