@@ -12,7 +12,8 @@ from offmarl.evaluation import evaluate
 from offmarl.programs import hyperparameters
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.runs.loop import Schedule
-from offmarl.types import Continuous, EnvSpec, View
+from offmarl.types import Continuous, Discrete, EnvSpec, View
+from tests.rollouts import view_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,23 @@ class Dial:
 
     def view(self, cue):
         return View(jnp.eye(2) * cue, cue, jnp.ones((2, 2), bool), jnp.ones(2, bool))
+
+
+@dataclass(frozen=True)
+class Guided:
+    """One step; the reward is 1, and the shaped reward of the second agent 10 times its action."""
+
+    spec = EnvSpec("guided", 2, 1, 1, Discrete(2), time_limit=1)
+
+    def reset(self, _key):
+        return jnp.zeros(()), restart(self.view())
+
+    def step(self, _key, state, action):
+        over, shaping = jnp.ones(2, bool), jnp.array([0.0, 10.0]) * action
+        return state, transition(self.view(), jnp.ones(2), over, ~over, shaping)
+
+    def view(self):
+        return view_of(self.spec)
 
 
 def train(recorder, args, env=None):

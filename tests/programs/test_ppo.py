@@ -36,7 +36,7 @@ from recorders import ippo, mappo
 from tests.rollouts import steps_of, view_of
 from tests.runs import write_policy
 
-from .learning import learn, train
+from .learning import Guided, learn, train
 
 SPEC = EnvSpec("", 2, 1, 1, Discrete(2))
 BOTH = pytest.mark.parametrize("recorder", [mappo, ippo], ids=["mappo", "ippo"])
@@ -488,23 +488,6 @@ def test_the_step_size_and_the_entropy_bonus_after_three_quarters(
 # ---------------------------------------------------------------------------------- rewards
 
 
-@dataclass(frozen=True)
-class Guided:
-    """One step; the reward is 1, and the shaped reward of each agent is 10 times its index."""
-
-    spec = EnvSpec("guided", 2, 1, 1, Discrete(2), time_limit=1)
-
-    def reset(self, _key):
-        return jnp.zeros(()), restart(self.view())
-
-    def step(self, _key, state, _action):
-        over = jnp.ones(2, bool)
-        return state, transition(self.view(), jnp.ones(2), over, ~over, jnp.array([0.0, 10.0]))
-
-    def view(self):
-        return view_of(self.spec)
-
-
 @pytest.mark.parametrize(
     ("fraction", "wanted"), [(None, [3, 6]), (1.0, [18, 21]), (0.5, [3, 6]), (0.75, [13, 16])]
 )
@@ -531,10 +514,11 @@ def test_shaped_rewards_fade_out_and_are_not_recorded():
         normalise_values=False,
     )
     results = updates(args, 2, moments=None, env=Guided())
-    for (after, batch, _), expected in zip(results, ([2, 22], [2, 12]), strict=True):
+    for (after, batch, _), weight in zip(results, (1.0, 0.5), strict=True):
         np.testing.assert_array_equal(jnp.stack(after.moments), 0)  # values are not normalised
         reward = batch.advantage + batch.value  # of episodes of one step
-        np.testing.assert_allclose(reward[0], np.tile(expected, (4, 1)), rtol=1e-5)
+        expected = 2.0 * (1 + weight * np.array([0, 10]) * batch.action[0])
+        np.testing.assert_allclose(reward[0], expected, rtol=1e-5)
         np.testing.assert_array_equal(after.capture.buffer.experience.transition.reward, 1)
 
 
