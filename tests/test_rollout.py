@@ -8,7 +8,7 @@ from offmarl import envs
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.rollout import init_rollout, rollout
 from offmarl.types import Policy
-from tests.programs.learning import Guided
+from tests.programs.learning import GUIDED
 
 
 def counting_policy(num_agents):
@@ -106,7 +106,7 @@ def test_agents_may_have_policies_of_their_own():
 
 
 def test_shaped_rewards_are_returned_apart_and_not_recorded():
-    env = envs.autoreset(Guided())
+    env = envs.autoreset(GUIDED)
     assert envs.has_shaping(env) and not envs.has_shaping(envs.make("probe/match"))
     policy = make_policy(PolicyConfig("random"), env.spec)
     state = init_rollout(env, policy, jax.random.key(0), 3)

@@ -1,5 +1,6 @@
 """Training without recording, to test what is learned."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,20 +38,27 @@ class Dial:
 
 
 @dataclass(frozen=True)
-class Guided:
-    """One step; the reward is 1, and the shaped reward of the second agent 10 times its action."""
+class OneStep:
+    """Episodes of one step without information, whose rewards are functions of the actions."""
 
-    spec = EnvSpec("guided", 2, 1, 1, Discrete(2), time_limit=1)
+    spec: EnvSpec
+    reward: Callable
+    shaping: Callable = lambda _action: None
 
     def reset(self, _key):
-        return jnp.zeros(()), restart(self.view())
+        return jnp.zeros(()), restart(view_of(self.spec))
 
     def step(self, _key, state, action):
-        over, shaping = jnp.ones(2, bool), jnp.array([0.0, 10.0]) * action
-        return state, transition(self.view(), jnp.ones(2), over, ~over, shaping)
+        over, rewards = jnp.ones(2, bool), (self.reward(action), self.shaping(action))
+        return state, transition(view_of(self.spec), rewards[0], over, ~over, rewards[1])
 
-    def view(self):
-        return view_of(self.spec)
+
+GUIDED = OneStep(
+    EnvSpec("guided", 2, 1, 1, Discrete(2), time_limit=1),
+    lambda _action: jnp.ones(2),
+    lambda action: jnp.array([0.0, 10.0]) * action,
+)
+"""Of the shaped reward the second agent has ten times its action."""
 
 
 def train(recorder, args, env=None):

@@ -1,6 +1,6 @@
 """Proximal policy optimisation against numbers computed by hand, and on the probes."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import chex
 import jax
@@ -11,7 +11,6 @@ import pytest
 
 from offmarl import envs, load_policy
 from offmarl.distributions import categorical
-from offmarl.envs import restart, transition
 from offmarl.errors import OptionError
 from offmarl.networks import (
     Moments,
@@ -36,7 +35,7 @@ from recorders import ippo, mappo
 from tests.rollouts import steps_of, view_of
 from tests.runs import write_policy
 
-from .learning import Guided, learn, train
+from .learning import GUIDED, OneStep, learn, train
 
 SPEC = EnvSpec("", 2, 1, 1, Discrete(2))
 BOTH = pytest.mark.parametrize("recorder", [mappo, ippo], ids=["mappo", "ippo"])
@@ -259,28 +258,16 @@ def test_targets_are_normalised_by_the_moments_of_each_team():
     assert result.advantage is estimates.advantage and result.value is estimates.value
 
 
-@dataclass(frozen=True)
-class Rivals:
-    """One step, in which two teams of one agent each get 1 and -100 times their action."""
-
-    spec = EnvSpec("rivals", 2, 1, 1, Discrete(2), reward="individual", teams=(1, 0), time_limit=1)
-
-    def reset(self, _key):
-        return jnp.zeros(()), restart(self.view())
-
-    def step(self, _key, state, action):
-        over = jnp.ones(2, bool)
-        reward = jnp.array([1.0, -100.0]) * action
-        return state, transition(self.view(), reward, over, ~over)
-
-    def view(self):
-        return view_of(self.spec)
+RIVALS = OneStep(
+    EnvSpec("rivals", 2, 1, 1, Discrete(2), reward="individual", teams=(1, 0), time_limit=1),
+    lambda action: jnp.array([1.0, -100.0]) * action,
+)
 
 
 @BOTH
 def test_opposing_teams_have_scales_of_their_own(recorder):
     args = recorder.Args(num_envs=4, num_steps=8, minibatches=1, hidden=4)
-    ((after, batch, _),) = updates(args, moments=None, env=Rivals())
+    ((after, batch, _),) = updates(args, moments=None, env=RIVALS)
     assert after.moments.mean.shape == (2,)  # in the order of the teams' numbers
     action = batch.action[0]
     expected = -100.0 * action[:, 1].mean(), 1.0 * action[:, 0].mean()
@@ -513,7 +500,7 @@ def test_shaped_rewards_fade_out_and_are_not_recorded():
         shaped_rewards=1.0,
         normalise_values=False,
     )
-    results = updates(args, 2, moments=None, env=Guided())
+    results = updates(args, 2, moments=None, env=GUIDED)
     for (after, batch, _), weight in zip(results, (1.0, 0.5), strict=True):
         np.testing.assert_array_equal(jnp.stack(after.moments), 0)  # values are not normalised
         reward = batch.advantage + batch.value  # of episodes of one step
@@ -523,7 +510,7 @@ def test_shaped_rewards_fade_out_and_are_not_recorded():
 
 
 def test_a_policy_that_learned_from_shaped_rewards_is_built_without_its_environment(tmp_path):
-    args, spec = ippo.Args(shaped_rewards=0.5, hidden=4), Guided().spec
+    args, spec = ippo.Args(shaped_rewards=0.5, hidden=4), GUIDED.spec
     _, file, sha256 = origin_of(registry.load("recorder", "ippo").make)
     record = {"kind": "recorder", "program": "ippo", "file": file, "sha256": sha256}
     record |= {"args": {**asdict(args), "out": None}}
