@@ -16,7 +16,7 @@ from offmarl.programs.program import structure
 from offmarl.types import View
 from recorders import impala, opre
 
-from .learning import Dial, learn
+from .learning import Dial, Given, learn
 
 SMALL = {"num_envs": 16, "total_steps": 12_000, "learning_rate": 5e-3, "hidden": 32}
 BOTH = pytest.mark.parametrize("recorder", [impala, opre], ids=["impala", "opre"])
@@ -89,13 +89,6 @@ def test_illegal_actions_have_no_part_in_any_option():
     policy = opre.head(outputs([0.0, 0.0], [[4.0, 0.0, 9.0], [0.0, 0.0, 50.0]]), legal)
     np.testing.assert_allclose(jax.nn.softmax(policy.logits), [0.7410, 0.2590, 0], atol=1e-4)
     np.testing.assert_allclose(policy.entropy(), 0.5720, atol=1e-4)
-
-
-class Given:
-    """A network whose outputs are its parameters."""
-
-    def apply(self, params, *_, method):
-        return params, ()
 
 
 def test_hindsight_options_choose_the_policy_and_the_value_and_pull_those_that_act():

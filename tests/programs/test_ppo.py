@@ -35,7 +35,7 @@ from recorders import ippo, mappo
 from tests.rollouts import steps_of, view_of
 from tests.runs import write_policy
 
-from .learning import GUIDED, OneStep, learn, train
+from .learning import GUIDED, Given, OneStep, learn, train
 
 SPEC = EnvSpec("", 2, 1, 1, Discrete(2))
 BOTH = pytest.mark.parametrize("recorder", [mappo, ippo], ids=["mappo", "ippo"])
@@ -168,16 +168,6 @@ def test_a_critic_with_memory_at_a_truncation():
 # ---------------------------------------------------------------------------------- the loss
 
 
-class Outputs:
-    """A network whose outputs are given."""
-
-    def __init__(self, outputs):
-        self.outputs = outputs
-
-    def apply(self, *_, method):
-        return self.outputs, ()
-
-
 ALIVE = jnp.array([[[True, True]], [[True, False]]])
 PROBABILITIES = jnp.array([[[0.5, 0.25]], [[1.0, 1e-9]]])
 A = np.sqrt(1.5)
@@ -200,13 +190,8 @@ A = np.sqrt(1.5)
 def test_the_loss_of_a_minibatch_by_hand(options, policy, value):
     # A window of two steps of two agents; the last agent is dead in the second step: it has a
     # value, but no action.
-    networks = Networks(
-        Outputs(jnp.zeros((2, 1, 2, 2))),
-        categorical,
-        Outputs(jnp.ones((2, 1, 2, 1))),
-        lambda v: v,
-        (0, 0),
-    )
+    networks = Networks(Given(), categorical, Given(), lambda view: view, (0, 0))
+    params = ActorCritic(jnp.zeros((2, 1, 2, 2)), jnp.ones((2, 1, 2, 1)))
     batch = RolloutWindows(
         view=views(ALIVE),
         first=jnp.zeros((2, 1), bool),
@@ -218,7 +203,7 @@ def test_the_loss_of_a_minibatch_by_hand(options, policy, value):
     )
     args = mappo.Args(clip=0.2, value_weight=0.5, **options)
     total, metrics = ppo.loss(
-        NOTHING, networks, args, hyperparameters(args), jnp.float32(0.01), batch, NOTHING
+        params, networks, args, hyperparameters(args), jnp.float32(0.01), batch, NOTHING
     )
     np.testing.assert_allclose(metrics["policy_loss"], policy, rtol=1e-5)
     np.testing.assert_allclose(metrics["value_loss"], value, rtol=1e-5)
