@@ -275,3 +275,4 @@ def test_a_cut_truncates_the_living_alone(sampled):
             rows
         )  # padded, so that few programs are compiled
     assert (uncut.stop, cut.stop) == (3, 3)
+    assert (uncut.cut.tolist(), cut.cut.tolist()) == ([False, False], [True, False])

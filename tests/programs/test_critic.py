@@ -98,3 +98,9 @@ def test_a_program_without_a_critic_is_named(data, tmp_path):
     write_policy(tmp_path / "run", PolicyConfig("feedforward", hidden=4), data.spec, [0])
     with pytest.raises(RunError, match="has no critic"):
         offmarl.load_critic(tmp_path / "run", program=plain.__file__)
+
+
+@pytest.mark.slow
+def test_a_step_that_was_not_kept_is_named(run):
+    with pytest.raises(RunError, match=r"no checkpoint of step 5, but of \[12\]"):
+        offmarl.load_critic(run, step=5)
