@@ -376,8 +376,10 @@ def record_episodes(
     check_rules("processes", PositiveInt, processes)
     check_rules("seed", NonNegativeInt, seed)
     about = {**(provenance or {}), "recipe": recipe}
-    options = {"name": name, "time_limit": time_limit, "provenance": about}
-    play = partial(_play, make_env, make_policy, path, (episodes, processes, seed), options)
+    begin = partial(
+        record, path=path, resume=True, name=name, time_limit=time_limit, provenance=about
+    )
+    play = partial(_play, make_env, make_policy, begin, (episodes, processes, seed))
     with progress(f"record {path.name}", episodes, _recorded(path, recipe)) as advance:
         return _play_all(play, processes, path.name, advance)
 
@@ -419,17 +421,15 @@ def _recorded(path: Path, recipe: Mapping[str, Any]) -> int:
 def _play(
     make_env: Callable[[], Any],
     make_policy: Callable[[Any], PythonPolicy],
-    path: Path,
+    begin: Callable[..., Recorder],
     sizes: tuple[int, int, int],
-    options: Mapping[str, Any],
     number: int,
 ) -> Answers:
     """Record the missing episodes of one process, yield True after each, and False at the end."""
     episodes, processes, seed = sizes
-    run = f"process {number} of {processes}"
     with closing(make_env()) as env:
         policy = make_policy(env)
-        with record(env, path, resume=True, run=run, **options) as recorder:
+        with begin(env, run=f"process {number} of {processes}") as recorder:
             for episode in range(number, episodes, processes)[recorder.recorded() :]:
                 try:
                     _play_episode(recorder, policy, *episode_seeds(seed, episode))
