@@ -375,10 +375,9 @@ def record_episodes(
     check_rules("episodes", PositiveInt, episodes)
     check_rules("processes", PositiveInt, processes)
     check_rules("seed", NonNegativeInt, seed)
-    about = {**(provenance or {}), "recipe": recipe}
-    begin = partial(
-        record, path=path, resume=True, name=name, time_limit=time_limit, provenance=about
-    )
+    options: Any = {"name": name, "time_limit": time_limit}
+    options["provenance"] = {**(provenance or {}), "recipe": recipe}
+    begin = partial(record, path=path, resume=True, **options)
     play = partial(_play, make_env, make_policy, begin, (episodes, processes, seed))
     with progress(f"record {path.name}", episodes, _recorded(path, recipe)) as advance:
         return _play_all(play, processes, path.name, advance)
