@@ -1,5 +1,3 @@
-from dataclasses import dataclass
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -7,11 +5,10 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs import restart, transition
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.rollout import init_rollout, rollout
-from offmarl.types import Discrete, EnvSpec, Policy
-from tests.rollouts import view_of
+from offmarl.types import Policy
+from tests.programs.learning import GUIDED
 
 
 def counting_policy(num_agents):
@@ -108,34 +105,16 @@ def test_agents_may_have_policies_of_their_own():
     np.testing.assert_array_equal(transitions.policy_id, np.broadcast_to([7, 2], (4, 3, 2)))
 
 
-@dataclass(frozen=True)
-class Guided:
-    """Two steps; the reward is 1 in the second, and the shaped reward is each agent's action."""
-
-    spec = EnvSpec("guided", 2, 1, 1, Discrete(3), time_limit=2)
-
-    def reset(self, _key):
-        return jnp.zeros((), jnp.int32), restart(self.view())
-
-    def step(self, _key, time, action):
-        over = jnp.broadcast_to(time == 1, (2,))
-        reward, shaping = jnp.float32(over), action.astype(jnp.float32)
-        return time + 1, transition(self.view(), reward, over, ~over & False, shaping)
-
-    def view(self):
-        return view_of(self.spec)
-
-
 def test_shaped_rewards_are_returned_apart_and_not_recorded():
-    env = envs.autoreset(Guided())
+    env = envs.autoreset(GUIDED)
     assert envs.has_shaping(env) and not envs.has_shaping(envs.make("probe/match"))
     policy = make_policy(PolicyConfig("random"), env.spec)
     state = init_rollout(env, policy, jax.random.key(0), 3)
     play = jax.jit(lambda state: rollout(env, policy, (), state, jax.random.key(1), 4))
     _, transitions, _, shaping = play(state)
-    np.testing.assert_array_equal(shaping, transitions.action)
-    assert len(np.unique(shaping)) == 3
-    np.testing.assert_array_equal(transitions.reward[:, 0], [[0, 0], [1, 1], [0, 0], [1, 1]])
+    np.testing.assert_array_equal(shaping, np.array([0, 10]) * transitions.action)
+    assert len(np.unique(shaping)) == 2
+    np.testing.assert_array_equal(transitions.reward, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Training without recording, to test what is learned."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +13,8 @@ from offmarl.evaluation import evaluate
 from offmarl.programs import hyperparameters
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.runs.loop import Schedule
-from offmarl.types import Continuous, EnvSpec, View
+from offmarl.types import Continuous, Discrete, EnvSpec, View
+from tests.rollouts import view_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,37 @@ class Dial:
 
     def view(self, cue):
         return View(jnp.eye(2) * cue, cue, jnp.ones((2, 2), bool), jnp.ones(2, bool))
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """Episodes of one step without information, whose rewards are functions of the actions."""
+
+    spec: EnvSpec
+    reward: Callable
+    shaping: Callable = lambda _action: None
+
+    def reset(self, _key):
+        return jnp.zeros(()), restart(view_of(self.spec))
+
+    def step(self, _key, state, action):
+        over, rewards = jnp.ones(2, bool), (self.reward(action), self.shaping(action))
+        return state, transition(view_of(self.spec), rewards[0], over, ~over, rewards[1])
+
+
+GUIDED = OneStep(
+    EnvSpec("guided", 2, 1, 1, Discrete(2), time_limit=1),
+    lambda _action: jnp.ones(2),
+    lambda action: jnp.array([0.0, 10.0]) * action,
+)
+"""Of the shaped reward the second agent has ten times its action."""
+
+
+class Given:
+    """A network whose outputs are its parameters."""
+
+    def apply(self, params, *_, method):
+        return params, ()
 
 
 def train(recorder, args, env=None):

@@ -8,7 +8,6 @@ from offmarl import envs, vault
 from offmarl.errors import OptionError, RunError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs import function_policy
 from offmarl.programs.recording.blocks import RecordWork, block_times
 from offmarl.programs.recording.record import Recording
 
@@ -35,9 +34,8 @@ def one(tmp_path_factory):
     return recorded_by(1, tmp_path_factory.mktemp("one") / "hover.vlt" / "random")
 
 
-@pytest.mark.parametrize("tasks", [2, pytest.param(6, marks=pytest.mark.slow)])
-def test_the_recording_does_not_depend_on_the_number_of_tasks(tasks, one, tmp_path):
-    data = recorded_by(tasks, tmp_path / "hover.vlt" / "random")
+def test_the_recording_does_not_depend_on_the_number_of_tasks(one, tmp_path):
+    data = recorded_by(2, tmp_path / "hover.vlt" / "random")
     assert data.digest() == one.digest()
     chex.assert_trees_all_equal(data.read(), one.read())
     assert data.provenance == one.provenance
@@ -108,13 +106,3 @@ def test_the_plan_has_sizes(one, tmp_path):
     assert plan["memory of a task"] == 600_000_000 + 4 * (step_bytes * 4 * 20)
     with pytest.raises(OptionError, match="divide the recording by tasks or by devices"):
         work_at(tmp_path / "hover.vlt" / "random", devices=1)
-
-
-def test_another_python_function_is_another_recording(tmp_path):
-    def identity(action):
-        policy = function_policy(ENV.spec, lambda *_: np.full(ENV.spec.num_agents, action))
-        recording = Recording(ENV, policy, (), tmp_path / "a.vlt", 24, 2, 0, dict)
-        return RecordWork(recording).identity
-
-    assert identity(0) == identity(0)
-    assert identity(0) != identity(1)

@@ -1,5 +1,6 @@
 """Buffers of steps beside checkpoints: each step is written once, and read back bit by bit."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,19 +14,12 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.experience.windows import WindowStart, windows_at
-from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, Transition, View, map_tree
+from offmarl.testing import experience, typed_spec, views
+from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
 
 NUM_ENVS, CAPACITY = 2, 12
 VECTORS = EnvSpec("vectors", 3, observation_size=2, state_size=4, action=Discrete(3))
-TREE = EnvSpec(
-    "tree",
-    2,
-    observation={"image": ArraySpec((2, 2, 1), "uint8"), "speed": ArraySpec((3,))},
-    observation_size=0,
-    state_size=0,
-    action=Continuous(2),
-    extras={"cost": ArraySpec((2,), "float16")},
-)
+TREE = replace(typed_spec("tree"), action=Continuous(2))
 BUFFER = make_buffer(NUM_ENVS, CAPACITY)
 
 
@@ -38,43 +32,19 @@ PUT = jax.jit(add, static_argnums=0)
 DRAW = jax.jit(windows_at, static_argnums=2)
 
 
-def views(spec: EnvSpec, steps: int, rng: np.random.Generator) -> View:
-    def draw(leaf: Any) -> np.ndarray:
-        return rng.integers(0, 200, (steps, NUM_ENVS, *leaf.shape)).astype(leaf.numpy_dtype)
-
-    return map_tree(draw, spec.view_spec)
-
-
 def rollout(spec: EnvSpec, steps: int, seed: int) -> tuple[Transition, View]:
     """Steps as a rollout returns them: most next views are the views that follow."""
-    rng = np.random.default_rng(seed)
-    view = views(spec, steps + 1, rng)
-    last = rng.random((steps, NUM_ENVS)) < 0.3
-    agents = (steps, NUM_ENVS, spec.num_agents)
-    discrete = isinstance(spec.action, Discrete)
-    action = rng.integers(0, 3, agents) if discrete else rng.normal(size=(*agents, 2))
-    reward = rng.normal(size=agents).astype("float32")
-    reward[0, 0, 0] = np.nan
-    transition = Transition(
-        view=jax.tree.map(lambda leaf: leaf[:-1], view),
-        action=action.astype("int32" if discrete else "float32"),
-        reward=reward,
-        terminated=rng.random(agents) < 0.5,
-        truncated=np.zeros(agents, bool),
-        last=last,
-        behaviour_log_prob=-rng.random(agents).astype("float32"),
-        policy_id=np.full((steps, NUM_ENVS), seed, "int32"),
-        extras={
-            name: rng.normal(size=(steps, NUM_ENVS, *leaf.shape)).astype(leaf.dtype)
-            for name, leaf in spec.extras.items()
-        }
-        or None,
-    )
+    by_row, _ = experience(spec, NUM_ENVS, steps, seed, end_every=3)
+    by_row.reward[0, 0, 0] = np.nan
+    by_row = by_row._replace(policy_id=np.full((NUM_ENVS, steps), seed, "int32"))
+    transition = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), by_row)
 
     def next_view(view: np.ndarray, other: np.ndarray) -> np.ndarray:
-        return np.where(last.reshape(last.shape + (1,) * (view.ndim - 2)), other, view[1:])
+        last = transition.last.reshape(transition.last.shape + (1,) * (view.ndim - 2))
+        return np.where(last, other, np.concatenate([view[1:], other[-1:]]))
 
-    return transition, jax.tree.map(next_view, view, views(spec, steps, rng))
+    others = views(spec, (steps, NUM_ENVS), np.random.default_rng(seed))
+    return transition, jax.tree.map(next_view, transition.view, others)
 
 
 def begin(spec: EnvSpec) -> State:
@@ -112,6 +82,17 @@ def resumed(directory: Path, state: State) -> tuple[int, State]:
 
 def steps_on_disk(directory: Path) -> int:
     return sum(int(path.stem.split("-")[1]) for path in directory.glob("buffer/0/*.npz"))
+
+
+@pytest.mark.parametrize("spec", [TREE, VECTORS])
+def test_an_empty_buffer_has_room_for_the_steps_of_its_spec(spec: EnvSpec) -> None:
+    steps, views = rollout(spec, 1, 0)
+    for sampled in (True, False):
+        capture = init_capture(BUFFER, spec, sampled)
+        assert (capture.capacity, int(capture.total), capture.is_sampled) == (CAPACITY, 0, sampled)
+        empty = capture.buffer.experience.transition, capture.next_views
+        of_one_step = jax.tree.map(lambda leaf: leaf[0, 0], (empty, (steps, views)))
+        chex.assert_trees_all_equal_shapes_and_dtypes(*of_one_step)
 
 
 @pytest.mark.slow
@@ -153,16 +134,16 @@ def test_a_buffer_with_few_final_views_is_read_back(
 
 
 @pytest.mark.slow
-def test_several_updates_between_checkpoints_and_none(tmp_path: Path) -> None:
-    state, checkpoints = begin(VECTORS), CaptureCheckpoints(tmp_path)
-    checkpoints.save(1, {"state": state}, {})
-    for seed in range(4):  # more than the buffer holds
-        state = grow(state, VECTORS, 5, seed)
-    checkpoints.save(2, {"state": state}, {})
-    checkpoints.save(3, {"state": state}, {})
+def test_several_updates_between_checkpoints_and_none_of_two_seeds(tmp_path: Path) -> None:
+    seeds, checkpoints = [begin(VECTORS), begin(VECTORS)], CaptureCheckpoints(tmp_path)
+    checkpoints.save(1, {"state": seeds}, {})
+    for number in range(4):  # more than the buffer holds
+        seeds = [grow(state, VECTORS, 5, 4 * place + number) for place, state in enumerate(seeds)]
+    checkpoints.save(2, {"state": seeds}, {})
+    checkpoints.save(3, {"state": seeds}, {})
     for step in (1, 2, 3):
-        tree, _ = checkpoints.restore({"state": jax.eval_shape(lambda: state)}, step)
-        assert_same(tree["state"], begin(VECTORS) if step == 1 else state)
+        tree, _ = checkpoints.restore({"state": jax.eval_shape(lambda: seeds)}, step)
+        assert_same(tree["state"], [begin(VECTORS)] * 2 if step == 1 else seeds)
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -234,15 +215,6 @@ def test_checkpoints_hold_no_steps_and_buffers_that_are_refilled_are_not_stored(
     assert_same(tree["state"][0].capture.total, refilled.total)
     remove_buffers(tmp_path / "sampled")
     assert not (tmp_path / "sampled" / "buffer").exists()
-
-
-@pytest.mark.slow
-def test_each_seed_has_its_own_files(tmp_path: Path) -> None:
-    states = [grow(begin(VECTORS), VECTORS, 5, seed) for seed in (1, 2)]
-    checkpoints = CaptureCheckpoints(tmp_path)
-    checkpoints.save(1, {"state": states}, {})
-    tree, _ = checkpoints.restore({"state": jax.eval_shape(lambda: states)})
-    assert_same(tree["state"], states)
 
 
 @pytest.mark.parametrize(("sampled", "left"), [(True, [2]), (False, [1, 2])])

@@ -145,7 +145,6 @@ def test_layouts_of_seeds(seeds, batching, at_once, devices, wanted, monkeypatch
 @pytest.mark.parametrize(
     ("seeds", "devices", "wanted"),
     [
-        (1, 1, SeedLayout(1, 1, 1)),
         (1, 8, SeedLayout(1, 1, 8)),
         (4, 8, SeedLayout(1, 4, 2)),
         (10, 8, SeedLayout(1, 8, 1)),  # two rounds of seeds, the second with copies

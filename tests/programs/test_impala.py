@@ -16,7 +16,7 @@ from offmarl.programs.program import structure
 from offmarl.types import View
 from recorders import impala, opre
 
-from .learning import Dial, learn
+from .learning import Dial, Given, learn
 
 SMALL = {"num_envs": 16, "total_steps": 12_000, "learning_rate": 5e-3, "hidden": 32}
 BOTH = pytest.mark.parametrize("recorder", [impala, opre], ids=["impala", "opre"])
@@ -91,13 +91,6 @@ def test_illegal_actions_have_no_part_in_any_option():
     np.testing.assert_allclose(policy.entropy(), 0.5720, atol=1e-4)
 
 
-class Given:
-    """A network whose outputs are its parameters."""
-
-    def apply(self, params, *_, method):
-        return params, ()
-
-
 def test_hindsight_options_choose_the_policy_and_the_value_and_pull_those_that_act():
     # Agent 1 acts by even odds, and hindsight has 3:1 for the option (4, 0). Values are 8 and 4.
     actor = outputs([0.0, 0.0], [[4.0, 0.0], [0.0, 0.0]])[None, None, None]
@@ -141,9 +134,3 @@ def test_the_optimum_of_a_probe(recorder, probe, options):
     env = envs.make(f"probe/{probe}")
     greedy, sampled = learn(recorder, recorder.Args(env=env.spec.name, **SMALL, **options))
     assert greedy == env.optimal_return and sampled > 0.9
-
-
-@pytest.mark.nightly
-def test_impala_turns_dials():
-    greedy, _ = learn(impala, impala.Args(**SMALL | {"total_steps": 30_000, "lag": 4}), Dial())
-    assert greedy > 0.9

@@ -1,6 +1,6 @@
 """Proximal policy optimisation against numbers computed by hand, and on the probes."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import chex
 import jax
@@ -11,7 +11,6 @@ import pytest
 
 from offmarl import envs, load_policy
 from offmarl.distributions import categorical
-from offmarl.envs import restart, transition
 from offmarl.errors import OptionError
 from offmarl.networks import (
     Moments,
@@ -36,7 +35,7 @@ from recorders import ippo, mappo
 from tests.rollouts import steps_of, view_of
 from tests.runs import write_policy
 
-from .learning import learn, train
+from .learning import GUIDED, Given, OneStep, learn, train
 
 SPEC = EnvSpec("", 2, 1, 1, Discrete(2))
 BOTH = pytest.mark.parametrize("recorder", [mappo, ippo], ids=["mappo", "ippo"])
@@ -169,16 +168,6 @@ def test_a_critic_with_memory_at_a_truncation():
 # ---------------------------------------------------------------------------------- the loss
 
 
-class Outputs:
-    """A network whose outputs are given."""
-
-    def __init__(self, outputs):
-        self.outputs = outputs
-
-    def apply(self, *_, method):
-        return self.outputs, ()
-
-
 ALIVE = jnp.array([[[True, True]], [[True, False]]])
 PROBABILITIES = jnp.array([[[0.5, 0.25]], [[1.0, 1e-9]]])
 A = np.sqrt(1.5)
@@ -201,13 +190,8 @@ A = np.sqrt(1.5)
 def test_the_loss_of_a_minibatch_by_hand(options, policy, value):
     # A window of two steps of two agents; the last agent is dead in the second step: it has a
     # value, but no action.
-    networks = Networks(
-        Outputs(jnp.zeros((2, 1, 2, 2))),
-        categorical,
-        Outputs(jnp.ones((2, 1, 2, 1))),
-        lambda v: v,
-        (0, 0),
-    )
+    networks = Networks(Given(), categorical, Given(), lambda view: view, (0, 0))
+    params = ActorCritic(jnp.zeros((2, 1, 2, 2)), jnp.ones((2, 1, 2, 1)))
     batch = RolloutWindows(
         view=views(ALIVE),
         first=jnp.zeros((2, 1), bool),
@@ -219,7 +203,7 @@ def test_the_loss_of_a_minibatch_by_hand(options, policy, value):
     )
     args = mappo.Args(clip=0.2, value_weight=0.5, **options)
     total, metrics = ppo.loss(
-        NOTHING, networks, args, hyperparameters(args), jnp.float32(0.01), batch, NOTHING
+        params, networks, args, hyperparameters(args), jnp.float32(0.01), batch, NOTHING
     )
     np.testing.assert_allclose(metrics["policy_loss"], policy, rtol=1e-5)
     np.testing.assert_allclose(metrics["value_loss"], value, rtol=1e-5)
@@ -259,33 +243,21 @@ def test_targets_are_normalised_by_the_moments_of_each_team():
     assert result.advantage is estimates.advantage and result.value is estimates.value
 
 
-@dataclass(frozen=True)
-class Rivals:
-    """One step, in which two teams of one agent each get 1 and -100 times their action."""
-
-    spec = EnvSpec("rivals", 2, 1, 1, Discrete(2), reward="individual", teams=(1, 0), time_limit=1)
-
-    def reset(self, _key):
-        return jnp.zeros(()), restart(self.view())
-
-    def step(self, _key, state, action):
-        over = jnp.ones(2, bool)
-        reward = jnp.array([1.0, -100.0]) * action
-        return state, transition(self.view(), reward, over, ~over)
-
-    def view(self):
-        return view_of(self.spec)
+RIVALS = OneStep(
+    EnvSpec("rivals", 2, 1, 1, Discrete(2), reward="individual", teams=(1, 0), time_limit=1),
+    lambda action: jnp.array([1.0, -100.0]) * action,
+)
 
 
 @BOTH
 def test_opposing_teams_have_scales_of_their_own(recorder):
     args = recorder.Args(num_envs=4, num_steps=8, minibatches=1, hidden=4)
-    (after, inputs), _ = one_update(args, None, Rivals())
+    ((after, batch, _),) = updates(args, moments=None, env=RIVALS)
     assert after.moments.mean.shape == (2,)  # in the order of the teams' numbers
-    action = inputs["batch"].action[0]
+    action = batch.action[0]
     expected = -100.0 * action[:, 1].mean(), 1.0 * action[:, 0].mean()
     np.testing.assert_allclose(after.moments.mean, expected, rtol=1e-5)
-    targets = inputs["batch"].target[0]
+    targets = batch.target[0]
     np.testing.assert_allclose(targets.mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(targets.std(0), 1, rtol=1e-4)
 
@@ -295,45 +267,47 @@ def test_opposing_teams_have_scales_of_their_own(recorder):
 STALE = Moments(jnp.array([10.0]), jnp.array([3.0]), jnp.array([40.0]))
 
 
-def one_update(args, moments=STALE, env="probe/two-step"):
-    """Return the states after each of two updates, with the arguments of `learn`."""
-    return updates(args, 2, moments, env)
-
-
-def updates(args, count, moments=STALE, env="probe/two-step"):
-    """Return the states after each of some updates, with the arguments of `learn`."""
-
-    trees = []
+def updates(args, count=1, moments=STALE, env="probe/two-step"):
+    """Return the states after each of some updates, with the windows and carries learned from."""
+    structures = []
 
     def learn(networks, args, hyper, state, batch, carry, progress, key):
-        leaves, tree = jax.tree.flatten({"batch": batch, "carry": carry})
-        trees.append(tree)
-        return state, dict(zip(map(str, range(len(leaves))), leaves, strict=True))
-
-    def given(metrics):
-        return jax.tree.unflatten(trees[0], [metrics[str(i)] for i in range(trees[0].num_leaves)])
+        leaves, tree = jax.tree.flatten((batch, carry))
+        structures.append(tree)
+        return state, {f"{number:03}": leaf for number, leaf in enumerate(leaves)}  # in order
 
     env, hyper = envs.make(env) if isinstance(env, str) else env, hyperparameters(args)
     recorder = mappo if isinstance(args, mappo.Args) else ippo
     program = recorder.make(env.spec, structure(args), env)
-    before = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
     if moments is not None:
-        before = before._replace(moments=moments)
+        state = state._replace(moments=moments)
+    results = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ppo_program, "learn", learn)
         update = jax.jit(program.stages[0].update)
-        results, state = [], before
         for number in range(1, count + 1):
             state, metrics = update(state, None, jax.random.key(number), hyper)
-            results.append((state, given(metrics)))
+            leaves = [metrics[name] for name in sorted(metrics) if name.isdecimal()]
+            results.append((state, *structures[0].unflatten(leaves)))
     return results
+
+
+def networks_for(recorder, args, spec):
+    """Return the networks that a recorder trains."""
+    config, central = policy_config(spec, args), recorder is mappo
+    encoder = (view_encoder if central else observation_encoder)(spec, args.hidden)
+    sees = "view" if central else "observation"
+    critic = make_network(config, spec, 1, encoder, sees=sees)
+    actor = make_network(config, spec, spec.num_actions, None)
+    see = (lambda view: view) if central else (lambda view: view.observation)
+    return Networks(actor, categorical, critic, see, (0,) * spec.num_agents)
 
 
 def test_values_are_estimated_by_stale_moments_and_learned_by_new_ones():
     args = mappo.Args(num_envs=2, num_steps=4, minibatches=1, hidden=4)
-    (after, inputs), _ = one_update(args)
+    ((after, batch, _),) = updates(args)
     steps = after.capture.buffer.experience.transition
-    batch = inputs["batch"]
     assert batch.first.shape == (1, 8)  # feed-forward networks learn from single steps
     moments = after.moments
     target = batch.target * moments.std + moments.mean
@@ -346,15 +320,6 @@ def test_values_are_estimated_by_stale_moments_and_learned_by_new_ones():
     states = steps.view.state.swapaxes(0, 1).reshape(1, 8, 5)
     np.testing.assert_array_equal(batch.view.state, states)
     assert int(after.iteration) == 1
-
-
-@pytest.mark.slow
-def test_without_normalised_values_their_moments_stay_empty():
-    args = mappo.Args(num_envs=2, num_steps=4, minibatches=1, hidden=4, normalise_values=False)
-    (after, inputs), _ = one_update(args, moments=None)
-    np.testing.assert_array_equal(jnp.stack(after.moments), 0)
-    batch = inputs["batch"]
-    np.testing.assert_allclose(batch.target, batch.advantage + batch.value, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -377,19 +342,10 @@ def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
         length=length,
         share_parameters=share,
     )
-    _, (after, inputs), (third, _) = updates(args, 3, env="probe/memory")
+    _, (after, batch, carry), (third, *_) = updates(args, 3, env="probe/memory")
     # The third rollout ends with an episode, which the critic forgets.
     np.testing.assert_array_equal(third.critic_carry, 0)
-    spec = envs.make("probe/memory").spec
-    config = policy_config(spec, args)
-    networks = Networks(
-        make_network(config, spec, 2, None, output_scale=0.01),
-        categorical,
-        None,
-        lambda view: view,
-        (0, 0),
-    )
-    batch, carry = inputs["batch"], inputs["carry"]
+    networks = networks_for(recorder, args, envs.make("probe/memory").spec)
     assert batch.first.shape == ((4, 6) if length else (8, 3))
     assert jnp.abs(carry.actor).max() > 0.01  # inside an episode
     log_prob = jax.jit(networks.evaluate)(after.params, carry, batch, batch.first)[0]
@@ -398,12 +354,6 @@ def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
     forgotten = jax.jit(networks.evaluate)(after.params, blank, batch, batch.first)[0]
     assert jnp.abs(forgotten - batch.behaviour_log_prob).max() > 1e-5
     # The same holds for the critic's values, and for its memory after the rollout.
-    sees = "view" if recorder is mappo else "observation"
-    encoder = view_encoder(spec, 8) if recorder is mappo else None
-    critic = make_network(config, spec, 1, encoder, sees=sees)
-    networks = networks._replace(
-        critic=critic, critic_input=lambda view: view if recorder is mappo else view.observation
-    )
     values, carries = jax.jit(networks.value)(after.params, carry, batch.view, batch.first)
     np.testing.assert_allclose(values, batch.value, rtol=0, atol=1e-6)
     ended = after.rollout.env_state.time == 0
@@ -510,23 +460,6 @@ def test_the_step_size_and_the_entropy_bonus_after_three_quarters(
 # ---------------------------------------------------------------------------------- rewards
 
 
-@dataclass(frozen=True)
-class Guided:
-    """One step; the reward is 1, and the shaped reward of each agent is 10 times its index."""
-
-    spec = EnvSpec("guided", 2, 1, 1, Discrete(2), time_limit=1)
-
-    def reset(self, _key):
-        return jnp.zeros(()), restart(self.view())
-
-    def step(self, _key, state, _action):
-        over = jnp.ones(2, bool)
-        return state, transition(self.view(), jnp.ones(2), over, ~over, jnp.array([0.0, 10.0]))
-
-    def view(self):
-        return view_of(self.spec)
-
-
 @pytest.mark.parametrize(
     ("fraction", "wanted"), [(None, [3, 6]), (1.0, [18, 21]), (0.5, [3, 6]), (0.75, [13, 16])]
 )
@@ -552,16 +485,17 @@ def test_shaped_rewards_fade_out_and_are_not_recorded():
         shaped_rewards=1.0,
         normalise_values=False,
     )
-    updates = one_update(args, moments=None, env=Guided())
-    for (after, inputs), expected in zip(updates, ([2, 22], [2, 12]), strict=True):
-        batch = inputs["batch"]
+    results = updates(args, 2, moments=None, env=GUIDED)
+    for (after, batch, _), weight in zip(results, (1.0, 0.5), strict=True):
+        np.testing.assert_array_equal(jnp.stack(after.moments), 0)  # values are not normalised
         reward = batch.advantage + batch.value  # of episodes of one step
-        np.testing.assert_allclose(reward[0], np.tile(expected, (4, 1)), rtol=1e-5)
+        expected = 2.0 * (1 + weight * np.array([0, 10]) * batch.action[0])
+        np.testing.assert_allclose(reward[0], expected, rtol=1e-5)
         np.testing.assert_array_equal(after.capture.buffer.experience.transition.reward, 1)
 
 
 def test_a_policy_that_learned_from_shaped_rewards_is_built_without_its_environment(tmp_path):
-    args, spec = ippo.Args(shaped_rewards=0.5, hidden=4), Guided().spec
+    args, spec = ippo.Args(shaped_rewards=0.5, hidden=4), GUIDED.spec
     _, file, sha256 = origin_of(registry.load("recorder", "ippo").make)
     record = {"kind": "recorder", "program": "ippo", "file": file, "sha256": sha256}
     record |= {"args": {**asdict(args), "out": None}}
@@ -590,9 +524,10 @@ def test_arguments_that_do_not_fit_together(options, message):
         mappo.make(env.spec, structure(args), env)
 
 
-def test_by_default_every_step_of_an_update_is_in_a_minibatch():
-    for args in (mappo.Args(), ippo.Args()):
-        assert args.num_envs * args.num_steps % args.minibatches == 0
+@BOTH
+def test_by_default_every_step_of_an_update_is_in_a_minibatch(recorder):
+    args = recorder.Args()
+    assert args.num_envs * args.num_steps % args.minibatches == 0
 
 
 # ---------------------------------------------------------------------------------- learning
@@ -614,27 +549,17 @@ def test_values_and_policies_of_the_two_step_probe(recorder, network):
     # The best policy chooses 1 at first. The values are then γ at the start and 1 afterwards.
     args = recorder.Args(env="probe/two-step", network=network, gamma=0.9, hidden=32, **SMALL)
     env, _, state = train(recorder, args)
-    spec = env.spec
-    config = policy_config(spec, args)
-    sees = "view" if recorder is mappo else "observation"
-    encoder = view_encoder(spec, 32) if recorder is mappo else observation_encoder(spec, 32)
-    actor = make_network(config, spec, 2, None)
-    critic = make_network(config, spec, 1, encoder, sees=sees)
-    view, memory = (
-        env.reset(jax.random.key(0))[1].view,
-        ActorCritic(actor.initial_carry(2), critic.initial_carry(2)),
-    )
-    env_state, values = env.reset(jax.random.key(0))[0], []
-    for time in range(2):
-        outputs, actors = actor.apply(state.params.actor, memory.actor, view.observation)
-        inputs = view if recorder is mappo else view.observation
-        value, critics = critic.apply(state.params.critic, memory.critic, inputs)
-        values.append(value.squeeze(-1) * state.moments.std + state.moments.mean)
-        memory = ActorCritic(actors, critics)
-        if time == 0:
-            assert (jax.nn.softmax(outputs)[:, 1] > 0.9).all()
-        env_state, timestep = env.step(jax.random.key(0), env_state, jnp.ones(2, int))
-        view = timestep.next_view
+    networks, start = networks_for(recorder, args, env.spec), env.reset(jax.random.key(0))
+    later = env.step(jax.random.key(0), start[0], jnp.ones(2, int))[1].next_view
+    views = jax.tree.map(lambda *leaves: jnp.stack(leaves)[:, None], start[1].view, later)
+    memory = (networks.actor.initial_carry(2), networks.critic.initial_carry(2))
+    carry = ActorCritic(*jax.tree.map(lambda leaf: leaf[None], memory))
+    first, actions = jnp.zeros((2, 1), bool), jnp.ones((2, 1, 2), int)
+    steps = steps_of(env.spec, first, action=actions, view=views)
+    log_prob, _, _ = networks.evaluate(state.params, carry, steps, first)
+    assert (jnp.exp(log_prob[0]) > 0.9).all()
+    values, _ = networks.value(state.params, carry, views, first)
+    values = values[:, 0] * state.moments.std + state.moments.mean
     np.testing.assert_allclose(values, [[0.9, 0.9], [1, 1]], atol=0.06)
 
 

@@ -63,15 +63,6 @@ def test_a_recording_holds_whole_episodes_and_cuts_the_last(whole, fixed):
 
 
 @pytest.mark.slow
-def test_an_episode_that_ends_with_the_recording_is_whole(arguments):
-    assert record_policy(**arguments | {"steps": 4 * 50})
-    episodes = vault.open_vault(arguments["path"]).episodes
-    assert episodes.length.tolist() == [50] * 4
-    assert episodes.cause.tolist() == ["truncated"] * 4
-    assert episodes.complete.all()
-
-
-@pytest.mark.slow
 def test_what_is_recorded_is_what_was_played(whole, fixed):
     auto = envs.autoreset(ENV)
     init_key, key = jax.random.split(jax.random.key(3))

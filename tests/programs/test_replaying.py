@@ -188,8 +188,7 @@ def test_bytes_of_any_state():
         states.from_bytes(rows[:, 1:], jax.eval_shape(lambda: state))
 
 
-@pytest.mark.slow
-def test_wrapped_environments_keep_what_they_have(swarm):
+def test_wrapped_environments_keep_what_they_have():
     env = envs.make("swarm/coverage-2")
     wrapped = envs.record_states(env)
     assert hash(wrapped) == hash(envs.record_states(env)) and wrapped == envs.record_states(env)

@@ -97,12 +97,6 @@ def test_priorities_resume_to_the_same_bits(random_data, tmp_path: Path, monkeyp
     same(reference, again)
 
 
-def test_priorities_need_the_data_on_the_device(random_data, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="give --replay device"):
-        train(qmix, random_data(ENV), tmp_path / "run", prioritise=0.6, replay="stream")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("batching", ["map", "vmap"])
 def test_each_seed_has_its_own_priorities(random_data, tmp_path: Path, batching: str) -> None:
@@ -113,12 +107,6 @@ def test_each_seed_has_its_own_priorities(random_data, tmp_path: Path, batching:
     for row, alone in zip(rows, metrics_of(second), strict=True):
         for name, value in alone.items():
             np.testing.assert_allclose(row[name], value, rtol=1e-3, err_msg=name)
-
-
-def test_only_programs_with_errors_can_prioritise(random_data, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="computes no temporal-difference errors"):
-        train(bc, random_data(ENV), tmp_path / "run", prioritise=0.6)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -208,7 +196,22 @@ def test_vaults_on_the_command_line(parts) -> None:
     assert open_data(alone).path == Path(first)
 
 
-def test_arguments_that_do_not_fit(parts, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "options", "message"),
+    [
+        (qmix, {"prioritise": 0.6, "replay": "stream"}, "give --replay device"),
+        (bc, {"prioritise": 0.6}, "computes no temporal-difference errors"),
+        (bc, {"weight_temperature": 0.5}, "--weight-temperature needs --weight"),
+        (bc, {"weight": "speed"}, "no column 'speed'"),
+    ],
+)
+def test_arguments_that_do_not_fit_leave_no_run(parts, tmp_path, program, options, message) -> None:
+    with pytest.raises(OptionError, match=message):
+        train(program, parts["train"], tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_shares_that_do_not_fit(parts) -> None:
     first, second = map(str, parts.values())
     for vaults, message in (
         ((f"{first}=1", second), "has no share: give PATH=SHARE for each"),
@@ -217,8 +220,3 @@ def test_arguments_that_do_not_fit(parts, tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=message):
             open_data(bc.Args(vault=vaults))
-    with pytest.raises(OptionError, match="--weight-temperature needs --weight"):
-        train(bc, first, tmp_path / "run", weight_temperature=0.5)
-    with pytest.raises(OptionError, match="no column 'speed'"):
-        train(bc, first, tmp_path / "run", weight="speed")
-    assert not (tmp_path / "run").exists()

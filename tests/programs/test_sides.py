@@ -52,6 +52,15 @@ def record(out, **options):
     return program.main(args)
 
 
+def recorder(out):
+    """Return the recorder of a training in which both teams learn, and its first policy."""
+    program, args = mappo(out)
+    origin = registry.origin_of(program.make)
+    (run,) = online._recorders(program.make, args, ENV, origin, out / "run", {})
+    state = run.program.init(jax.random.key(0), hyperparameters(args))
+    return run, (LEARNED, run.program.policy_params(state))
+
+
 @pytest.mark.slow
 def test_one_side_learns_and_the_data_hold_all(tmp_path):
     report = record(tmp_path, side="cats", opponents=("scripted",), tiers="random,replay")
@@ -112,11 +121,8 @@ class Given(tiers.Ladder):
 
 @pytest.mark.slow
 def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
-    program, args = mappo(tmp_path)
-    origin, directory = registry.origin_of(program.make), tmp_path / "run"
-    (run,) = online._recorders(program.make, args, ENV, origin, directory, {})
-    params = run.program.policy_params(run.program.init(jax.random.key(0), hyperparameters(args)))
-    ladders = [Given((LEARNED, params)), Given(run.uniform())]
+    run, params = recorder(tmp_path)
+    ladders = [Given(params), Given(run.uniform())]
     tier = tiers.parse_tiers("expert-vs-random")[0]
     tiers._record_played(run, ladders, tier)
     data = vault.open_vault(run.vault("expert-vs-random"))
@@ -167,9 +173,7 @@ def test_tiers_fit_the_teams_that_learn(tmp_path, given, options, message):
 
 def test_a_team_s_skill_is_measured_against_a_reference(tmp_path):
     """The scripted agents do 0, 1 and 2; so the cats meet a mouse that does 1."""
-    program, args = mappo(tmp_path)
-    origin, directory = registry.origin_of(program.make), tmp_path / "run"
-    (run,) = online._recorders(program.make, args, ENV, origin, directory, {})
+    run, _ = recorder(tmp_path)
     cats, mice = run._replace(policy=ENV.scripted()).by_team()
     # Each cat earns its action plus 1, in 4 steps; the mouse loses what the cats do.
     assert cats.returns_in(cats.play((), jax.random.key(0))).tolist() == [4 * (1 + 3) / 2] * 4

@@ -164,6 +164,9 @@ def test_half_of_a_batch_is_drawn_from_prior_data_however_many_steps_are_added(p
     key, plain = jax.random.key(0), capture_of()
     batch = DRAW(plain._replace(prior=prior), key, 121, 2)
     chex.assert_trees_all_equal(jax.tree.map(lambda x: x[:61], batch), DRAW(plain, key, 61, 2))
+    # They are drawn apart from own windows, of one step, which the second part of the key draws.
+    alike = prior.sample(jax.random.split(key, 3)[1])
+    assert not np.array_equal(batch.reward[61:], alike.reward)
     rewards = np.unique(batch.reward[61:][batch.mask[61:]])
     assert rewards.tolist() == [*range(500, 505), *range(600, 605)]
     after = batch.view.state[61:, 1:, 0][batch.mask[61:]]
@@ -172,14 +175,6 @@ def test_half_of_a_batch_is_drawn_from_prior_data_however_many_steps_are_added(p
     steps = jax.tree.map(lambda x: x.swapaxes(0, 1), step)
     added = add(buffer, plain._replace(prior=prior), steps, steps.view)
     assert added.prior is prior
-
-
-def test_prior_data_are_drawn_apart_from_the_own_steps(prior) -> None:
-    """Own windows of one step are drawn by the second part of the key."""
-    capture, key = capture_of()._replace(prior=prior), jax.random.key(0)
-    batch = DRAW(capture, key, 120, 2)
-    alike = prior.sample(jax.random.split(key, 3)[1])
-    assert not np.array_equal(batch.reward[60:], alike.reward)
 
 
 def test_prior_data_have_no_priorities(prior) -> None:

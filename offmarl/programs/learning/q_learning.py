@@ -29,8 +29,7 @@ from offmarl.networks import (
 )
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.prioritised import admit, begin_priorities, reprioritise, sample
-from offmarl.programs.experience.windows import draw_windows
-from offmarl.programs.learning.off_policy import OffPolicyArgs
+from offmarl.programs.learning.off_policy import OffPolicyArgs, draw_steps
 from offmarl.programs.learning.optimisers import (
     clipped_adam,
     grad_norm,
@@ -341,7 +340,7 @@ def _draw(
 ) -> tuple[Sequence, Int[Array, "own"] | None]:
     """Draw windows, and return where they start if they are drawn by priorities."""
     if priorities is None:
-        return draw_windows(capture, key, args.batch_size, args.length, args.burn_in), None
+        return draw_steps(args, capture, key), None
     exponent = linear_schedule(progress, IMPORTANCE, 1.0)
     sizes = args.batch_size, args.length
     return sample(priorities, capture, key, *sizes, exponent, args.burn_in)

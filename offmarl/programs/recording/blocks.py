@@ -18,7 +18,7 @@ from offmarl.programs.recording.record import (
     CHUNK,
     HINTS,
     Recording,
-    check_recipe,
+    is_complete,
     recorded_return,
     recording_layout,
     software,
@@ -79,7 +79,7 @@ class RecordWork(Work):
 
     def is_complete(self) -> bool:
         """Whether the recording exists, joined."""
-        return bool(check_recipe(self.path, self.identity).get("complete"))
+        return is_complete(self.path, self.identity)
 
     def join(self) -> None:
         """Write the blocks one after the other into the vault of the recording."""

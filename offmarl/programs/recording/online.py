@@ -90,7 +90,7 @@ from offmarl.programs.runs.training import (
     more_to_come,
     named_seeds,
 )
-from offmarl.replay.device import bytes_of, free_bytes, require_room, room_on
+from offmarl.replay.device import bytes_of, require_room, room_on
 from offmarl.rollout import meet_others
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import table
@@ -168,11 +168,8 @@ def _prepared(
     layout = recorder_layout(args.seeds, args.num_envs, args.devices)
     runs = _recorders(make, args, env, origin, directory, source, layout)
     if getattr(args, "capacity", 0) is None:
-        capacity = on_first(lambda: _chosen_capacity(runs))
-        if capacity != args.default_capacity:  # type: ignore[attr-defined]
-            args = changed(args, capacity=capacity)
-            runs = _recorders(make, args, env, origin, directory, source, layout)
-        runs = [run._replace(args=changed(run.args, capacity=capacity)) for run in runs]
+        args = changed(args, capacity=on_first(lambda: _chosen_capacity(runs)))
+        runs = _recorders(make, args, env, origin, directory, source, layout)
     for run in runs:
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)
@@ -244,9 +241,8 @@ def record_from_run(
             f"`offmarl record --policy {directory}@SEED/STEP`."
         )
     args = from_json(module.Args, record["args"])
-    args = replace(
-        args, env=env or args.env, tiers=tiers, steps=args.steps if steps is None else steps
-    )
+    steps = args.steps if steps is None else steps
+    args = replace(args, env=env or args.env, tiers=tiers, steps=steps, devices=devices)
     args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
     source = {name: record[name] for name in _SOURCES if name in record}
     game = learning_environment(
@@ -255,7 +251,6 @@ def record_from_run(
     _require_same_environment(source, environment_source(game.spec.name) | opponents_of(game))
     if difference := EnvSpec.from_json(record["spec"]).difference(game.spec, extras=False):
         raise RunError(f"{directory} and {game.spec.name} differ in {difference}.")
-    args = replace(args, devices=devices)
     layout = recorder_layout(args.seeds, args.num_envs, devices)
     runs = _recorders(module.make, args, game, origin, directory, source, layout)
     for run in runs:
@@ -416,12 +411,8 @@ class _Training(Training):
         prior = self._start.prior()
         # Each seed has its own copy, since states are donated; the last one takes the original.
         more = len(states) - 1
-        if more * prior.nbytes > free_bytes():
-            raise OptionError(
-                f"{self.args.prefill} is on the device once for each of {len(states)} seeds, and "
-                f"{more * prior.nbytes / 1e9:,.1f} GB beside the first are too many: give fewer "
-                "--seeds, or a smaller vault."
-            )
+        hint = "give fewer --seeds, or a smaller vault"
+        require_room(more * prior.nbytes, f"{more} more copies of {self.args.prefill}", 1, hint)
         replays = [*(jax.tree.map(jnp.copy, prior) for _ in range(more)), prior]
         return [
             state._replace(capture=state.capture._replace(prior=replay))

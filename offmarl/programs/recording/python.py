@@ -16,6 +16,7 @@ import numpy as np
 
 from offmarl import vault
 from offmarl._imports import import_optional
+from offmarl.config import NonNegativeInt, PositiveInt, check_rules
 from offmarl.errors import (
     OptionError,
     RunError,
@@ -65,21 +66,15 @@ class Recorder(AbstractContextManager["Recorder"]):
     def __init__(
         self,
         env: Any,
-        path: Path,
-        run: str,
-        resume: bool,
-        about: Mapping[str, Any],
+        translate: Callable[..., "Translator"],
+        create: Callable[[EnvSpec], vault.SharedWriter],
         writer: vault.SharedWriter | None,
     ):
         self.env = env
-        self.path = path
         self.episodes = 0
         self.steps = 0
-        self._run = run
-        self._resume = resume
-        self._about = about
+        self._translate, self._create, self._writer = translate, create, writer
         self._translator: Translator | None = None
-        self._writer = writer
         self._episode: RunningEpisode | None = None
         self._flushed = time.monotonic()
 
@@ -163,15 +158,8 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     def _open(self) -> "Translator":
         """Create the vault or join it; only a reset environment knows its sizes."""
-        from offmarl.envs.translator import Translator, name_of
-
-        options = {k: self._about[k] for k in ("name", "time_limit")}
-        like = None if self._writer is None else self._writer.spec
-        translator = Translator(self.env, **options, like=like)
-        if self._writer is None:
-            provenance = {"environment": name_of(self.env), **self._about["provenance"]}
-            _create(self.path, translator.spec, provenance, self._resume)
-            self._writer = vault.join(self.path, self._run)
+        translator = self._translate(self.env, like=self._writer and self._writer.spec)
+        self._writer = self._writer or self._create(translator.spec)
         _check_fit(self._writer, translator.spec)
         return translator
 
@@ -236,7 +224,7 @@ def record(
         array, or the environment does not fit the vault.
     """
     import_optional("pettingzoo", "pettingzoo")
-    from offmarl.envs.translator import check_parallel
+    from offmarl.envs.translator import Translator, check_parallel, name_of
 
     check_parallel(env)
     path = local(path)
@@ -244,29 +232,32 @@ def record(
         raise VaultExistsError(
             f"there is a vault at {path} already: choose another path, or append with resume=True."
         )
-    origin = {"recorded": "in Python", **(provenance or {})}
-    about = {"name": name, "time_limit": time_limit, "provenance": origin}
+    about = {"environment": name_of(env), "recorded": "in Python", **(provenance or {})}
     run = run or f"python-{uuid.uuid4().hex[:12]}"
     writer = None
     with suppress(VaultNotFoundError, VaultFormatError):  # another process may be creating it
         writer = vault.join(path, run)
-    return Recorder(env, path, run, resume, about, writer)
+    translate = partial(Translator, name=name, time_limit=time_limit)
+    return Recorder(env, translate, partial(_create, path, run, about, resume), writer)
 
 
-def _create(path: Path, spec: EnvSpec, provenance: Mapping[str, Any], resume: bool) -> None:
-    """Create a vault, unless another process is creating it."""
+def _create(
+    path: Path, run: str, provenance: Mapping[str, Any], resume: bool, spec: EnvSpec
+) -> vault.SharedWriter:
+    """Create a vault, unless another process is creating it, and join it."""
     deadline = time.monotonic() + _CREATION_SECONDS
     while True:
         try:
-            return vault.create(path, spec, rows=1, provenance=provenance).close()
+            vault.create(path, spec, rows=1, provenance=provenance).close()
         except VaultExistsError:
             if not resume:
                 raise
-            return None
         except VaultLockedError:
             if not resume or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+            continue
+        return vault.join(path, run)
 
 
 def _check_fit(writer: vault.SharedWriter, spec: EnvSpec) -> None:
@@ -381,11 +372,14 @@ def record_episodes(
         ``episodes`` or ``processes`` is below 1, or ``seed`` below 0.
     """
     path, recipe = local(path), {"seed": seed, "processes": processes, "episode_seeds": "folded"}
-    before = _check(path, episodes, recipe)
-    about = {**(provenance or {}), "recipe": recipe}
-    options = {"name": name, "time_limit": time_limit, "provenance": about}
-    play = partial(_play, make_env, make_policy, path, (episodes, processes, seed), options)
-    with progress(f"record {path.name}", episodes, before) as advance:
+    check_rules("episodes", PositiveInt, episodes)
+    check_rules("processes", PositiveInt, processes)
+    check_rules("seed", NonNegativeInt, seed)
+    options: Any = {"name": name, "time_limit": time_limit}
+    options["provenance"] = {**(provenance or {}), "recipe": recipe}
+    begin = partial(record, path=path, resume=True, **options)
+    play = partial(_play, make_env, make_policy, begin, (episodes, processes, seed))
+    with progress(f"record {path.name}", episodes, _recorded(path, recipe)) as advance:
         return _play_all(play, processes, path.name, advance)
 
 
@@ -409,13 +403,8 @@ def _play_all(
     return total
 
 
-def _check(path: Path, episodes: int, recipe: Mapping[str, Any]) -> int:
-    """Return the number of episodes that were recorded before, or raise what the arguments miss."""
-    if episodes < 1 or recipe["processes"] < 1 or recipe["seed"] < 0:
-        raise OptionError(
-            "episodes and processes must be above 0, and the seed 0 or above, not "
-            f"{episodes}, {recipe['processes']} and {recipe['seed']}."
-        )
+def _recorded(path: Path, recipe: Mapping[str, Any]) -> int:
+    """Return how many episodes were recorded before; `RunError` if in another recording."""
     try:
         existing = vault.open_vault(path)
     except (VaultNotFoundError, VaultFormatError):  # nothing, or the remains of a killed process
@@ -431,17 +420,15 @@ def _check(path: Path, episodes: int, recipe: Mapping[str, Any]) -> int:
 def _play(
     make_env: Callable[[], Any],
     make_policy: Callable[[Any], PythonPolicy],
-    path: Path,
+    begin: Callable[..., Recorder],
     sizes: tuple[int, int, int],
-    options: Mapping[str, Any],
     number: int,
 ) -> Answers:
     """Record the missing episodes of one process, yield True after each, and False at the end."""
     episodes, processes, seed = sizes
-    run = f"process {number} of {processes}"
     with closing(make_env()) as env:
         policy = make_policy(env)
-        with record(env, path, resume=True, run=run, **options) as recorder:
+        with begin(env, run=f"process {number} of {processes}") as recorder:
             for episode in range(number, episodes, processes)[recorder.recorded() :]:
                 try:
                     _play_episode(recorder, policy, *episode_seeds(seed, episode))
@@ -454,9 +441,10 @@ def _play(
 
 def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int, draws: int) -> None:
     observations, infos = recorder.reset(seed=seed)
-    for start, arguments in (("reset", ()), ("seed", (draws,))):
-        if hasattr(policy, start):
-            getattr(policy, start)(*arguments)
+    if hasattr(policy, "reset"):
+        policy.reset()
+    if hasattr(policy, "seed"):
+        policy.seed(draws)
     while recorder.running:
         output = policy(observations, infos)
         actions, log_prob = output if isinstance(output, tuple) else (output, None)

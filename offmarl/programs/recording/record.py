@@ -202,7 +202,7 @@ class Recording:
         if divided:
             recipe["groups"] = groups
         with ends_with_others(path), errors_of_functions():
-            if check_recipe(path, recipe).get("complete"):
+            if is_complete(path, recipe):
                 return False
             about, label = self.provenance(), f"the recording {path.name}"
             with checkpoint_timer(self.checkpoint_seconds, "step", label) as timer:
