@@ -128,13 +128,16 @@ def test_a_policy_is_loaded_from_its_run_alone(tmp_path, kind, head):
     assert len(repr(loaded)) < 100
 
 
-def test_the_first_seed_is_the_default_and_others_are_named(tmp_path):
+def test_the_first_seed_is_the_default_and_others_are_named(tmp_path, monkeypatch):
     spec = envs.make("probe/match").spec
     params = write_policy(tmp_path / "run", PolicyConfig("feedforward"), spec, [3, 5])
     loaded = load_policy(tmp_path / "run")
     chex.assert_trees_all_equal(loaded.params, jax.tree.map(lambda leaf: leaf[0], params))
     with pytest.raises(RunError, match=r"no seed 4: its seeds are \[3, 5\]"):
         load_policy(tmp_path / "run", seed=4)
+    monkeypatch.setattr("offmarl.replay.device.free_bytes", lambda: 9)
+    with pytest.raises(OptionError, match="GB of memory"):  # no more is allocated than there is
+        load_policy(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -46,15 +46,6 @@ def test_agents_agree_on_one_of_two_ways_which_clones_mix():
     np.testing.assert_allclose(probs.max(-1), 1.0, atol=0.01)
 
 
-@pytest.mark.nightly
-def test_agents_leave_the_worst_of_three_ways():
-    """Clones of each agent would most often choose action 0, which earns nothing together."""
-    batch, alpha = xor((0, 0), (0, 1), (1, 0)), {"alpha_start": 1.0, "alpha_end": 0.05}
-    probs = probabilities(alberdice, batch, 800, **alpha)
-    assert probs.argmax(-1).sum() == 1
-    np.testing.assert_allclose(probs.max(-1), 1.0, atol=0.01)
-
-
 def ramp(critic):
     """Parameters of a critic of one hidden layer, whose values are the first of the state."""
     view = view_of_agent(sequence([[[0, 0]]]).view, 0)

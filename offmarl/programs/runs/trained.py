@@ -23,6 +23,7 @@ from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.normalisation import normalise_as_asked
 from offmarl.programs.runs.run import best_of
+from offmarl.replay.device import bytes_of, require_room
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 
 Step = int | str | None
@@ -75,6 +76,8 @@ class TrainedRun(NamedTuple):
         earlier = part == "policy" and step not in (None, "last")
         checkpoints, unit = self._checkpoints(earlier)
         number = self._step(checkpoints.steps(), seed, step, unit)
+        hint = "load it on a machine with more"  # a forged record may ask for any size
+        require_room(bytes_of(shapes), f"the arrays of {self.directory}", hint=hint)
         tree, _ = checkpoints.restore({part: shapes}, number)
         values = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
         at = "" if number is None else f" at {number * unit}"
