@@ -67,7 +67,7 @@ def test_an_update_by_hand() -> None:
         legal_actions=jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False),
         alive=jnp.ones((3, 3, 2), bool).at[0, 2, 1].set(False),
         reward=jnp.array([[[0.0, 2.0], [2.0, 0.0]], [[4.0, 0.0]] * 2, [[3.0, 3.0], [9.0, 9.0]]]),
-        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
+        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True).at[2, 0, 0].set(True),  # of one
         truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True),
         mask=jnp.array([[True, True], [True, False], [True, True]]),
         next_known=jnp.array([[True, True], [True, True], [True, False]]),

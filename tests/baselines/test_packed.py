@@ -33,17 +33,16 @@ class Case(NamedTuple):
     terminated: bool
     next_known: bool
     forced: bool
+    deaths: bool
+    """Whether the second agent of odd episodes dies in the first step."""
 
 
 def record(
-    episode: int, time: int, forced: bool, meaningless: dict[str, Any]
+    episode: int, time: int, case: Case, meaningless: dict[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Return the slot of an episode at some time; its end is at time 4.
-
-    The second agent of odd episodes dies in the first step.
-    """
+    """Return the slot of an episode at some time; its end is at time 4."""
     rng = np.random.default_rng(100 * episode + time)
-    alive = np.array([True, time < 1 or episode % 2 == 0])
+    alive = np.array([True, time < 1 or episode % 2 == 0 or not case.deaths])
     action = np.where(alive, rng.integers(0, 3, 2), meaningless["action"])
     return {
         "observation": np.where(
@@ -52,7 +51,7 @@ def record(
         "state": rng.normal(size=2),
         "alive": alive,
         "action": action,
-        "legal_actions": (np.arange(3) == action[:, None]) | (time == 4) | (not forced),
+        "legal_actions": (np.arange(3) == action[:, None]) | (time == 4) | (not case.forced),
         "reward": rng.normal(size=2),
     }
 
@@ -80,9 +79,9 @@ def window(pieces: list[Piece], case: Case, rng: np.random.Generator) -> list[di
     for episode, start, stop in pieces:
         for time in range(start, stop + 1):
             last, slot = time == 3, noise(rng)
-            slot |= record(episode, time, case.forced, slot) | {"first": time == 0}
+            slot |= record(episode, time, case, slot) | {"first": time == 0}
             if time < stop:
-                dies = np.array([False, episode % 2 == 1])
+                dies = np.array([False, episode % 2 == 1 and case.deaths])
                 slot |= {
                     "terminated": np.full(2, last and case.terminated) | dies,
                     "truncated": np.full(2, last and not case.terminated) & ~dies,
@@ -122,12 +121,19 @@ OFF: dict[str, dict[str, Any]] = {
     "maddpg_cql": {"cql_weight": 0.0},
     "omar": {"cql_weight": 0.0, "search_weight": 0.0},
 }
-OF_CONTINUOUS = ("matd3_bc", "maddpg_cql", "omar")
-PROGRAMS = (
-    *("alberdice", "bc", "cfcql", "comadice", "iql_cql", "maicq", "omiga", "qmix_bcq", "qmix_cql"),
-    *("maddpg_cql", "matd3_bc", "omar"),
-)
-CASES = [*((name, True) for name in PROGRAMS), *((name, False) for name in (*OFF, "qmix_cql"))]
+SMALL: dict[str, dict[str, Any]] = {
+    "mac_flow": {"critic_hidden": 4, "layers": 2, "flow_steps": 2},
+    "oryx": {"heads": 2},
+}
+D, C = "discrete", "continuous"
+MIXED = ("cfcql", "comadice", "maicq", "omiga", "qmix_bcq", "qmix_cql")
+CONTINUOUS = ("maddpg_cql", "matd3_bc", "omar")
+CASES = [
+    *((name, D, True) for name in ("alberdice", "bc", "iql_cql", *MIXED)),
+    *((name, C, True) for name in CONTINUOUS),
+    *((name, D, False) for name in ("alberdice", "maicq", "qmix_cql", *SMALL)),
+    *((name, C, False) for name in (*CONTINUOUS, "omiga", *SMALL)),
+]
 DAILY = {("bc", True), ("matd3_bc", True), ("maicq", False), ("omar", False), ("qmix_cql", False)}
 RANDOM = ("cql_loss", "found_better")  # metrics of the actions that are switched off
 
@@ -149,23 +155,24 @@ def with_continuous(batch: Sequence, seed: int) -> Sequence:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "packs"),
-    [pytest.param(*x, marks=[] if x in DAILY else pytest.mark.nightly) for x in CASES],
+    ("name", "kind", "packs"),
+    [pytest.param(*x, marks=[] if x[::2] in DAILY else pytest.mark.nightly) for x in CASES],
 )
 def test_nothing_passes_between_episodes_nor_from_slots_without_a_step(
-    name: str, packs: bool
+    name: str, kind: str, packs: bool
 ) -> None:
-    action, sizes = (Continuous(2), (2, 1)) if name in OF_CONTINUOUS else (Discrete(3), None)
+    action, sizes = (Continuous(2), (2, 1)) if kind == C else (Discrete(3), None)
     # With a reward of the team, iql_cql also learns the values of dead agents.
     spec = EnvSpec("", 2, 2, 2, action, reward="individual", action_sizes=sizes)
-    program, hyper = build(name, spec, **OFF.get(name, {}) if packs else {})
+    program, hyper = build(name, spec, **(OFF if packs else SMALL).get(name, {}))
     key = jax.random.key(0)
     state, update = program.init(key, hyper), jax.jit(program.stages[-1].update)
     forced = packs and name == "qmix_cql"  # or the other actions that it draws would differ
     layouts = [APART, PACKED if packs else APART]
     for ends in ((True, False), (False, True), (False, False)):
-        batches = [batch_of(x, Case(*ends, forced), seed) for seed, x in enumerate(layouts)]
-        if name in OF_CONTINUOUS:
+        case = Case(*ends, forced, deaths=name != "oryx")  # whose agents also see the dead
+        batches = [batch_of(x, case, seed) for seed, x in enumerate(layouts)]
+        if kind == C:
             batches = [with_continuous(x, seed) for seed, x in enumerate(batches)]
         (apart, apart_metrics), (packed, metrics) = (update(state, x, key, hyper) for x in batches)
         for metrics_of in (apart_metrics, metrics):  # one a step, in other places

@@ -44,7 +44,6 @@ SECONDS_AT_ONCE = 1.0
 """Duration of a call of the compiled loop: signals are handled between calls."""
 
 StateT = TypeVar("StateT")
-Init = Callable[[PRNGKeyArray, Hyperparameters], ArrayTree]
 
 _MOST_PROGRAMS = 8
 _programs: dict[Hashable, Program] = {}
@@ -160,7 +159,7 @@ def _compiled_start() -> Any:
     return jax.jit(_start, static_argnums=0, compiler_options=quickly())
 
 
-def _start(init: Init, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
+def _start(init: Any, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
     """Start the seeds.
 
     The seeds follow one another: a program of the user's may have layers of Flax with orthogonal
