@@ -59,25 +59,6 @@ def replace_limit(env, time_limit):
     return Longer()
 
 
-@pytest.mark.slow
-def test_an_autoresetting_environment_gives_episodes_of_one_kind_too():
-    env = envs.make("probe/observation")
-    random = make_policy(PolicyConfig("random"), env.spec)
-    evaluation = played(envs.autoreset(env), random, (), jax.random.key(0), 256)
-    assert set(evaluation.lengths.tolist()) == {1}
-    np.testing.assert_allclose(evaluation.returns.mean(), 0.5, atol=0.1)
-
-
-def test_seeds_are_evaluated_side_by_side():
-    env = envs.make("probe/match")
-    play = jax.jit(partial(evaluate, env, constant_policy(2), num_episodes=3))
-    keys = jax.random.split(jax.random.key(0), 2)
-    together = jax.jit(jax.vmap(play))(jnp.arange(2), keys)
-    assert together.returns.shape == (2, 3)
-    alone = play(jnp.array(1), keys[1])
-    np.testing.assert_array_equal(together.returns[1], alone.returns)
-
-
 @pytest.mark.parametrize(("limit", "wrap"), [(1, lambda env: env), (3, envs.autoreset)])
 def test_episodes_that_have_not_ended_have_no_returns(limit, wrap):
     env = envs.make("classic/xor:time_limit=4")

@@ -128,26 +128,6 @@ def test_the_slope_of_values_is_taken_between_pairs_of_steps():
     np.testing.assert_allclose(masked, 4, rtol=1e-6)  # only pairs of steps that exist
 
 
-@pytest.mark.slow
-def test_the_loss_of_values_is_the_same_for_values_shifted_together():
-    """So the value of the absorbing state may be 0. Here no step leads there."""
-    critic = OwnCritic(SPEC, 1, 1, layers=1)
-    params, lasting = ramp(critic), turn()
-    lasting = lasting._replace(
-        batch=lasting.batch._replace(terminated=jnp.zeros((3, 2, 2), bool)), ratio=jnp.ones((3, 2))
-    )
-    lasting = lasting._replace(batch=lasting.batch._replace(next_known=jnp.ones((3, 2), bool)))
-
-    @jax.jit
-    def loss(shift):
-        torso = params["params"]["torso"]
-        torso = torso | {"Dense_1": torso["Dense_1"] | {"bias": shift[None]}}
-        shifted = {"params": params["params"] | {"torso": torso}}
-        return alberdice.value_loss(shifted, critic, lasting, jax.random.key(0), HYPER)[0]
-
-    np.testing.assert_allclose(loss(jnp.float32(5.0)), loss(jnp.float32(0.0)), rtol=1e-5)
-
-
 def test_the_loss_of_advantages_by_hand():
     critic = OwnCritic(SPEC, 3, 1, layers=1)
     legal = jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False)

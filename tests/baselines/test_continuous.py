@@ -311,20 +311,6 @@ def test_the_search_by_hand():
     assert action[1, 1] == 0
 
 
-def test_the_search_finds_the_higher_of_two_peaks():
-    # A policy at the lower peak, -0.6, would stay there by its gradient.
-    def values(samples: jax.Array) -> jax.Array:
-        x = samples[..., 0]
-        return jnp.maximum(1 - 20 * (x + 0.6) ** 2, 2 - 20 * (x - 0.5) ** 2)
-
-    entries = jnp.ones((100, 1, 1), bool)
-    action, q = jax.jit(lambda key: omar.search(key, values, entries, 3, 10, 2.0))(
-        jax.random.key(0)
-    )
-    assert (q > 1.0).mean() > 0.8
-    assert np.median(action) == pytest.approx(0.5, abs=0.05)
-
-
 @pytest.mark.parametrize(
     ("spec", "options"),
     [

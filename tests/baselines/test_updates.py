@@ -396,21 +396,6 @@ def test_qmix_bcq_by_hand() -> None:
     np.testing.assert_allclose(metrics["behaviour_loss"], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("threshold", "allowed"),
-    [
-        (0.0, [True, True, True, False]),
-        (0.25, [True, True, False, False]),
-        (1.0, [True, False, False, False]),
-    ],
-)
-def test_actions_that_are_likely_enough(threshold: float, allowed: list[bool]) -> None:
-    """Ratios to the likeliest legal action: 1, ½ and ⅕."""
-    allowed_actions = registry.load("baseline", "qmix_bcq").allowed_actions
-    logits, legal = jnp.log(jnp.array([1.0, 0.5, 0.2, 9.0])), jnp.arange(4) < 3
-    assert allowed_actions(logits, legal, threshold).tolist() == allowed
-
-
 @pytest.mark.slow
 def test_qmix_bcq_acts_by_allowed_actions_too() -> None:
     program, hyper = build("qmix_bcq", threshold=0.3)
