@@ -314,8 +314,9 @@ def _update(
         def update(learned: Learned, index: Array) -> tuple[Learned, dict[str, Array]]:
             number = first + index
             sample_key, update_key = split_key(key, number)
+            slots: Any = None
             if isinstance(data, Sequence):
-                batch, slots = jax.tree.map(lambda leaf: leaf[offset + index], data), None
+                batch = jax.tree.map(lambda leaf: leaf[offset + index], data)
             else:
                 batch, slots = _draw(data, draws, learned.priorities, sample_key, number)
             batch = divide(batch)

@@ -76,8 +76,6 @@ class TrainedRun(NamedTuple):
         earlier = part == "policy" and step not in (None, "last")
         checkpoints, unit = self._checkpoints(earlier)
         number = self._step(checkpoints.steps(), seed, step, unit)
-        hint = "load it on a machine with more"  # a forged record may ask for any size
-        require_room(bytes_of(shapes), f"the arrays of {self.directory}", hint=hint)
         tree, _ = checkpoints.restore({part: shapes}, number)
         values = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
         at = "" if number is None else f" at {number * unit}"
@@ -171,12 +169,18 @@ def builder_of(
 
 
 def of_seeds(like: ArrayTree, seeds: int) -> ArrayTree:
-    """Return the shapes of several seeds, ``(seeds, ...)``, from those of one."""
+    """Return the shapes of several seeds, ``(seeds, ...)``, from those of one.
+
+    `OptionError` if no memory holds the arrays: the record of a run may be forged.
+    """
 
     def of_all(leaf: Any) -> Array:
         return jnp.broadcast_to(leaf, (seeds, *leaf.shape))
 
-    return jax.eval_shape(lambda tree: jax.tree.map(of_all, tree), like)
+    shapes: ArrayTree = jax.eval_shape(lambda tree: jax.tree.map(of_all, tree), like)
+    hint = "load it on a machine with more"
+    require_room(bytes_of(shapes), "the arrays of the run", hint=hint)
+    return shapes
 
 
 @jax.jit
