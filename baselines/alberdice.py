@@ -338,8 +338,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         context = jnp.zeros((1, 1, agents, agents * spec.num_actions))
 
         def of_each(critic: OwnCritic, key: PRNGKeyArray) -> Part:
-            draw = partial(_init, critic, view_of_agent(view, 0))
-            params = jax.lax.map(draw, jax.random.split(key, agents))
+            own = view_of_agent(view, 0)
+            params = jax.lax.map(lambda key: critic.init(key, own), jax.random.split(key, agents))
             return Part(params, jax.vmap(optimiser.init)(params))
 
         def of_all(params: ArrayTree) -> Part:
@@ -413,10 +413,6 @@ class _Loss(NamedTuple):
 
     loss: Float[Array, "*agents"]
     square: Float[Array, "*agents"]
-
-
-def _init(critic: OwnCritic, view: ArrayTree, key: PRNGKeyArray) -> ArrayTree:
-    return critic.init(key, view)
 
 
 def _learn(

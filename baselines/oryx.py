@@ -137,16 +137,22 @@ def decode(
     order: Int[Array, "N"],
 ) -> Decoded:
     """Return the network's outputs in windows whose agents have acted in this order."""
-    vector = as_vectors(model.spec, action)
+    vector = as_vectors(model.spec, _entries(model, view, action))
     decoded, _ = model.network.apply(params, view.observation, vector, first, order)
     return decoded
 
 
+def _entries(model: Model, view: View, action: Array) -> Array:
+    """Return actions with the entries alone that agents have."""
+    return jnp.where(view.legal_actions, action, 0.0) if model.network.continuous else action
+
+
 def data_values(
-    model: Model, params: ArrayTree, decoded: Decoded, action: Array
+    model: Model, params: ArrayTree, decoded: Decoded, view: View, action: Array
 ) -> Float[Array, "B T N"]:
     """Return the values of the actions of the data."""
     if model.network.continuous:
+        action = _entries(model, view, action)
         return model.network.apply(params, decoded.features, action, method="value")
     return select(model.network.apply(params, decoded.features, method="values"), action)
 
@@ -171,7 +177,8 @@ def critic_targets(
     shared_reward = model.spec.reward == "team"
     acts = batch.mask[..., None] & batch.view_tm1.alive
     inputs = batch.view_tm1, batch.first[:, :-1], batch.action
-    values = data_values(model, target, decode(model, target, *inputs, order), batch.action)
+    decoded = decode(model, target, *inputs, order)
+    values = data_values(model, target, decoded, batch.view_tm1, batch.action)
     weighted = values * softmax_weights(values, acts, model.value_temperature)
     # The data's next action is needed: the last step of a window, or of an episode, has none.
     has_next = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))[..., None]
@@ -214,7 +221,7 @@ def loss(
     view = batch.view_tm1
     acts = batch.mask[..., None] & view.alive
     decoded = decode(model, params, view, batch.first[:, :-1], batch.action, order)
-    q = data_values(model, params, decoded, batch.action)
+    q = data_values(model, params, decoded, view, batch.action)
 
     targets, known = critic_targets(model, target, batch, order, hyper)
     error = jnp.where(known, q - targets, 0.0)
@@ -247,7 +254,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     ) -> Float[Array, "B T N"]:
         order = jnp.arange(spec.num_agents)
         decoded = decode(model, params, view, first, action, order)
-        return data_values(model, params, decoded, action)
+        return data_values(model, params, decoded, view, action)
 
     return target_program(
         args,

@@ -59,25 +59,6 @@ def replace_limit(env, time_limit):
     return Longer()
 
 
-@pytest.mark.slow
-def test_an_autoresetting_environment_gives_episodes_of_one_kind_too():
-    env = envs.make("probe/observation")
-    random = make_policy(PolicyConfig("random"), env.spec)
-    evaluation = played(envs.autoreset(env), random, (), jax.random.key(0), 256)
-    assert set(evaluation.lengths.tolist()) == {1}
-    np.testing.assert_allclose(evaluation.returns.mean(), 0.5, atol=0.1)
-
-
-def test_seeds_are_evaluated_side_by_side():
-    env = envs.make("probe/match")
-    play = jax.jit(partial(evaluate, env, constant_policy(2), num_episodes=3))
-    keys = jax.random.split(jax.random.key(0), 2)
-    together = jax.jit(jax.vmap(play))(jnp.arange(2), keys)
-    assert together.returns.shape == (2, 3)
-    alone = play(jnp.array(1), keys[1])
-    np.testing.assert_array_equal(together.returns[1], alone.returns)
-
-
 @pytest.mark.parametrize(("limit", "wrap"), [(1, lambda env: env), (3, envs.autoreset)])
 def test_episodes_that_have_not_ended_have_no_returns(limit, wrap):
     env = envs.make("classic/xor:time_limit=4")
@@ -128,13 +109,16 @@ def test_a_policy_is_loaded_from_its_run_alone(tmp_path, kind, head):
     assert len(repr(loaded)) < 100
 
 
-def test_the_first_seed_is_the_default_and_others_are_named(tmp_path):
+def test_the_first_seed_is_the_default_and_others_are_named(tmp_path, monkeypatch):
     spec = envs.make("probe/match").spec
     params = write_policy(tmp_path / "run", PolicyConfig("feedforward"), spec, [3, 5])
     loaded = load_policy(tmp_path / "run")
     chex.assert_trees_all_equal(loaded.params, jax.tree.map(lambda leaf: leaf[0], params))
     with pytest.raises(RunError, match=r"no seed 4: its seeds are \[3, 5\]"):
         load_policy(tmp_path / "run", seed=4)
+    monkeypatch.setattr("offmarl.replay.device.free_bytes", lambda: 9)
+    with pytest.raises(OptionError, match="GB of memory"):  # no more is allocated than there is
+        load_policy(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """Whether a plan can be run: its environments, and what its baselines learn from."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NoReturn
 
 from offmarl import envs, tracking
 from offmarl._imports import summarize
@@ -11,7 +10,7 @@ from offmarl.benchmark.cells import is_current
 from offmarl.benchmark.plan import Cell, Plan, PlanData, Recipe, is_users
 from offmarl.benchmark.tasks import cell_file, require_vault
 from offmarl.config import read_values
-from offmarl.errors import OffmarlError, OptionError, VaultError, raise_together
+from offmarl.errors import OffmarlError, OptionError, RunError, VaultError, raise_together
 from offmarl.paths import local
 from offmarl.programs.offline import resolve_args
 from offmarl.programs.program import structure
@@ -92,23 +91,11 @@ def _require_fit(cell: Cell, spec: EnvSpec, module: ModuleType) -> None:
             "held_out)."
         )
     try:
-        offline_schedule(module.make(spec, structure(args), _Unread(None)), args)
-    except _NeedsDataError:
+        offline_schedule(module.make(spec, structure(args), DatasetStatistics(None)), args)
+    except RunError:  # it reads its data, which may not be there yet
         return
     except OffmarlError as error:
         raise OptionError(
             f"{cell.label}: {error} Or give {cell.baseline.label} a list of `datasets` that does "
             "without it."
         ) from None
-
-
-class _NeedsDataError(Exception):
-    """The program reads its data."""
-
-
-class _Unread(DatasetStatistics):
-    """Statistics of data that is not there yet."""
-
-    def array(self, name: str, compute: Callable[[Any], Any]) -> NoReturn:  # noqa: ARG002
-        """Stop the program."""
-        raise _NeedsDataError(name)

@@ -582,7 +582,7 @@ def cautions_of_fqe(
     if not len(returns):
         return notes
     mean, _, high = data.behaviour
-    allowed = max((high or mean) - mean, returns.std() / 10, abs(mean) / 100)
+    allowed = max(0.0 if high is None else high - mean, returns.std() / 10, abs(mean) / 100)
     if check is not None and abs(check - mean) > allowed:
         notes.append(
             f"fqe values the data's own policies at {check:.4g}, and their mean return is "

@@ -146,8 +146,7 @@ def with_interval(value: float, resampled: Float[np.ndarray, "resamples"]) -> Es
     if len(resampled) < _ENOUGH_RESAMPLES:
         # The interval of one resample, and not of their mean.
         centre, _, high = mean_interval(resampled)
-        half = (high or centre) - centre
-        half *= len(resampled) ** 0.5
+        half = 0.0 if high is None else (high - centre) * len(resampled) ** 0.5
         return Estimate(value, value - half, value + half)
     low, high = np.quantile(resampled, [0.025, 0.975])
     return Estimate(value, float(low), float(high))

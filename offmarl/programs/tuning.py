@@ -69,12 +69,7 @@ _SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "random": "RandomSampler"}
 _PRUNERS = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "none": "NopPruner"}
 """Optuna's classes."""
 
-_NAME = "tune"
-"""Name of the study in its journal."""
-
 # ---------------------------------------------------------------------------------- ranges
-
-_KEYS = ("low", "high", "log")
 
 _NOT_SIZES = ("capacity", "seeds")
 """Whole numbers whose value does not trade off anything: more is better, or another question."""
@@ -189,7 +184,11 @@ def read_space(path: Path, kind: type[Validated]) -> Space:
 def _entry(name: str, hint: Any, entry: Any) -> Range | Choices:
     if isinstance(entry, list) and entry:
         return Choices(tuple(converted(name, hint, value) for value in entry))
-    if not isinstance(entry, Mapping) or not {"low", "high"} <= entry.keys() <= {*_KEYS}:
+    if not isinstance(entry, Mapping) or not {"low", "high"} <= entry.keys() <= {
+        "low",
+        "high",
+        "log",
+    }:
         raise OptionError(
             f"{name} must be a list of values, or {{low = ..., high = ..., log = true}}, "
             f"not {entry!r}."
@@ -403,7 +402,7 @@ class TrialsWork(Work):
         try:
             study = self._optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(file))),
-                study_name=_NAME,
+                study_name="tune",
                 direction="maximize",
                 load_if_exists=True,
             )
@@ -545,18 +544,16 @@ class TrialsWork(Work):
         best_values, trials = best.user_attrs["values"], self._ended(study)
         values = self._fixed() | {name: x for name, x in best_values.items() if x is not None}
         number = 1 + [trial.number for trial in trials].index(best.number)
+        names = ("env", "vault", self._budget)
+        facts = {name: x for name in names if (x := getattr(self.args, name, None)) is not None}
         about = [
             f"offmarl tune {self._program_name}: trial {number} of {len(trials)}, "
             f"score {best.value:.6g} ({self._search.score}, {self._search.seeds} seeds)",
-            *(f"{key}: {value}" for key, value in self._about().items()),
+            *(f"{key}: {value}" for key, value in facts.items()),
             *(f"searched: {name} in {entry.words()}" for name, entry in self.space.items()),
         ]
         comments = "".join(f"# {line}\n" for line in about)
         return comments + tomli_w.dumps({self._program_name: values})
-
-    def _about(self) -> dict[str, Any]:
-        names = ("env", "vault", self._budget)
-        return {name: x for name in names if (x := getattr(self.args, name, None)) is not None}
 
     @property
     def _budget(self) -> str:

@@ -1,10 +1,8 @@
 """Programs and states of them that tests build without training."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,28 +58,6 @@ def spread_like(tree: Any, scale: float) -> Any:
     """Return a tree of random numbers of some standard deviation."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) * scale, x.dtype), tree)
-
-
-class Noise:
-    """Draws numbers that are the same for all seeds where they count, and noise elsewhere."""
-
-    def __init__(self, seed: int) -> None:
-        self.fixed, self.noise = np.random.default_rng(0), np.random.default_rng(seed)
-
-    def fill(self, counts: np.ndarray, *shape: int, draw: Any = np.random.Generator.normal) -> Any:
-        signal, noise = (draw(rng, size=shape) for rng in (self.fixed, self.noise))
-        numbers = np.where(
-            counts.reshape(counts.shape + (1,) * (signal.ndim - counts.ndim)), signal, noise
-        )
-        return jnp.asarray(numbers, jnp.int32 if signal.dtype.kind == "i" else jnp.float32)
-
-
-def check_ignored(step: Callable[[Sequence], Any], batch_of: Callable[[int], Sequence]) -> Any:
-    """Assert that an update is the same whatever the noise is; return it."""
-    expected = step(batch_of(0))
-    for seed in (1, 2):
-        chex.assert_trees_all_equal(step(batch_of(seed)), expected)
-    return expected
 
 
 def repeated(program: Program, hyper: Any, batch: Sequence, updates: int) -> Any:

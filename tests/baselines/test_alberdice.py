@@ -46,15 +46,6 @@ def test_agents_agree_on_one_of_two_ways_which_clones_mix():
     np.testing.assert_allclose(probs.max(-1), 1.0, atol=0.01)
 
 
-@pytest.mark.nightly
-def test_agents_leave_the_worst_of_three_ways():
-    """Clones of each agent would most often choose action 0, which earns nothing together."""
-    batch, alpha = xor((0, 0), (0, 1), (1, 0)), {"alpha_start": 1.0, "alpha_end": 0.05}
-    probs = probabilities(alberdice, batch, 800, **alpha)
-    assert probs.argmax(-1).sum() == 1
-    np.testing.assert_allclose(probs.max(-1), 1.0, atol=0.01)
-
-
 def ramp(critic):
     """Parameters of a critic of one hidden layer, whose values are the first of the state."""
     view = view_of_agent(sequence([[[0, 0]]]).view, 0)
@@ -135,26 +126,6 @@ def test_the_slope_of_values_is_taken_between_pairs_of_steps():
         {}, Square(), inputs, mask & (state[..., 0] > 0), jax.random.key(0)
     )
     np.testing.assert_allclose(masked, 4, rtol=1e-6)  # only pairs of steps that exist
-
-
-@pytest.mark.slow
-def test_the_loss_of_values_is_the_same_for_values_shifted_together():
-    """So the value of the absorbing state may be 0. Here no step leads there."""
-    critic = OwnCritic(SPEC, 1, 1, layers=1)
-    params, lasting = ramp(critic), turn()
-    lasting = lasting._replace(
-        batch=lasting.batch._replace(terminated=jnp.zeros((3, 2, 2), bool)), ratio=jnp.ones((3, 2))
-    )
-    lasting = lasting._replace(batch=lasting.batch._replace(next_known=jnp.ones((3, 2), bool)))
-
-    @jax.jit
-    def loss(shift):
-        torso = params["params"]["torso"]
-        torso = torso | {"Dense_1": torso["Dense_1"] | {"bias": shift[None]}}
-        shifted = {"params": params["params"] | {"torso": torso}}
-        return alberdice.value_loss(shifted, critic, lasting, jax.random.key(0), HYPER)[0]
-
-    np.testing.assert_allclose(loss(jnp.float32(5.0)), loss(jnp.float32(0.0)), rtol=1e-5)
 
 
 def test_the_loss_of_advantages_by_hand():

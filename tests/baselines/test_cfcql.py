@@ -18,7 +18,7 @@ from offmarl.programs.runs.loop import stage_starts
 from tests.rollouts import differ, sequence
 
 from .building import blank, build, metrics_of, values_of
-from .test_updates import sum_of
+from .test_updates import with_sum
 
 cfcql = registry.load("baseline", "cfcql")
 Q, TARGET = np.array([1.0, 2.0, 4.0]), [1.0, 3.0, 2.0]
@@ -57,12 +57,9 @@ def test_an_update_by_hand() -> None:
     options = {"td_lambda": 0.5, "divergence_weight": 3.0, "mixer_embed": 1}
     program, hyper = build("cfcql", gamma=0.5, bootstrap="greedy", **options)
     state = blank(program, hyper)
-    online, target = state.params, state.target
     state = state._replace(
-        params=online._replace(
-            agent=values_of(online.agent, Q.tolist()), mixer=sum_of(online.mixer)
-        ),
-        target=target._replace(agent=values_of(target.agent, TARGET), mixer=sum_of(target.mixer)),
+        params=with_sum(state.params, Q.tolist()),
+        target=with_sum(state.target, TARGET),
         behaviour=values_of(state.behaviour, np.log(CLONED).tolist()),
     )
     batch = sequence(
@@ -70,7 +67,7 @@ def test_an_update_by_hand() -> None:
         legal_actions=jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False),
         alive=jnp.ones((3, 3, 2), bool).at[0, 2, 1].set(False),
         reward=jnp.array([[[0.0, 2.0], [2.0, 0.0]], [[4.0, 0.0]] * 2, [[3.0, 3.0], [9.0, 9.0]]]),
-        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
+        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True).at[2, 0, 0].set(True),  # of one
         truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True),
         mask=jnp.array([[True, True], [True, False], [True, True]]),
         next_known=jnp.array([[True, True], [True, True], [True, False]]),
@@ -110,31 +107,6 @@ NETWORKS = cfcql.Networks(
     ),
     SimpleNamespace(apply=lambda params, seen, first, method: 0 * seen + params),
 )
-
-
-def test_targets_end_with_the_episode() -> None:
-    """Windows of two steps: one terminates, one of an agent only, and one is truncated."""
-    number = jnp.broadcast_to(jnp.array([1.0, 2.0, 3.0])[:, None, None], (3, 3, 2, 1))
-    batch = sequence(
-        np.zeros((3, 2, 2), int),
-        reward=jnp.array([[[1.0, 3.0], [4.0, 6.0]]] * 3),
-        terminated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True).at[1, 1, 0].set(True),
-        truncated=jnp.zeros((3, 2, 2), bool).at[2, 1].set(True),
-    )
-    batch = batch._replace(view=batch.view._replace(observation=number))
-    q, target = number * jnp.array([0.0, 1.0, 0.0]), MixedParams(jnp.array([9.0, 2.0, 7.0]), None)
-
-    def targets(td_lambda: jax.Array) -> jax.Array:
-        hyper = SimpleNamespace(gamma=0.5, td_lambda=td_lambda)
-        return cfcql.targets(NETWORKS, GREEDY, q[:, 1:], target, batch, hyper)[0]
-
-    lambdas = np.array([0.0, 0.25, 1.0], np.float32)
-    result = jax.jit(jax.vmap(targets))(lambdas)
-    # The best actions of slots 2 and 3 are worth 2·2·2 and 2·2·3.
-    last = np.array([5.0, 5 + 0.5 * 12, 5 + 0.5 * 12])
-    first = 2 + 0.5 * ((1 - lambdas) * 8 + np.outer(last, lambdas))
-    last = np.broadcast_to(last[:, None], first.shape)
-    np.testing.assert_allclose(result, np.stack([first, last]).T, rtol=1e-6)
 
 
 def test_the_loss_has_the_weighted_penalty() -> None:

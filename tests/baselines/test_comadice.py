@@ -1,7 +1,5 @@
 """ComaDICE: its losses by hand, and the weights that it gives to the data."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 
 from baselines import comadice
 from offmarl.networks import MixedParams
-from tests.rollouts import SPEC, sequence
+from tests.rollouts import sequence
 
 from .building import blank, build, metrics_of, weights_of
 
@@ -96,24 +94,3 @@ def test_weights_are_at_most_two(largest, ratio):
     np.testing.assert_allclose(metrics["ratio"], ratio)
     np.testing.assert_allclose(metrics["policy_loss"], ratio * np.log(3), rtol=1e-6)
     np.testing.assert_allclose(metrics["value_loss"], 2 + 4 - 1 + 2 * (1.125 + 1.5), rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_where_the_data_are_all_alike_the_values_are_those_of_the_actions():
-    _, hyper, state = by_hand()
-
-    def value_gradient(nu):
-        params = state.params._replace(value=constant(state.params.value, [nu]))
-        batch = sequence([[[1, 1], [1, 1]]])
-        networks = comadice.Networks.of(SPEC, comadice.Args(Path(), hidden=4, mixer_hidden=4))
-
-        def loss(value):
-            losses = comadice.local_losses(
-                networks, params._replace(value=value), state.target, batch, hyper
-            )
-            return losses["value_loss"]
-
-        return jax.grad(loss)(params.value)["params"]["Dense_2"]["bias"][0]
-
-    gradients = jax.jit(jax.vmap(value_gradient))(jnp.array([-1.0, 1.0, 3.0]))
-    assert gradients[0] < 0 and abs(gradients[1]) < 1e-6 and gradients[2] > 0

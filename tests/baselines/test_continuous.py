@@ -26,9 +26,8 @@ from offmarl.programs.learning.offline_actor_critic import (
 )
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence
 from tests.programs.test_actor_critics import steps, value_of
-from tests.rollouts import differ, sequence
 
-from .building import Noise, build, check_ignored
+from .building import build
 
 GO = EnvSpec("go", 2, 1, 1, Continuous(1), reward="individual")
 ALIVE = jnp.ones((3, 2), bool)
@@ -312,20 +311,6 @@ def test_the_search_by_hand():
     assert action[1, 1] == 0
 
 
-def test_the_search_finds_the_higher_of_two_peaks():
-    # A policy at the lower peak, -0.6, would stay there by its gradient.
-    def values(samples: jax.Array) -> jax.Array:
-        x = samples[..., 0]
-        return jnp.maximum(1 - 20 * (x + 0.6) ** 2, 2 - 20 * (x - 0.5) ** 2)
-
-    entries = jnp.ones((100, 1, 1), bool)
-    action, q = jax.jit(lambda key: omar.search(key, values, entries, 3, 10, 2.0))(
-        jax.random.key(0)
-    )
-    assert (q > 1.0).mean() > 0.8
-    assert np.median(action) == pytest.approx(0.5, abs=0.05)
-
-
 @pytest.mark.parametrize(
     ("spec", "options"),
     [
@@ -370,76 +355,6 @@ def test_the_losses_of_cloning_by_hand(loss):
         jax.random.key(0),
     )[0]
     np.testing.assert_allclose(greedy, 0.3 if loss == "clipped" else np.tanh(0.3), rtol=1e-5)
-
-
-# ---------------------------------------------------------------------------------- programs
-
-PROGRAMS = [
-    pytest.param(matd3_bc, {"critic": "joint"}, id="matd3_bc"),
-    pytest.param(maddpg_cql, {"cql_samples": 2}, id="maddpg_cql", marks=pytest.mark.nightly),
-    pytest.param(
-        omar, {"cql_samples": 2, "search_samples": 2, "network": "feedforward"}, id="omar"
-    ),
-]
-
-
-def noisy_batch(seed: int) -> Sequence:
-    """Windows that terminate, are truncated and end, with noise in all that has no meaning.
-
-    The second agent lacks the second entry of actions, and dies in the first window.
-    """
-    noise, unknown = Noise(seed), bool(seed % 2)
-    alive, meant = np.ones((3, 3, 2), bool), np.ones((3, 3), bool)
-    alive[0, 1:, 1] = False
-    meant[1, 1:] = meant[2, 2:] = False  # nothing follows the step of the second window
-    mask = np.array([[True, True], [True, False], [True, False]])
-    terminated, truncated = np.zeros((2, 3, 2, 2), bool)
-    terminated[0, :, 1] = terminated[1, 0] = truncated[2, 0] = True
-    legal = np.broadcast_to([[True, True], [True, False]], (3, 3, 2, 2))
-    acts = mask[..., None, None] & legal[:, :-1] & alive[:, :-1, :, None]
-    return sequence(
-        jnp.clip(noise.fill(acts, 3, 2, 2, 2), -1, 1),
-        observation=noise.fill(alive & meant[..., None], 3, 3, 2, 2),
-        state=noise.fill(meant, 3, 3, 2),
-        legal_actions=jnp.asarray(legal),
-        alive=jnp.where(meant[..., None], alive, noise.noise.random((3, 3, 2)) > 0.5),
-        reward=noise.fill(mask[..., None] & alive[:, :-1], 3, 2, 2),
-        terminated=jnp.where(mask[..., None], terminated, unknown),
-        truncated=jnp.asarray(truncated),
-        behaviour_log_prob=jnp.full((3, 2, 2), jnp.nan),
-        mask=jnp.asarray(mask),
-        next_known=jnp.where(mask, True, unknown),
-    )
-
-
-PAIR = EnvSpec("pair", 2, 2, 2, Continuous(2), reward="individual", action_sizes=(2, 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("module", "options"), PROGRAMS)
-def test_nothing_is_learned_from_padding_the_dead_and_missing_entries(module, options):
-    program, hyper = build(module, PAIR, critic_hidden=4, **options)
-    (stage,), key = program.stages, jax.random.key(0)
-    state = jax.jit(program.init)(key, hyper)
-    update = jax.jit(stage.update)
-    result = check_ignored(lambda batch: update(state, batch, key, hyper), noisy_batch)
-    assert all(np.isfinite(value).all() for value in result[1].values())
-    new, old = result[0].params, state.params
-    assert all(map(differ, jax.tree.leaves(new.critics), jax.tree.leaves(old.critics)))
-    assert differ(new.actor, old.actor) == (module is not matd3_bc)  # after the second update
-    policy, batch, values = program.policy(True), noisy_batch(0), program.values
-    params, view = program.policy_params(result[0]), batch.view_tm1
-
-    @jax.jit
-    def use(params: Any, state: Any) -> Any:
-        observation, legal = view.observation[0, 0], view.legal_actions[0, 0]
-        action, _, _ = policy.act(params, policy.initial_carry(), observation, legal, key)
-        return action, values.apply(values.params(state), view, batch.first[:, :-1], batch.action)
-
-    action, q = use(params, result[0])
-    assert action[1, 1] == 0 and (action != 0).sum() == 3
-    assert q.shape == batch.reward.shape
-    assert not policy.draws(params)
 
 
 @pytest.mark.parametrize("module", [matd3_bc, maddpg_cql, omar])

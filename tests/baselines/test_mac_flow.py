@@ -14,10 +14,10 @@ import pytest
 from baselines import mac_flow
 from offmarl._compiling import QUICKLY
 from offmarl.programs import TD_ERRORS
-from offmarl.types import Continuous, EnvSpec, Sequence
+from offmarl.types import Continuous, EnvSpec
 from tests.rollouts import SPEC, sequence
 
-from .building import Noise, blank, build, check_ignored, repeated, spread_like
+from .building import blank, build, repeated, spread_like
 
 CONTINUOUS = replace(SPEC, action=Continuous(3))
 KEY = jax.random.key(1)
@@ -167,29 +167,6 @@ def test_the_value_changes_only_the_policy_and_its_scale_is_fixed() -> None:
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradients.critics))
     assert metrics["q_tot"] > 50
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients.policy)) > 1e-5
-
-
-def random_batch(seed: int) -> Sequence:
-    """Return windows as in `BATCH`, with a seed's noise in entries that no loss may depend on."""
-    noise, uniform = Noise(seed), partial(np.random.Generator.uniform, low=-1, high=1)
-    steps, alive = np.asarray(BATCH["mask"]), np.asarray(BATCH["alive"])
-    views = np.array([[True, True, True], [True, True, False], [True, False, False]])
-    fields = BATCH | {"reward": noise.fill(steps, 3, 2, 2)}
-    action = noise.fill(steps[..., None] & alive[:, :-1], 3, 2, 2, 3, draw=uniform)
-    return sequence(action, observation=noise.fill(views[..., None] & alive, 3, 3, 2, 2), **fields)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "network", ["feedforward", pytest.param("recurrent", marks=pytest.mark.nightly)]
-)
-def test_nothing_is_learnt_from_padding_nor_from_the_dead(network: str) -> None:
-    program, _, hyper = build_flow(CONTINUOUS, network=network)
-    zeros = blank(program, hyper)
-    params = spread_like(zeros.params, 0.5)
-    state = zeros._replace(params=params, target=params.critics)
-    step = jax.jit(program.stages[0].update)
-    check_ignored(lambda batch: step(state, batch, KEY, hyper), random_batch)
 
 
 # ---------------------------------------------------------------------------------- learning

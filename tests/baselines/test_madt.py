@@ -67,31 +67,6 @@ def test_predictions_see_what_came_before_of_their_own_agent(field, at, changed)
 
 
 @pytest.mark.slow
-def test_an_earlier_observation_and_the_return_act_together_at_first():
-    """A function of both, but of neither alone, is learned if it has a part in the outputs."""
-    network = DecisionTransformer(3, width=32)
-
-    def outputs(params, to_go, cue):
-        steps = trajectory(0)
-        observation = jnp.zeros_like(steps.observation).at[:, 0].set(cue)
-        steps = steps._replace(return_to_go=jnp.full_like(steps.return_to_go, to_go))
-        return network.apply(params, steps._replace(observation=observation))[:, -1]
-
-    @jax.jit
-    def share(key):
-        params = network.init(key, trajectory(0))
-        high, low = (
-            [outputs(params, to_go, jnp.array(cue)) for cue in ([1.0, 0.0], [0.0, 1.0])]
-            for to_go in (1.0, 0.0)
-        )
-        together = high[0] - high[1] - low[0] + low[1]
-        return jnp.abs(together).mean() / jnp.abs(high[0] - low[0]).mean()
-
-    shares = jax.vmap(share)(jax.random.split(jax.random.key(0), 8))
-    assert shares.mean() > 0.02
-
-
-@pytest.mark.slow
 def test_predictions_see_nothing_of_another_episode():
     apply, params = transformer()
     first, second = trajectory(0, (0, 2)), trajectory(1, (0, 2))

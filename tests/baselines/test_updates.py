@@ -17,9 +17,9 @@ from offmarl.losses import sample_legal_actions
 from offmarl.programs import TD_ERRORS, registry
 from offmarl.programs.learning.offline_q_learning import next_values
 from offmarl.types import Continuous, EnvSpec, Sequence
-from tests.rollouts import SPEC, differ, sequence
+from tests.rollouts import SPEC, sequence
 
-from .building import Noise, blank, build, check_ignored, metrics_of, values_of
+from .building import blank, build, metrics_of, values_of
 
 
 def sum_of(params: Any) -> Any:
@@ -28,6 +28,11 @@ def sum_of(params: Any) -> Any:
     for layer in ("Dense_0", "Dense_3"):  # of the first and of the second weights
         params["params"][layer]["bias"] = jnp.ones_like(params["params"][layer]["bias"])
     return params
+
+
+def with_sum(params: Any, values: list[float]) -> Any:
+    """Return agents and a mixer by which Q_tot is the sum of these values, in every state."""
+    return params._replace(agent=values_of(params.agent, values), mixer=sum_of(params.mixer))
 
 
 def update(program: Any, state: Any, batch: Sequence, hyper: Any) -> tuple[Any, dict[str, float]]:
@@ -50,14 +55,9 @@ def head_gradient(program: Any, state: Any, batch: Sequence, hyper: Any) -> np.n
 def test_qmix_cql_by_hand() -> None:
     program, hyper = build("qmix_cql", gamma=0.5, cql_samples=3, mixer_embed=1, bootstrap="greedy")
     state = blank(program, hyper)
-    online, target = state.params, state.params
     state = state._replace(
-        params=online._replace(
-            agent=values_of(online.agent, [1.0, 2.0, 4.0]), mixer=sum_of(online.mixer)
-        ),
-        target=target._replace(
-            agent=values_of(target.agent, [1.0, 3.0, 2.0]), mixer=sum_of(target.mixer)
-        ),
+        params=with_sum(state.params, [1.0, 2.0, 4.0]),
+        target=with_sum(state.target, [1.0, 3.0, 2.0]),
     )
     action = jnp.array([[[0, 2], [1, 1]], [[2, 2], [0, 0]], [[0, 0], [0, 0]]])
     # Only the data's actions are legal, anything in the last slot; agent 2 is dead there.
@@ -96,12 +96,8 @@ def test_maicq_by_hand() -> None:
     state = blank(program, hyper)
     state = state._replace(
         actor=jax.tree.map(jnp.zeros_like, state.actor),
-        critic=state.critic._replace(
-            agent=values_of(state.critic.agent, [1.0, 2.0, 4.0]), mixer=sum_of(state.critic.mixer)
-        ),
-        target=state.target._replace(
-            agent=values_of(state.target.agent, [1.0, 3.0, 2.0]), mixer=sum_of(state.target.mixer)
-        ),
+        critic=with_sum(state.critic, [1.0, 2.0, 4.0]),
+        target=with_sum(state.target, [1.0, 3.0, 2.0]),
     )
     batch = sequence(
         [[[0, 2], [1, 1]], [[2, 2], [0, 0]]],
@@ -150,57 +146,6 @@ def test_bc_by_hand() -> None:
     metrics = metrics_of(program, state, batch, hyper)
     likelihoods = [1 / 8, 5 / 8, 2 / 3, 5 / 8, 1 / 8]
     np.testing.assert_allclose(metrics["policy_loss"], -np.log(likelihoods).mean(), rtol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bc",
-        "maicq",
-        "qmix_cql",
-        *(
-            pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("alberdice", "cfcql", "comadice", "iql_cql", "omiga", "qmix_bcq")
-        ),
-    ],
-)
-def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
-    """Windows that are whole, terminate, and are cut off; agent 2 dies in the first."""
-    alive = np.ones((3, 3, 2), bool)
-    alive[0, 1:, 1] = False
-    mask = np.array([[True, True], [True, False], [True, False]])
-    terminated = np.zeros((3, 2, 2), bool)
-    terminated[1, 0] = True
-    terminated[0, :, 1] = True
-    next_known = np.array([[True, True], [True, True], [False, True]])
-    meant = np.ones((3, 3), bool)  # views that anything follows from
-    meant[1:, 1:] = False
-
-    def batch(seed: int) -> Sequence:
-        """Return the same windows, with other noise in every entry that no loss may depend on."""
-        noise = Noise(seed)
-        integers = partial(np.random.Generator.integers, low=0, high=3)
-        return sequence(
-            noise.fill(mask[..., None] & alive[:, :-1], 3, 2, 2, draw=integers),
-            observation=noise.fill(alive & meant[..., None], 3, 3, 2, 2),
-            state=noise.fill(meant, 3, 3, 2),
-            alive=jnp.where(meant[..., None], alive, noise.noise.random((3, 3, 2)) > 0.5),
-            reward=noise.fill(mask, 3, 2, 2),
-            terminated=jnp.where(mask[..., None], terminated, bool(seed % 2)),
-            behaviour_log_prob=jnp.full((3, 2, 2), jnp.nan),
-            mask=jnp.asarray(mask),
-            next_known=jnp.where(mask, next_known, bool(seed % 2)),
-        )
-
-    # With a reward of the team, iql_cql also learns the values of dead agents; with one of its own,
-    # those of an agent that did not terminate when it died.
-    program, hyper = build(name, replace(SPEC, reward="individual"))
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
-    step = jax.jit(program.stages[-1].update)
-    result = check_ignored(lambda batch: step(state, batch, jax.random.key(1), hyper), batch)
-    # Not all: the gradient through an untrained mixer is too small to change numbers near 1.
-    assert differ(program.policy_params(result[0]), program.policy_params(state))
 
 
 @pytest.mark.parametrize(
@@ -299,11 +244,9 @@ def test_the_gradient_of_qmix_cql_has_the_weighted_penalty() -> None:
     options = {"cql_weight": 3.0, "cql_samples": 2, "max_grad_norm": None, "gamma": 0.5}
     program, hyper = build("qmix_cql", mixer_embed=1, **options)
     state, value = blank(program, hyper), np.array([1.0, 2.0, 4.0])
-    params = state.params._replace(
-        agent=values_of(state.params.agent, value.tolist()), mixer=sum_of(state.params.mixer)
-    )
+    state = state._replace(params=with_sum(state.params, value.tolist()))
     batch = sequence([[[0, 2]]], terminated=jnp.ones((1, 1, 2), bool))
-    gradient = head_gradient(program, state._replace(params=params), batch, hyper)
+    gradient = head_gradient(program, state, batch, hyper)
     samples = sample_legal_actions(jax.random.key(1), batch.view_tm1.legal_actions, 2)[0, 0]
     of_data = np.eye(3)[0] + np.eye(3)[2]  # 1 + 4 against nothing
     joint = [np.eye(3)[samples[:, 0]].sum(0), np.eye(3)[samples[:, 1]].sum(0), of_data]
@@ -430,14 +373,9 @@ def test_iql_cql_rewards_an_agent_that_is_dead_and_not_terminated() -> None:
 def test_qmix_bcq_by_hand() -> None:
     program, hyper = build("qmix_bcq", gamma=0.5, threshold=0.3, mixer_embed=1)
     state = blank(program, hyper)
-    online, target = state.params, state.target
     state = state._replace(
-        params=online._replace(
-            agent=values_of(online.agent, [1.0, 2.0, 4.0]), mixer=sum_of(online.mixer)
-        ),
-        target=target._replace(
-            agent=values_of(target.agent, [1.0, 3.0, 2.0]), mixer=sum_of(target.mixer)
-        ),
+        params=with_sum(state.params, [1.0, 2.0, 4.0]),
+        target=with_sum(state.target, [1.0, 3.0, 2.0]),
         # Ratios to the likeliest: 1, 0.5 and 0.2, so the best action by value is not allowed.
         behaviour=values_of(state.behaviour, np.log([1.0, 0.5, 0.2]).tolist()),
     )
@@ -456,21 +394,6 @@ def test_qmix_bcq_by_hand() -> None:
     probs = np.array([1.0, 0.5, 0.2]) / 1.7
     expected = -np.log([probs[0], probs[2], probs[2], probs[2]]).mean()
     np.testing.assert_allclose(metrics["behaviour_loss"], expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("threshold", "allowed"),
-    [
-        (0.0, [True, True, True, False]),
-        (0.25, [True, True, False, False]),
-        (1.0, [True, False, False, False]),
-    ],
-)
-def test_actions_that_are_likely_enough(threshold: float, allowed: list[bool]) -> None:
-    """Ratios to the likeliest legal action: 1, ½ and ⅕."""
-    allowed_actions = registry.load("baseline", "qmix_bcq").allowed_actions
-    logits, legal = jnp.log(jnp.array([1.0, 0.5, 0.2, 9.0])), jnp.arange(4) < 3
-    assert allowed_actions(logits, legal, threshold).tolist() == allowed
 
 
 @pytest.mark.slow

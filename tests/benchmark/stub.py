@@ -16,8 +16,8 @@ from offmarl.hub import pulling
 
 ENTRY = "tests.benchmark.stub:make"
 
-FAILS, BUG = 13, 5
-"""Values of the option ``hidden``: its training fails by an error of the user, or by a bug."""
+FAILS = 13
+"""Value of the option ``hidden`` with which the training fails by an error of the user."""
 
 
 def make(arguments):
@@ -27,8 +27,6 @@ def make(arguments):
 
 
 def pull(name):
-    if name.startswith("unknown"):
-        raise OptionError("no hub has it.")
     return SimpleNamespace(paths={"Good": vault(Path("pulled") / name)})
 
 
@@ -40,7 +38,8 @@ def run(kind, name, options):
         tiers = options["tiers"].split(",")
         vaults = [{"tier": tier, "path": vault(out / f"{name}-{tier}")} for tier in tiers]
         return SimpleNamespace(data={"vaults": vaults})
-    misfortune(options.get("hidden"))
+    if options.get("hidden") == FAILS:
+        raise OptionError("a message in the log")
     return train(name, options, out)
 
 
@@ -66,10 +65,3 @@ def slowly(options):
     while options.get("seed") == 1 and not any(home.glob("out/cells/two--*")):
         assert time.monotonic() < end, "no cell of the other dataset was trained meanwhile"
         time.sleep(0.01)
-
-
-def misfortune(hidden):
-    if hidden == FAILS:
-        raise OptionError("a message in the log")
-    if hidden == BUG:
-        raise ValueError("a bug of the program")

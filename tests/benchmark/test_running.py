@@ -170,15 +170,6 @@ def test_a_cell_that_fails_is_named_with_its_log_and_the_others_go_on(run, read)
     assert labels(again) == ["deep & wide on one", "deep & wide on two"]
 
 
-def test_one_task_goes_on_after_failures_of_every_kind(read, capsys):
-    work = CellsWork(read(hidden=stub.BUG, name="unknown/name/Good"), stub.run)
-    with pytest.raises(ValueError, match="a bug of the program"):
-        run_share(work, Share(0, 1))
-    missing = ["two", "deep & wide on one", "bc on two", "deep & wide on two"]
-    assert labels(work) == missing
-    assert "ValueError: a bug of the program" in capsys.readouterr().err
-
-
 @pytest.fixture
 def make(read):
     """Return the work of such a plan, and the list of the programs that it runs."""
@@ -437,20 +428,6 @@ def test_cells_of_other_code_and_machines_are_noted(read, tmp_path):
     assert code == f"The cells were made with different code of offmarl: {texts[0]}."
     assert versions == f"The cells were made with different versions of JAX: {texts[1]}."
     assert machines == "The cells ran on different machines: None, None; x, None."
-
-
-def test_labels_are_escaped_and_drawn_as_they_are(read, tmp_path):
-    text = PLAN.format(seed=0, hidden=8, name="x")
-    text = text.replace('"one"', '"cost $x^$ | a_b"').replace('"deep & wide"', '"λ_1 $"')
-    (tmp_path / "plan.toml").write_text(text)
-    plan = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "out")
-    scores = {("cost $x^$ | a_b", "bc"): [1.0, 2, 3], ("two", "λ_1 $"): [1.0, 2, 3]}
-    benchmark.write_results(cells(plan, tmp_path, scores))
-    latex = (tmp_path / "out" / "tables" / "scores.tex").read_text()
-    assert r" & cost \$x\textasciicircum{}\$ | a\_b & two \\" in latex
-    assert r"\ensuremath{\lambda}\_1 \$ (greedy) & " in latex
-    markdown = (tmp_path / "out" / "tables" / "scores.md").read_text()
-    assert r"| method | cost $x^$ \| a_b | two |" in markdown
 
 
 def test_a_whole_benchmark_is_compared_and_a_cell_described(offmarl, read, tmp_path):

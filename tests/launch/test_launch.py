@@ -84,22 +84,18 @@ def test_work_that_goes_on_leaves_out_only_the_block_in_which_it_dies(
     assert (directory / "deaths").read_text() == "x" * deaths
 
 
-def test_two_launches_at_once_are_refused(launch, directory):
-    directory.mkdir()
-    with (
-        FileLock(directory / "launch.lock", is_singleton=False),
-        pytest.raises(RunError, match="is being written by another process"),
-    ):
-        launch()
-
-
-def test_a_launcher_is_closed_once_also_by_a_refused_launch(launch, directory, monkeypatch):
+def test_two_launches_at_once_are_refused_and_each_closes_its_launcher(
+    launch, directory, monkeypatch
+):
     calls = []
     begin, close = LocalLauncher.__init__, LocalLauncher.close
     monkeypatch.setattr(LocalLauncher, "__init__", lambda *x: calls.append("open") or begin(*x))
     monkeypatch.setattr(LocalLauncher, "close", lambda self: calls.append("close") or close(self))
     directory.mkdir()
-    with FileLock(directory / "launch.lock", is_singleton=False), pytest.raises(RunError):
+    with (
+        FileLock(directory / "launch.lock", is_singleton=False),
+        pytest.raises(RunError, match="is being written by another process"),
+    ):
         launch()
     assert launch()
     assert calls == 2 * ["open", "close"]
@@ -130,32 +126,26 @@ def interrupt_tasks(directory, times):
     threading.Thread(target=interrupt).start()
 
 
-@each_engine
-def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path, directory):
-    interrupt_tasks(directory, times=1)
-    start = time.monotonic()
-    with pytest.raises(Stopped, match="of 8 blocks done: the same command continues"):
-        launch("wait:6")
-    assert time.monotonic() - start < 30  # the task sleeps for longer
-    assert launch("wait:6") and is_whole(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_task_saves_what_it_has_before_it_stops(launch, tmp_path, directory):
-    interrupt_tasks(directory, times=1)
-    with pytest.raises(Stopped, match="the same command continues"):
-        launch("save:6")
-    assert (directory / "saved").exists()
-    assert launch("save:6") and is_whole(tmp_path)
-
-
-def test_a_second_ctrl_c_stops_a_task_that_serves_no_signals(launch, tmp_path, directory):
-    interrupt_tasks(directory, times=2)
+@pytest.mark.parametrize(
+    ("engine", "mishap", "times"),
+    [
+        *(("local", "wait:6", 1), ("local", "deaf:6", 2)),
+        pytest.param("local", "save:6", 1, marks=pytest.mark.slow),
+        *(pytest.param(x, "wait:6", 1, marks=pytest.mark.nightly) for x in ("slurm", "ray")),
+    ],
+    indirect=["engine"],
+)
+def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(
+    mishap, times, launch, tmp_path, directory
+):
+    """A second one stops a task that serves no signals; one that can saves what it has."""
+    interrupt_tasks(directory, times)
     start = time.monotonic()
     with pytest.raises(Stopped, match="the same command continues"):
-        launch("deaf:6")
+        launch(mishap)
     assert time.monotonic() - start < 30  # the task sleeps for longer
-    assert launch("deaf:6") and is_whole(tmp_path)
+    assert (directory / "saved").exists() == mishap.startswith("save")
+    assert launch(mishap) and is_whole(tmp_path)
 
 
 def test_ctrl_c_while_a_worker_starts(launch, tmp_path, monkeypatch, capfd):

@@ -41,12 +41,6 @@ def test_a_truncated_step_bootstraps_from_its_own_next_view_and_nothing_flows_ac
     np.testing.assert_allclose(advantage, [-0.5 + 0.5 * 1.0, 1.0, -5.0 + 0.5 * 2.0, 2.0])
 
 
-def test_with_lambda_zero_advantages_are_temporal_differences():
-    r, v, w = jnp.arange(3.0), jnp.array([1.0, -1.0, 2.0]), jnp.array([-1.0, 2.0, 0.5])
-    advantage = generalised_advantages(r, jnp.full(3, 0.9), jnp.zeros(3, bool), v, w, 0.0)
-    np.testing.assert_allclose(advantage, r + 0.9 * w - v, rtol=1e-6)
-
-
 RATIO = jnp.array([2.0, 0.5, 0.25, 1.0])
 VALUE = jnp.array([1.0, 2.0, -1.0, 0.5, 3.0])
 

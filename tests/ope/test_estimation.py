@@ -1,6 +1,7 @@
 """Values of policies from recorded episodes, where the truth is known."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -312,6 +313,21 @@ def test_each_policy_has_its_weights_of_episodes(monkeypatch):
     options = Options(updates=400, learning_rate=0.1)
     values = fitted.fit(critic, fitted.Transitions(**data), options)
     np.testing.assert_allclose(values, [[3.0], [1.0]], atol=0.01)
+
+
+def test_critics_see_the_entries_of_actions_that_agents_have():
+    spec = EnvSpec("", 2, 1, 1, Continuous(2), action_sizes=(2, 1))
+    critic = fitted.make_critic(spec, 4)
+    legal = jnp.array([[True, True], [True, False]])
+    of_action = partial(
+        critic.values,
+        critic.init(jax.random.key(0)),
+        view_of(spec, legal_actions=legal),
+        jnp.zeros(()),
+    )
+    actions = jnp.array([[[0.5, 0.5], [0.5, x]] for x in (0.0, 0.9)])
+    values = [of_action(action) for action in (*actions, -actions[0])]
+    assert values[0] == values[1] != values[2]
 
 
 def test_targets_bootstrap_from_bounded_values():

@@ -197,9 +197,11 @@ def test_the_bootstrap_of_a_mean_is_as_wide_as_its_standard_error():
     assert [value - low, high - value] == pytest.approx([half, half], rel=0.1)
 
 
-def test_the_interval_of_a_few_critics_is_that_of_one():
-    value, low, high = with_interval(5.0, np.array([0.0, 2.0, 7.0]))
-    half = 4.302653 * np.std([0, 2, 7], ddof=1)  # Student's t with two degrees of freedom
+@pytest.mark.parametrize("shift", [0.0, -2.4841377117503303])  # which ends the interval at 0
+def test_the_interval_of_a_few_critics_is_that_of_one(shift):
+    critics = np.array([-1.0, 0.0, 1.0]) + shift
+    value, low, high = with_interval(5.0, critics)
+    half = 4.302653  # Student's t with two degrees of freedom, and a standard deviation of 1
     assert [value, low, high] == pytest.approx([5, 5 - half, 5 + half])
 
 

@@ -31,12 +31,6 @@ def test_what_is_not_finite_has_no_rank(value):
                 function(*pair)
 
 
-def test_equal_estimates_share_their_rank():
-    """Ranks 1.5, 1.5, 3, 4 and 1, 4, 2, 3: covariance .5 over sqrt(4.5 * 5)."""
-    correlation = rank_correlation(np.array([0.0, 0.0, 1.0, 2.0]), RETURNS)
-    assert correlation == pytest.approx(0.5 / np.sqrt(4.5 * 5))
-
-
 def test_there_is_no_correlation_of_two_policies():
     assert rank_correlation(RETURNS[:2], RETURNS[:2]) is None
 

@@ -133,23 +133,9 @@ def test_counters_and_what_the_arguments_give_are_those_of_the_new_run(program):
             )
 
 
-def test_the_threshold_of_a_continued_run_is_its_own():
-    (source, run), (ours, fresh) = trained(qmix_bcq), built(qmix_bcq, threshold=0.9)
-    state = carry_over(source, run, ours, fresh, "run")
-    assert ours.policy_params(state).threshold == pytest.approx(0.9)
-
-
-@pytest.mark.parametrize(
-    ("name", "kept"),
-    [
-        ("observation_moments", True),
-        ("return_scale", True),
-        ("returns", False),
-        ("scored", False),
-    ],
-)
-def test_scales_of_the_networks_are_kept_and_facts_of_the_data_are_not(name, kept):
-    assert is_scale(name) == kept
+def test_scales_of_the_networks_are_kept_and_facts_of_the_data_are_not():
+    names = "observation_moments", "return_scale", "returns", "scored"
+    assert [is_scale(name) for name in names] == [True, True, False, False]
 
 
 @pytest.mark.slow

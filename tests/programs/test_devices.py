@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from baselines import bc
 from offmarl import tracking, vault
 from offmarl.config import DeviceArgs
 from offmarl.errors import OptionError, RunError
@@ -213,27 +212,6 @@ def test_what_cannot_join(given, words, monkeypatch):
     monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.1)
     with pytest.raises(OptionError, match=words):
         join(DeviceArgs(**given))
-
-
-class Client:
-    """What processes know of one another, in one process."""
-
-    def key_value_set(self, key, text):
-        self.entries = [(key, text)]
-
-    def wait_at_barrier(self, *_):
-        pass
-
-    def key_value_dir_get(self, _prefix):
-        return self.entries
-
-
-def test_long_texts_of_arguments_are_compared(monkeypatch):
-    client, weight = Client(), "x" * 5000  # no file system has such a name
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
-    monkeypatch.setattr("orbax.checkpoint.multihost.get_jax_distributed_client", lambda: client)
-    join(bc.Args("a.vlt", weight=weight, coordinator="127.0.0.1:1", processes=1, process=0))
-    assert json.loads(client.entries[0][1])["--weight"] == weight
 
 
 @pytest.mark.parametrize(

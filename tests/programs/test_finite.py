@@ -161,6 +161,7 @@ def test_a_run_with_a_loss_that_is_not_finite_has_no_score(tmp_path):
         report.read_runs([run])
 
 
-def test_an_evaluation_that_is_not_finite_is_not_the_best():
-    rows = [{"seed": 0, "step": at, tracking.RETURN: x} for at, x in ((1, [1, 2]), (2, [9, None]))]
+def test_an_evaluation_that_is_not_finite_or_empty_is_not_the_best():
+    returns = [1, 2], [9, None], [], 9, None
+    rows = [{"seed": 0, "step": at, tracking.RETURN: x} for at, x in enumerate(returns, 1)]
     assert best_of(rows, 0) == 1 and best_of(rows[1:], 0) is None

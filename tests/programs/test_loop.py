@@ -264,14 +264,6 @@ def test_a_checkpoint_that_was_deleted_is_made_anew(
 
 
 @pytest.mark.slow
-def test_seeds_side_by_side_are_the_seeds_alone(args: bc.Args, tmp_path: Path) -> None:
-    both = bc.main(args)
-    alone = bc.main(dataclasses.replace(args, out=tmp_path / "alone", seeds=1, seed=1))
-    chex.assert_trees_all_close(params(alone, 1), params(both, 1), atol=1e-5)
-    assert not np.allclose(params(both, 0)[-1], params(both, 1)[-1])
-
-
-@pytest.mark.slow
 @pytest.mark.bits
 def test_a_stream_trains_to_the_bits_of_the_device(
     args: bc.Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import offmarl
-from offmarl import envs, programs, vault
-from offmarl.programs import record_policy, registry
+from offmarl import programs, vault
+from offmarl.programs import registry
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd, read
 from offmarl.programs.runs.normalisation import SCALE, UNIT, normalise_as_asked
@@ -70,23 +70,6 @@ def test_training_equals_that_on_a_normalised_vault(random_data, tmp_path, name,
     key = jax.random.key(0)
     for raw, scaled in zip(before, after, strict=True):
         np.testing.assert_array_equal(ours(raw, key=key)[0], theirs(scaled, key=key)[0])
-
-
-@pytest.mark.slow
-def test_what_is_recorded_and_evaluated_uses_the_statistics(random_data, tmp_path):
-    run = train("bc", random_data(ENV), tmp_path / "run", normalise=("observation",), env=ENV)
-    policy = offmarl.load_policy(run, greedy=True)
-    env = envs.make(ENV)
-    record_policy(env, policy.policy, policy.params, tmp_path / "v.vlt", steps=64, num_envs=4)
-    steps = offmarl.open(tmp_path / "v.vlt").transitions()
-    (mean, std) = read(run / "dataset.npz")["observation_moments"]
-    params, network = policy.params, registry.load("baseline", "bc")
-    plain = network.make(env.spec, network.Args(vault=run, **SMALL), DatasetStatistics(None))
-    act = plain.policy(True)
-    observation, legal = steps.view.observation[0, 0], steps.view.legal_actions[0, 0]
-    observation = jnp.asarray((observation - mean) / std)
-    action, *_ = act.act(params, act.initial_carry(), observation, jnp.asarray(legal), KEY)
-    np.testing.assert_array_equal(action, steps.action[0, 0])
 
 
 # ---------------------------------------------------------------------------------- the wrapper

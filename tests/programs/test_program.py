@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,6 @@ from offmarl.programs import offline, registry
 from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values, structure
 from offmarl.programs.runs import loop
 from offmarl.programs.runs.compiling import (
-    compilation_cache,
     compile_ahead,
     keep_compiled_programs,
     use_cores,
@@ -34,7 +34,6 @@ from offmarl.programs.runs.loop import Schedule, online_schedule, stage_starts
 from offmarl.programs.runs.run import LOCK
 from offmarl.programs.runs.sharding import SeedLayout, map_seeds
 from offmarl.replay import Windows
-from offmarl.report import final_evaluation
 from tests.children import python
 from tests.programs import two_stage
 from tests.runs import metrics_of, scores_of
@@ -100,16 +99,6 @@ def test_windows_are_what_arguments_and_program_ask_for(random_data, tmp_path, m
 # ---------------------------------------------------------------------------------- stages
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("probe", ["one-step", "observation", "match"])  # no bootstrap, no memory
-def test_two_stages_find_the_optimum_of_a_probe(probe, random_data, tmp_path):
-    changes = {"updates": 500, "pretrain": 50, "batch_size": 32, "final_episodes": 64}
-    data = random_data(f"probe/{probe}")
-    run = two_stage.main(arguments(data, tmp_path / "toy", **changes, eval_every=500))
-    returns = np.array([*final_evaluation(run)[tracking.RETURN].values()])
-    np.testing.assert_array_equal(returns, np.ones((2, 64)))
-
-
 def test_stages_follow_one_another_and_lines_end_with_them(trained):
     rows = tracking.read(trained / tracking.METRICS_FILE)
     lines = [(row["step"], row["stage"]) for row in rows if "stage" in row and row["seed"] == 0]
@@ -143,25 +132,17 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_bits(
     np.testing.assert_array_equal(weights(args.out, 1), weights(trained, 1))
 
 
-def test_stages_that_do_not_fit_the_run_are_refused(random_data, tmp_path):
-    with pytest.raises(OptionError, match="--updates 7 is 7 updates, and the program has 7"):
-        two_stage.main(arguments(random_data(ENV), tmp_path / "toy", updates=7))
-
-
 @pytest.mark.parametrize(
     ("lengths", "starts"),
-    [((None,), (0,)), ((4, None), (0, 4)), ((None, 2, 3), (0, 4, 6)), ((4, 5), (0, 4))],
+    [
+        *(((None,), (0,)), ((4, None), (0, 4)), ((None, 2, 3), (0, 4, 6)), ((4, 5), (0, 4))),
+        *((lengths, None) for lengths in ((9, None), (None, None), (3, 3), (5, 5))),
+    ],
 )
-def test_where_stages_start(lengths, starts):
+def test_where_stages_start_if_they_add_up(lengths, starts):
     stages = tuple(Stage(lambda *_: None, length) for length in lengths)
-    assert stage_starts(stages, 9, "--updates 9") == starts
-
-
-@pytest.mark.parametrize("lengths", [(9, None), (None, None), (3, 3), (5, 5)])
-def test_stages_that_do_not_add_up(lengths):
-    stages = tuple(Stage(lambda *_: None, length) for length in lengths)
-    with pytest.raises(OptionError, match=r"--updates 9 is 9 updates, .* in stages"):
-        stage_starts(stages, 9, "--updates 9")
+    with pytest.raises(OptionError, match="--updates 9") if starts is None else nullcontext():
+        assert stage_starts(stages, 9, "--updates 9") == starts
 
 
 def test_a_recorder_whose_stages_do_not_add_up_is_refused():
@@ -307,28 +288,26 @@ def metrics(run, seed):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "batching", "flags", "wanted"),
+    ("seeds", "batching", "flags", "chosen", "wanted"),
     [
-        (3, "auto", "", 3),
-        (10, "map", "", 4),
-        (10, "vmap", "", None),
-        (10, "auto", "--xla_force_host_platform_device_count=2", None),
+        (3, "auto", "", -1, 3),
+        (10, "map", "", -1, 4),
+        (10, "vmap", "", -1, None),
+        (10, "auto", "--xla_force_host_platform_device_count=2", -1, None),
+        (10, "auto", "", 2, None),
     ],
 )
-def test_the_cpu_is_split_into_a_device_for_each_seed(seeds, batching, flags, wanted, monkeypatch):
+def test_the_cpu_is_split_into_a_device_for_each_seed(
+    seeds, batching, flags, chosen, wanted, monkeypatch
+):
     updates = {}
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     monkeypatch.setattr(
-        jax, "config", SimpleNamespace(jax_num_cpu_devices=-1, update=updates.setdefault)
+        jax, "config", SimpleNamespace(jax_num_cpu_devices=chosen, update=updates.setdefault)
     )
     use_cores(seeds, batching)
     assert updates == ({} if wanted is None else {"jax_num_cpu_devices": wanted})
-
-
-def test_a_number_of_devices_that_the_user_chose_is_kept(monkeypatch):
-    monkeypatch.setattr(jax, "config", SimpleNamespace(jax_num_cpu_devices=2))
-    use_cores(10, "auto")
 
 
 # ---------------------------------------------------------------------------------- policies
@@ -530,7 +509,6 @@ def no_cache(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("by", ["default", "switch", "choice"])
 def test_compiled_programs_are_kept_unless_the_user_chose_otherwise(no_cache, monkeypatch, by):
-    assert compilation_cache() == no_cache
     if by == "switch":
         monkeypatch.setenv("OFFMARL_COMPILATION_CACHE", "off")
     elif by == "choice":
@@ -567,19 +545,15 @@ def test_a_run_that_another_process_writes_is_left_alone(random_data, tmp_path, 
     with hold_lock(run / LOCK, run), pytest.raises(RunError, match="is being written by process"):
         two_stage.main(args)
     assert files(run) == before
-    two_stage.main(args)
+    two_stage.main(dataclasses.replace(args, take_over=True))
     assert not (run / LOCK).exists()
+    assert "take_over" not in (run / tracking.RUN_FILE).read_text()
 
 
 def test_a_finished_run_is_complete_although_it_is_locked(trained, random_data):
     args = arguments(random_data(ENV), trained)
     with hold_lock(trained / LOCK, trained):
         assert two_stage.main(args) == trained
-
-
-def test_the_record_does_not_tell_that_a_run_was_taken_over(random_data, tmp_path):
-    args = arguments(random_data(ENV), tmp_path / "toy", take_over=True)
-    assert "take_over" not in (two_stage.main(args) / tracking.RUN_FILE).read_text()
 
 
 @pytest.mark.parametrize("kept", ["checkpoints", "metrics.jsonl", "marl_eval.json"])

@@ -152,12 +152,7 @@ def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
         ("mine.toml", {}, {}, "has no trials beside it to continue"),
         ("t.toml", {"env": "swarm/absent"}, {}, "swarm/absent"),
         ("t.toml", {"env": "swarm/pursuit-2-1:evaders=learned"}, {}, "has 2 teams"),
-        (
-            "t.toml",
-            {"init": Path("run")},
-            {},
-            "from nothing: leave out init, and give --init",
-        ),
+        ("t.toml", {"init": Path("run")}, {}, "from nothing: leave out init, and give --init"),
         ("t.toml", {"prefill": Path("run")}, {}, "leave out prefill, and give --prefill"),
         ("t.toml", {}, {"track": ("wandb",)}, "searches are tracked by mlflow alone"),
     ],

@@ -4,7 +4,6 @@ import os
 import warnings
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,8 +13,6 @@ from offmarl import paths
 from offmarl._ahead import COMPILING, in_thread
 from offmarl._compiling import pinned
 from offmarl.launch.local import threads
-
-_DEVICE_COUNT = "xla_force_host_platform_device_count"
 
 # ---------------------------------------------------------------------------------- cores
 
@@ -31,7 +28,8 @@ def use_cores(seeds: int, batching: str) -> None:
     because the bits of their results depend on how many are computed side by side.
     """
     config: Any = jax.config
-    is_set = config.jax_num_cpu_devices >= 0 or _DEVICE_COUNT in os.environ.get("XLA_FLAGS", "")
+    flags = os.environ.get("XLA_FLAGS", "")
+    is_set = config.jax_num_cpu_devices >= 0 or "host_platform_device_count" in flags
     if batching != "vmap" and not is_set:
         with suppress(RuntimeError):  # JAX has started
             config.update("jax_num_cpu_devices", min(seeds, threads()))
@@ -64,22 +62,11 @@ def _shape(leaf: Any) -> Any:
     return struct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
 
 
-_OFF = "OFFMARL_COMPILATION_CACHE"
-_CACHE_BYTES = 2 * 2**30
-
-
-def compilation_cache() -> Path | None:
-    """Return the directory where compiled programs are kept: ``~/.cache/offmarl/compiled``.
-
-    ``XDG_CACHE_HOME`` replaces ``~/.cache``. None for a user without a home directory.
-    """
-    return paths.cache_directory("compiled")
-
-
 def keep_compiled_programs() -> None:
-    """Turn on JAX's persistent compilation cache, in `compilation_cache`.
+    """Turn on JAX's persistent compilation cache, in ``~/.cache/offmarl/compiled``.
 
-    A cache that was chosen with ``JAX_COMPILATION_CACHE_DIR`` or `jax.config` is not changed, and
+    ``XDG_CACHE_HOME`` replaces ``~/.cache``; a user without a home directory has no cache. A cache
+    that was chosen with ``JAX_COMPILATION_CACHE_DIR`` or `jax.config` is not changed, and
     ``OFFMARL_COMPILATION_CACHE=off`` turns offmarl's off. Programs call this when they run;
     importing `offmarl` does not.
     """
@@ -87,8 +74,9 @@ def keep_compiled_programs() -> None:
     entry = "Error (reading|writing) persistent compilation cache entry"
     warnings.filterwarnings("ignore", entry)
     config: Any = jax.config
-    directory = compilation_cache()
-    if directory is None or paths.is_off(_OFF) or config.jax_compilation_cache_dir:
+    directory = paths.cache_directory("compiled")
+    is_off = paths.is_off("OFFMARL_COMPILATION_CACHE")
+    if directory is None or is_off or config.jax_compilation_cache_dir:
         return
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -96,5 +84,5 @@ def keep_compiled_programs() -> None:
         return
     config.update("jax_compilation_cache_dir", str(directory))
     config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
-    config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
+    config.update("jax_compilation_cache_max_size", 2 * 2**30)
     reset_cache()  # JAX decides at its first compilation whether to use a cache

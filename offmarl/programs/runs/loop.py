@@ -44,7 +44,6 @@ SECONDS_AT_ONCE = 1.0
 """Duration of a call of the compiled loop: signals are handled between calls."""
 
 StateT = TypeVar("StateT")
-Init = Callable[[PRNGKeyArray, Hyperparameters], ArrayTree]
 
 _MOST_PROGRAMS = 8
 _programs: dict[Hashable, Program] = {}
@@ -160,7 +159,7 @@ def _compiled_start() -> Any:
     return jax.jit(_start, static_argnums=0, compiler_options=quickly())
 
 
-def _start(init: Init, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
+def _start(init: Any, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
     """Start the seeds.
 
     The seeds follow one another: a program of the user's may have layers of Flax with orthogonal
@@ -314,11 +313,12 @@ def _update(
     ) -> tuple[Learned, dict[str, Array]]:
         def update(learned: Learned, index: Array) -> tuple[Learned, dict[str, Array]]:
             number = first + index
-            _, update_key = split_key(key, number)
-            piece = data
+            sample_key, update_key = split_key(key, number)
+            slots: Any = None
             if isinstance(data, Sequence):
-                piece = jax.tree.map(lambda leaf: leaf[offset + index], data)
-            batch, slots = _batch(piece, draws, learned.priorities, key, number)
+                batch = jax.tree.map(lambda leaf: leaf[offset + index], data)
+            else:
+                batch, slots = _draw(data, draws, learned.priorities, sample_key, number)
             batch = divide(batch)
             state, outputs = stage.update(learned.state, batch, update_key, hyper)
             metrics = dict(outputs)
@@ -340,21 +340,18 @@ def _update(
     return map_seeds(layout, seed_updates, (learned, *per_seed, data), draws)
 
 
-def _batch(
-    data: Replay | Sequence,
+def _draw(
+    replay: Replay,
     draws: Prioritised | None,
     priorities: Priorities | None,
     key: PRNGKeyArray,
     number: Int[Array, ""],
 ) -> tuple[Sequence, Any]:
     """Return the batch of an update, and the slots of its windows if priorities draw them."""
-    if isinstance(data, Sequence):
-        return data, None
-    sample_key, _ = split_key(key, number)
     if draws is None or priorities is None:
-        return data.sample(sample_key), None
-    slots, ratios = draws.draw(priorities, sample_key)
-    batch = data.at(slots)
+        return replay.sample(key), None
+    slots, ratios = draws.draw(priorities, key)
+    batch = replay.at(slots)
     weight = draws.weigh(ratios, batch.mask, number)
     if batch.weight is not None:
         weight = batch.weight * weight[:, None]

@@ -309,7 +309,8 @@ def best_of(rows: Sequence[Mapping[str, Any]], seed: int) -> int | None:
 
 
 def _mean(row: Mapping[str, Any], metric: str) -> float | None:
-    values = [value for name, value in row.items() if name.startswith(metric)]
+    entries = (value for name, value in row.items() if name.startswith(metric))
+    values = [value for value in entries if isinstance(value, list) and value]  # may be forged
     finite = not any(None in value for value in values)  # null is not finite
     return float(np.mean([np.mean(value) for value in values])) if values and finite else None
 

@@ -23,6 +23,7 @@ from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.normalisation import normalise_as_asked
 from offmarl.programs.runs.run import best_of
+from offmarl.replay.device import bytes_of, require_room
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 
 Step = int | str | None
@@ -168,12 +169,18 @@ def builder_of(
 
 
 def of_seeds(like: ArrayTree, seeds: int) -> ArrayTree:
-    """Return the shapes of several seeds, ``(seeds, ...)``, from those of one."""
+    """Return the shapes of several seeds, ``(seeds, ...)``, from those of one.
+
+    `OptionError` if no memory holds the arrays: the record of a run may be forged.
+    """
 
     def of_all(leaf: Any) -> Array:
         return jnp.broadcast_to(leaf, (seeds, *leaf.shape))
 
-    return jax.eval_shape(lambda tree: jax.tree.map(of_all, tree), like)
+    shapes: ArrayTree = jax.eval_shape(lambda tree: jax.tree.map(of_all, tree), like)
+    hint = "load it on a machine with more"
+    require_room(bytes_of(shapes), "the arrays of the run", hint=hint)
+    return shapes
 
 
 @jax.jit
