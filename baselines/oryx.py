@@ -137,14 +137,9 @@ def decode(
     order: Int[Array, "N"],
 ) -> Decoded:
     """Return the network's outputs in windows whose agents have acted in this order."""
-    vector = as_vectors(model.spec, _entries(model, view, action))
+    vector = as_vectors(model.spec, action, view.legal_actions)
     decoded, _ = model.network.apply(params, view.observation, vector, first, order)
     return decoded
-
-
-def _entries(model: Model, view: View, action: Array) -> Array:
-    """Return actions with the entries alone that agents have."""
-    return jnp.where(view.legal_actions, action, 0.0) if model.network.continuous else action
 
 
 def data_values(
@@ -152,8 +147,8 @@ def data_values(
 ) -> Float[Array, "B T N"]:
     """Return the values of the actions of the data."""
     if model.network.continuous:
-        action = _entries(model, view, action)
-        return model.network.apply(params, decoded.features, action, method="value")
+        vector = as_vectors(model.spec, action, view.legal_actions)
+        return model.network.apply(params, decoded.features, vector, method="value")
     return select(model.network.apply(params, decoded.features, method="values"), action)
 
 

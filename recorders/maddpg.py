@@ -150,7 +150,8 @@ def critic_loss(
         noisy = smoothed_actions(noise_key, action_t, hyper.target_noise, hyper.target_limit)
         action_t = jnp.where(view_t.legal_actions, noisy, 0.0)
     q_t = networks.critics.values(target.critics, view_t, action_t).squeeze(-1).min(0)
-    q_tm1 = networks.critics.values(critics, batch.view_tm1, as_vectors(spec, batch.action))
+    action = as_vectors(spec, batch.action, batch.view_tm1.legal_actions)
+    q_tm1 = networks.critics.values(critics, batch.view_tm1, action)
     loss, metrics = td_loss(spec, batch, q_tm1.squeeze(-1), q_t, hyper.gamma, hyper.reward_scale)
     return loss, {"critic_loss": loss, "q": metrics["q"]}
 
@@ -169,7 +170,7 @@ def actor_loss(
     """
     view = batch.view_tm1
     pi, outputs = networks.act(actor, batch, slice(None, -1), key, hyper.gumbel_temperature)
-    action = as_vectors(networks.spec, batch.action)
+    action = as_vectors(networks.spec, batch.action, view.legal_actions)
     q = networks.critics.values(critics[:1], view, action, pi).squeeze((0, -1))
     mask = batch.mask[..., None] & view.alive
     saturation = jnp.where(view.legal_actions, outputs**2, 0.0).mean(-1)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.networks.encoders import (
     Encoder,
@@ -209,8 +209,14 @@ def make_critics(
     return Critics(network, spec.num_agents, count, share_parameters)
 
 
-def as_vectors(spec: EnvSpec, action: Array) -> Float[Array, "*b N A"]:
-    """Return actions as critics take them: discrete ones are one-hot."""
+def as_vectors(
+    spec: EnvSpec, action: Array, legal_actions: Bool[Array, "*b N A"] | None = None
+) -> Float[Array, "*b N A"]:
+    """Return actions as critics take them: discrete ones are one-hot.
+
+    With ``legal_actions``, entries of continuous actions that an agent lacks are 0, whatever the
+    data hold there.
+    """
     if isinstance(spec.action, Continuous):
-        return action
+        return action if legal_actions is None else jnp.where(legal_actions, action, 0.0)
     return jax.nn.one_hot(action, spec.num_actions)

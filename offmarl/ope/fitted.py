@@ -30,7 +30,7 @@ from offmarl.networks import (
 from offmarl.ope.options import Options
 from offmarl.replay import Replay
 from offmarl.terminal import Progress, quiet
-from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
+from offmarl.types import ArrayTree, EnvSpec, Sequence, View
 
 _PRETRAINING = 0.2
 """Fraction of the updates in which critics learn the returns of the data, which they start from."""
@@ -71,9 +71,7 @@ def make_critic(spec: EnvSpec, hidden: int = 64) -> Critic:
     def values(
         params: ArrayTree, view: View, time: Float[Array, "*b"], action: Array
     ) -> Float[Array, "*b"]:
-        vectors = as_vectors(spec, action) * view.alive[..., None]
-        if isinstance(spec.action, Continuous):
-            vectors = jnp.where(view.legal_actions, vectors, 0.0)  # of entries that agents have
+        vectors = as_vectors(spec, action, view.legal_actions) * view.alive[..., None]
         clock = jnp.broadcast_to(time[..., None, None], (*vectors.shape[:-1], 1))
         inputs = jnp.concatenate([vectors, clock], axis=-1)
         outputs: Any = network.apply(params, view, inputs, inputs[..., valued, :], valued)

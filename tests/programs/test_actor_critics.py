@@ -11,7 +11,7 @@ import pytest
 
 from offmarl import envs
 from offmarl.distributions import categorical
-from offmarl.networks import Critics, as_vectors, make_critics
+from offmarl.networks import Critics, PolicyConfig, agent_head, as_vectors, make_critics
 from offmarl.programs import hyperparameters
 from offmarl.programs.learning import soft_actor_critic
 from offmarl.programs.learning.actor_critic import ActorCritics, init_learner, learn
@@ -247,6 +247,34 @@ def test_the_losses_of_soft_actor_critics_by_hand():
     np.testing.assert_allclose(
         gradient.log_temperature, np.array([3 * h, 2 * g]) * 0.5 / 5, rtol=1e-5
     )
+
+
+def test_entries_that_an_agent_lacks_are_not_valued():
+    networks = maddpg_networks(GO)
+    soft = soft_actor_critic.Networks(
+        GO,
+        without_memory(lambda scale, carry, view: (scale * jnp.tile(view, 2), carry)),
+        agent_head(PolicyConfig("feedforward", "soft_gaussian")),
+        networks.critics,
+    )
+    critics, key = (jnp.float32(1.0), jnp.float32(2.0)), jax.random.key(0)
+    params = soft_actor_critic.Params(jnp.float32(0.1), critics, jnp.zeros(2))
+    target = ActorCritics(jnp.float32(0.1), critics)
+    of_maddpg = hyperparameters(maddpg.Args())
+
+    def losses(held: float) -> list[jax.Array]:
+        action = jnp.full((3, 1, 2, 1), 0.25).at[:, :, 1].set(held)
+        batch = steps(action, alive_tm1=ALIVE, alive_t=ALIVE)
+        legal = batch.view.legal_actions.at[:, :, 1].set(False)
+        batch = batch._replace(view=batch.view._replace(legal_actions=legal))
+        own = soft_actor_critic.Target(critics)
+        hyper = hyperparameters(masac.Args())
+        of_soft = soft_actor_critic.loss(params, own, soft, hyper, batch, key)
+        of_critics = maddpg.critic_loss(networks, of_maddpg, critics, None, target, batch, key)
+        of_actor = maddpg.actor_loss(networks, of_maddpg, jnp.float32(0.1), critics, batch, key)
+        return [x for x, _ in (of_soft, of_critics, of_actor)]
+
+    assert losses(0.0) == losses(100.0)
 
 
 def test_the_entropy_aimed_at_depends_on_what_is_legal():

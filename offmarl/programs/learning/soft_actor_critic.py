@@ -164,7 +164,7 @@ def loss(
     value, entropy = networks.soft_values(
         jax.lax.stop_gradient(params.critics),
         view,
-        as_vectors(networks.spec, batch.action),
+        as_vectors(networks.spec, batch.action, view.legal_actions),
         policy,
         temperature,
         actor_key,
@@ -205,7 +205,7 @@ def _critic_loss(
         target.critics, view_t, others_t, policy_t, temperature, own_key
     )
     v_t -= jnp.where(view_t.alive, 0.0, temperature * entropy_t)
-    action = as_vectors(spec, batch.action)
+    action = as_vectors(spec, batch.action, batch.view_tm1.legal_actions)
     if isinstance(spec.action, Continuous):
         q_tm1 = networks.critics.values(params.critics, batch.view_tm1, action).squeeze(-1)
     else:
