@@ -415,6 +415,13 @@ def test_a_column_of_scores_has_its_ends_in_csv_wherever_it_is_empty():
     assert to_csv(section).splitlines() == [head, "r,1.0,0.5,2.0", "s,,,"]
 
 
+def test_numbers_below_zero_have_a_minus_in_latex():
+    row = ["a-b", -2, -0.5, Score(-1.5, -2.0, 1e-9, bold=True)]
+    latex = to_latex([Section("", ["x", "y", "z", "score"], [row])])
+    score = "\\textbf{$-$1.500} {\\scriptsize [$-$2.000, 1.000e$-$09]}"
+    assert f"a-b & $-$2 & $-$0.5000 & {score} " in latex
+
+
 @pytest.mark.parametrize("label", ["[2mm]", "*"])
 def test_a_name_is_no_option_of_the_end_of_a_row_in_latex(label):
     assert f"\\midrule\n{{}}{label} & 1" in to_latex([Section("", ["x", "y"], [[label, 1]])])
