@@ -258,6 +258,7 @@ def test_the_best_checkpoint_by_agreement_takes_no_environment(offmarl, tmp_path
         tracking.append(run / tracking.METRICS_FILE, row)
     (note,) = (x for x in offmarl("compare", "bc", "--json").json["notes"] if "Best" in x)
     assert "environment" not in note
+    assert "Agreement with held-out actions: a/x" in offmarl("compare", "bc").out
 
 
 def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_path):
@@ -418,6 +419,10 @@ def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
     outcome = offmarl("compare", "bc")
     assert outcome.code == 1 and "bc was trained without an evaluation" in outcome.err
     assert "missing is not the directory of a run" in offmarl("compare", "missing").err
+    write_run(tmp_path / "agreeing", "bc", "a/x", [[0.5]], metric=tracking.AGREEMENT)
+    write_run(tmp_path / "played", "bc", "a/x", [[1.0]])
+    both = offmarl("compare", "agreeing", "played")
+    assert both.code == 1 and "cannot be compared" in both.err
 
 
 def test_compare_leaves_out_what_is_not_finished(offmarl, tmp_path):
