@@ -12,18 +12,8 @@ from offmarl.hub.licences import OTHER, SPDX, UNKNOWN, hub_metadata, page_of
 from offmarl.terminal import number
 
 _TAGS = ("multi-agent", "offline-rl", "reinforcement-learning", "jax", "flashbax", "offmarl")
-_SIZES = (
-    (10**3, "n<1K"),
-    (10**4, "1K<n<10K"),
-    (10**5, "10K<n<100K"),
-    (10**6, "100K<n<1M"),
-    (10**7, "1M<n<10M"),
-    (10**8, "10M<n<100M"),
-    (10**9, "100M<n<1B"),
-    (10**10, "1B<n<10B"),
-    (10**11, "10B<n<100B"),
-    (10**12, "100B<n<1T"),
-)
+_SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+"""Bounds of the hub's categories of sizes."""
 
 EPISODES = "episodes"
 """The directory of the Parquet tables of episodes in a repository."""
@@ -48,7 +38,7 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
         **viewer,
         pretty_name=card.name,
         task_categories=["reinforcement-learning"],
-        size_categories=[next((name for most, name in _SIZES if steps < most), "n>1T")],
+        size_categories=[_size_category(steps)],
         tags=list(_TAGS),
     )
     text = _text(
@@ -61,6 +51,13 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
         returns=_returns,
     )
     return str(DatasetCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}"))
+
+
+def _size_category(steps: int) -> str:
+    place = max(len(str(steps)) - 3, 0)
+    if 0 < place < len(_SIZES):
+        return f"{_SIZES[place - 1]}<n<{_SIZES[place]}"
+    return f"n>{_SIZES[-1]}" if place else f"n<{_SIZES[0]}"
 
 
 def _text(template: str, **context: Any) -> str:
