@@ -12,8 +12,11 @@ from offmarl.hub.licences import OTHER, SPDX, UNKNOWN, hub_metadata, page_of
 from offmarl.terminal import number
 
 _TAGS = ("multi-agent", "offline-rl", "reinforcement-learning", "jax", "flashbax", "offmarl")
-_SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
-"""Bounds of the hub's categories of sizes."""
+_SIZES = (
+    *("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B"),
+    *("1B<n<10B", "10B<n<100B", "100B<n<1T", "n>1T"),
+)
+"""The hub's categories of sizes: the first is of numbers with three digits."""
 
 EPISODES = "episodes"
 """The directory of the Parquet tables of episodes in a repository."""
@@ -32,13 +35,13 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
         {"configs": [{"config_name": EPISODES, "data_files": splits}]} if splits else {}
     )
     licence: dict[str, Any] = {**hub_metadata(card.licence.data, card.licence.link)}
-    steps = sum(vault.steps or 0 for vault in card.uids.values())
+    digits = len(str(sum(vault.steps or 0 for vault in card.uids.values())))
     metadata = DatasetCardData(
         **licence,
         **viewer,
         pretty_name=card.name,
         task_categories=["reinforcement-learning"],
-        size_categories=[_size_category(steps)],
+        size_categories=[_SIZES[min(max(digits, 3) - 3, len(_SIZES) - 1)]],
         tags=list(_TAGS),
     )
     text = _text(
@@ -51,13 +54,6 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
         returns=_returns,
     )
     return str(DatasetCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}"))
-
-
-def _size_category(steps: int) -> str:
-    place = max(len(str(steps)) - 3, 0)
-    if 0 < place < len(_SIZES):
-        return f"{_SIZES[place - 1]}<n<{_SIZES[place]}"
-    return f"n>{_SIZES[-1]}" if place else f"n<{_SIZES[0]}"
 
 
 def _text(template: str, **context: Any) -> str:

@@ -515,9 +515,8 @@ def _any_interval(estimates: Iterable[Estimate]) -> bool:
 def _probability(estimate: Estimate | None) -> str:
     if estimate is None:
         return ""
-    if estimate.low is None:
-        return f"{estimate.value:.2f}"
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*estimate)
+    form = "{:.2f}" if estimate.low is None else "{:.2f} [{:.2f}, {:.2f}]"
+    return form.format(*estimate)
 
 
 # ---------------------------------------------------------------------------------- runs
