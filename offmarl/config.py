@@ -50,6 +50,7 @@ Layers = Annotated[PositiveInt, Rule("at most 128", lambda x: x <= 128)]
 Seed = Annotated[int, Rule("from 0 to 2,147,483,647", lambda x: 0 <= x < 2**31)]
 
 Fraction = Annotated[float, Rule("from 0 to 1", lambda x: 0 <= x <= 1)]
+Share = Annotated[Fraction, Rule("above 0", lambda x: x > 0)]
 Positive = Annotated[float, Rule("above 0 and finite", lambda x: 0 < x < math.inf)]
 NonNegative = Annotated[float, Rule("at least 0 and finite", lambda x: 0 <= x < math.inf)]
 

@@ -200,17 +200,10 @@ def _run(arguments: list[str]) -> Report:
         )
     if arguments == ["--version"]:
         return Report({"version": __version__}, __version__)
-    name, *rest = arguments
+    name, *arguments = arguments
     if name not in VERBS:
         raise unknown_name("command", name, VERBS, see="offmarl --help")
-    return run_verb(name, rest)
-
-
-def run_verb(name: str, arguments: list[str]) -> Report:
-    """Run a verb with its arguments."""
-    verb = VERBS[name]
-    function = function_of(name, verb)
-    more: list[type] = []
+    function, more = function_of(name, verb := VERBS[name]), list[type]()
     if verb.work:
         from offmarl.cli import tasks
 

@@ -16,11 +16,11 @@ from offmarl.cli.output import Report, as_is, grid, table
 from offmarl.hub.licences import recorded_as
 from offmarl.paths import may_be_name, path_text
 from offmarl.report.contents import facts_of
+from offmarl.report.tables import describe_agents
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import bars, number, spread_line
 from offmarl.tracking import as_dicts, progress
-from offmarl.types import Discrete
 from offmarl.vault.check.leaf_statistics import QUANTILES, Statistics
 from offmarl.vault.format.compat import MEANINGS
 
@@ -184,16 +184,13 @@ def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
     """Format the facts as text."""
     spec, size = data.spec, facts["bytes"]
     environment = spec.name or data.provenance.get("environment") or "unknown"
-    actions = (
-        "actions" if isinstance(spec.action, Discrete) else "dimensions of a continuous action"
-    )
     sizes = f"observation {spec.observation_text}, state {spec.state_text}"
     ends = ", ".join(f"{number(count)} {cause}" for cause, count in facts["ends"].items())
     return {
         "vault": data.path,
         **({} if data.native else {"made by": "another program, without an episode table"}),
         "environment": f"{environment} {spec.package and f'({spec.package})'}".strip(),
-        "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
+        "agents": f"{describe_agents(spec)}; {sizes}",
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
         + ("size unknown" if size is None else f"{number(size / 1e6)} MB"),
         "episodes": f"{number(facts['episodes'])}: {ends}",

@@ -67,13 +67,9 @@ def doctor() -> Report:
 
 
 def _in_words(fact: Any) -> str:
-    match fact:
-        case dict():
-            return "\n".join(f"{name}: {value}" for name, value in fact.items())
-        case list():
-            return "\n".join(fact)
-        case _:
-            return str(fact)
+    if isinstance(fact, dict):
+        fact = [f"{name}: {value}" for name, value in fact.items()]
+    return "\n".join(fact) if isinstance(fact, list) else str(fact)
 
 
 def _version(package: str) -> str | None:

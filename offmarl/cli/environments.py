@@ -132,11 +132,9 @@ def _options(name: str) -> str:
 
 def _in_words(spec: EnvSpec) -> dict[str, str]:
     kind = "actions" if isinstance(spec.action, Discrete) else "numbers in [-1, 1]"
-    agents = f"{spec.num_agents}"
-    if spec.agents is not None:
-        agents += f": {', '.join(spec.agents)}"
+    names = f": {', '.join(spec.agents)}" if spec.agents else ""
     return {
-        "agents": agents,
+        "agents": f"{spec.num_agents}{names}",
         "observation": _sized(spec.observation_text, spec.observation_sizes),
         "action": f"{_sized(number(spec.action_size), spec.action_sizes)} {kind}",
         "state": f"{spec.state_text} ({spec.state})" if spec.state_size else _NO_STATE,

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path, PurePath
 from shlex import quote
 from string import Formatter
 from typing import Any
 
 from offmarl.cli.parse import options_among
+from offmarl.cli.verbs import VERBS, function_of
 from offmarl.paths import path_text
 from offmarl.tracking import is_run
 
@@ -96,7 +98,8 @@ def next_commands(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
     with suppress(Exception):  # the command has succeeded, and must not fail for a hint
         maps = {key: x for key, x in data.items() if isinstance(x, Mapping) and x}
         first = {key: next(iter(x.values())) for key, x in maps.items()}
-        given = rest[0] if rest and not rest[0].startswith("-") else ""
+        words = [word for word in rest if word not in _flags_of(verb)]
+        given = words[0] if words and not words[0].startswith("-") else ""
         published = [x for x in data.get("datasets", ()) if verb == "ls" and x["hub"]]
         about: dict[str, Any] = {"first": first, "given": given, "published": published, **data}
         if verb in ("push", "tune"):
@@ -112,3 +115,9 @@ def next_commands(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
         )
         return _Quoting().format(next(fitting, ""), **about)
     return ""
+
+
+def _flags_of(verb: str) -> set[str]:
+    """Return the options of a verb that take no value."""
+    parameters = signature(function_of(verb, VERBS[verb])).parameters.values()
+    return {f"--{x.name.replace('_', '-')}" for x in parameters if x.default is False}

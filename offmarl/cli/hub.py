@@ -312,10 +312,10 @@ def _listed(entries: dict[str, pulled_datasets.CachedDataset], pages: "PageCache
         about = {"path": entry.path, "uids": entry.uids, "bytes": entry.size}
         data["policies" if _is_policy(entry) else "datasets"][name] = about
     streamed = pages.size
-    places = f"in {root}"
-    if streamed:
-        places += f"\n{decimal(streamed)} of streamed pages in {pages.root}"
-    return Report({"root": root, **data, "streamed": streamed}, Group(view, as_is(places)))
+    more = f"\n{decimal(streamed)} of streamed pages in {pages.root}" if streamed else ""
+    return Report(
+        {"root": root, **data, "streamed": streamed}, Group(view, as_is(f"in {root}{more}"))
+    )
 
 
 def _is_policy(entry: pulled_datasets.CachedDataset) -> bool:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from offmarl import terminal
 from offmarl.errors import OptionError
-from offmarl.paths import expand_user, kind_of, local, no_empty_directories, path_text
+from offmarl.paths import kind_of, local, no_empty_directories, path_text
 from offmarl.terminal import one_line, printable
 from offmarl.tracking import to_json
 
@@ -112,11 +112,10 @@ def _advice(error: BaseException) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ": free some space, and repeat the command."
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
-        home = expand_user(os.environ.get("HF_HOME") or "~/.cache/huggingface")
-        place = Path(os.fsdecode(error.filename))
-        if place in (home, *home.parents) or home in place.parents:
-            return ": set HF_HOME to a directory that can be written."
-        return ": choose a place that you may use, or change its permissions."
+        return (
+            ": choose a place that you may use, or change its permissions; HF_HOME is that of what "
+            "is pulled."
+        )
     return ""
 
 

@@ -28,6 +28,7 @@ from typing import (
 
 from offmarl.config import (
     REPEATED,
+    Fraction,
     Role,
     Rule,
     Validated,
@@ -208,14 +209,12 @@ def use_cores_for(args: Any, batching: str | None = None) -> None:
 
     ``batching`` is by default that of the arguments.
     """
+    from offmarl.programs.runs.compiling import use_cores  # imports JAX
+
     batching = batching or getattr(args, "batching", None)
     if isinstance(args, Validated) and (devices := getattr(args, "devices", None)):
-        from offmarl.programs.runs.compiling import use_cores
-
         use_cores(devices // (getattr(args, "processes", None) or 1), "map")
     elif batching and args.seeds > 1:  # other scripts may have seeds of any kind
-        from offmarl.programs.runs.compiling import use_cores  # imports JAX
-
         use_cores(args.seeds, batching)
 
 
@@ -374,6 +373,15 @@ def _whole(text: str) -> int:
     return round(value)
 
 
+def fraction(text: str) -> float:
+    """Read a number, which may be written as a percentage."""
+    if (value := finite_number(text.removesuffix("%"))) is None:
+        raise ValueError(
+            f"a percentage such as 10%, or a number such as 0.1, is needed: got {text}"
+        )
+    return value / 100 if text.endswith("%") else value
+
+
 def finite_number(text: str) -> float | None:
     """Read a number; None if the text is something else, or infinite."""
     try:
@@ -409,12 +417,15 @@ def _typed(hint: Any) -> Any:
     """
     if get_origin(hint) not in (Union, UnionType):
         return hint
-    parts = [
-        get_args(part)[0] if isinstance(getattr(part, "__metadata__", (0,))[0], Rule) else part
-        for part in get_args(hint)
-        if part is not NoneType
-    ]
+    parts = [_without_rules(part) for part in get_args(hint) if part is not NoneType]
     return Path if parts == [str, Path] else Union[tuple(parts)]  # noqa: UP007
+
+
+def _without_rules(part: Any) -> Any:
+    rule, *_ = getattr(part, "__metadata__", (None,))
+    if rule in get_args(Fraction):
+        return Annotated[float, rule_of(fraction, float, "FRACTION")]
+    return get_args(part)[0] if isinstance(rule, Rule) else part
 
 
 def _annotated(hint: Any, default: Any, text: str, is_repeated: bool) -> Any:

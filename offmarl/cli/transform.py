@@ -18,7 +18,7 @@ from tyro.conf import Positional, arg
 from offmarl import envs, vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, table
-from offmarl.cli.parse import finite_number, parse, refuse_unused, rule_of
+from offmarl.cli.parse import fraction, parse, refuse_unused, rule_of
 from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError, VaultError
 from offmarl.hub.licences import OTHER, licence_named
@@ -44,16 +44,7 @@ _NAMED = (StrPath, MapFunction | None)
 """Types of parameters that become options, although Python takes them by position."""
 
 
-def _fraction(text: str) -> float:
-    """Read a number, which may be written as a percentage."""
-    if (value := finite_number(text.removesuffix("%"))) is None:
-        raise ValueError(
-            f"a percentage such as 10%, or a number such as 0.1, is needed: got {text}"
-        )
-    return value / 100 if text.endswith("%") else value
-
-
-_Fraction = Annotated[float, rule_of(_fraction, float, "FRACTION")]
+_Fraction = Annotated[float, rule_of(fraction, float, "FRACTION")]
 
 _HINTS: dict[Any, Any] = {
     AnyVault: Annotated[str, arg(metavar="VAULT")],

@@ -116,9 +116,8 @@ def _load(name: str, arguments: list[str]) -> ModuleType:
 
 
 def _overview() -> Report:
-    kinds: list[Kind] = ["recorder", "baseline"]
-    usages = zip(kinds, (_USAGE, ""), strict=True)
-    parts = [overview(kind, usage, "tune", _UNTUNED) for kind, usage in usages]
+    more = "tune", _UNTUNED
+    parts = overview("recorder", _USAGE, *more), overview("baseline", "", *more)
     data = {key: value for part in parts for key, value in part.data.items()}
     return Report(data, Group(*(part.text for part in parts)))
 

@@ -216,14 +216,13 @@ def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Dataset]:
 
 def _expand(path: Path) -> list[Path]:
     """Return the vaults of a path; `VaultFormatError` if one is a link in a dataset."""
-    is_dataset = path.name.endswith(SUFFIX)
-    linked = store_of(path).links() if is_dataset else []
     if path.is_symlink() and path.parent.name.endswith(SUFFIX):
-        linked = [path]
-    if linked:
-        raise refused_link(linked[0])
-    inside = store_of(path).vaults() if is_dataset else []
-    return [path / vault.name for vault in inside] or [path]
+        raise refused_link(path)
+    if not path.name.endswith(SUFFIX):
+        return [path]
+    for link in store_of(path).links():
+        raise refused_link(link)
+    return [path / vault.name for vault in store_of(path).vaults()] or [path]
 
 
 def _read(dataset: Dataset) -> _Vault:

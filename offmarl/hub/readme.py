@@ -13,17 +13,10 @@ from offmarl.terminal import number
 
 _TAGS = ("multi-agent", "offline-rl", "reinforcement-learning", "jax", "flashbax", "offmarl")
 _SIZES = (
-    (10**3, "n<1K"),
-    (10**4, "1K<n<10K"),
-    (10**5, "10K<n<100K"),
-    (10**6, "100K<n<1M"),
-    (10**7, "1M<n<10M"),
-    (10**8, "10M<n<100M"),
-    (10**9, "100M<n<1B"),
-    (10**10, "1B<n<10B"),
-    (10**11, "10B<n<100B"),
-    (10**12, "100B<n<1T"),
+    *("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B"),
+    *("1B<n<10B", "10B<n<100B", "100B<n<1T", "n>1T"),
 )
+"""The hub's categories of sizes: the first is of numbers with three digits."""
 
 EPISODES = "episodes"
 """The directory of the Parquet tables of episodes in a repository."""
@@ -42,13 +35,13 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
         {"configs": [{"config_name": EPISODES, "data_files": splits}]} if splits else {}
     )
     licence: dict[str, Any] = {**hub_metadata(card.licence.data, card.licence.link)}
-    steps = sum(vault.steps or 0 for vault in card.uids.values())
+    digits = len(str(sum(vault.steps or 0 for vault in card.uids.values())))
     metadata = DatasetCardData(
         **licence,
         **viewer,
         pretty_name=card.name,
         task_categories=["reinforcement-learning"],
-        size_categories=[next((name for most, name in _SIZES if steps < most), "n>1T")],
+        size_categories=[_SIZES[min(max(digits, 3) - 3, len(_SIZES) - 1)]],
         tags=list(_TAGS),
     )
     text = _text(

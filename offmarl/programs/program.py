@@ -83,6 +83,7 @@ from offmarl.config import (
     Role,
     Seed,
     SeedCount,
+    Share,
     Validated,
     Vaults,
     float_fields,
@@ -198,7 +199,7 @@ class Args(_Configurable):
     """What to normalise by the statistics of the dataset, which are stored with the policy: to mean
     0 and standard deviation 1, entry by entry; whole numbers, such as those of images, stay as they
     are."""
-    top: Fraction | None = option(None, Role.LEARNS | Role.RARE)
+    top: Share | None = option(None, Role.LEARNS | Role.RARE)
     """Learn only from this fraction of the complete episodes, those of the highest returns."""
     blind: bool = option(False, Role.SHAPES | Role.RARE)
     """Replace observations by zeros, in training and in acting: what a method earns that knows only

@@ -150,10 +150,9 @@ def compare(
     scales = {name: x.expert - x.random for name, x in by_dataset.items()} if normalised else {}
     overall = []
     for entry, runs in common.items() if pooled and len(results) > 1 else ():
-        differences = [by_entry.get(entry) for by_entry in gaps.values()]
         scaled = [
-            None if difference is None else difference / scales.get(dataset, 1.0)
-            for dataset, difference in zip(gaps, differences, strict=True)
+            by_entry[entry] / scales.get(dataset, 1.0) if entry in by_entry else None
+            for dataset, by_entry in gaps.items()
         ]
         overall.append(_with_difference(_row(entry, runs, common), scaled))
     return Comparison(
@@ -316,11 +315,6 @@ def notes(comparison: Comparison, runs: Runs, metric: str, pool_settings: bool) 
             f"normalised: give them with --references {options}."
             + ("" if comparison.pooled else " Without them the datasets are not summarised.")
         )
-    yield from _caveats(comparison, runs, pool_settings)
-
-
-def _caveats(comparison: Comparison, runs: Runs, pool_settings: bool) -> Iterator[str]:
-    """Point out equal names, other settings, how policies acted, and too few seeds."""
     names = [data.name for data in runs.data.values()]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         yield f"Several datasets or environments are named {name}: each is compared separately."
@@ -521,9 +515,8 @@ def _any_interval(estimates: Iterable[Estimate]) -> bool:
 def _probability(estimate: Estimate | None) -> str:
     if estimate is None:
         return ""
-    if estimate.low is None:
-        return f"{estimate.value:.2f}"
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*estimate)
+    form = "{:.2f}" if estimate.low is None else "{:.2f} [{:.2f}, {:.2f}]"
+    return form.format(*estimate)
 
 
 # ---------------------------------------------------------------------------------- runs

@@ -239,31 +239,22 @@ class _Look(NamedTuple):
 
     colour: str
     marker: str
-    lines: tuple[_Dashes, _Dashes]
-    sampled: bool
-
-    @property
-    def face(self) -> str:
-        return "white" if self.sampled else self.colour
-
-    @property
-    def line(self) -> _Dashes:
-        return self.lines[self.sampled]
+    line: _Dashes
+    face: str
+    """Colour inside of the marker."""
 
 
 def _looks(scores: Scores | Curves) -> dict[Entry, _Look]:
-    entries = list(dict.fromkeys(entry for by_entry in scores.values() for entry in by_entry))
-    names = list(dict.fromkeys((entry.algorithm, entry.run) for entry in entries))
-    numbers = {entry: names.index((entry.algorithm, entry.run)) for entry in entries}
-    return {
-        entry: _Look(
-            COLOURS[number % len(COLOURS)],
-            _MARKERS[number % len(_MARKERS)],
-            _LINES[number // len(COLOURS) % len(_LINES)],
-            entry.acting == "sampled",
-        )
-        for entry, number in numbers.items()
-    }
+    entries = dict.fromkeys(entry for by_entry in scores.values() for entry in by_entry)
+    names = [*dict.fromkeys((entry.algorithm, entry.run) for entry in entries)]
+    looks = {}
+    for entry in entries:
+        number, sampled = names.index((entry.algorithm, entry.run)), entry.acting == "sampled"
+        colour = COLOURS[number % len(COLOURS)]
+        line = _LINES[number // len(COLOURS) % len(_LINES)][sampled]
+        marker = _MARKERS[number % len(_MARKERS)]
+        looks[entry] = _Look(colour, marker, line, "white" if sampled else colour)
+    return looks
 
 
 def _draw_scores(

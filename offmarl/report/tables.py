@@ -78,9 +78,11 @@ def to_latex(sections: Iterable[Section]) -> str:
     """Return tables for the package booktabs, under comments if there are several."""
 
     def cell(content: Any) -> str:
+        if isinstance(content, int | float):
+            return number(content).replace("-", "$-$")  # a hyphen is shorter
         if not isinstance(content, Score):
             return "".join(_SPECIAL.get(char, char) for char in one_line(number(content)))
-        value, ends = content.texts
+        value, ends = (text.replace("-", "$-$") for text in content.texts)
         value = f"\\textbf{{{value}}}" if content.bold else value
         return f"{value} {{\\scriptsize {ends}}}" if ends else value
 

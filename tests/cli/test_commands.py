@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from offmarl import tracking
-from offmarl import vault as vaults
 from offmarl.cli import verbs
 from offmarl.cli.parse import parse, parse_script
 from offmarl.cli.programs import _returns_report
@@ -84,9 +83,6 @@ def test_unknown_names_are_answered_with_the_nearest(offmarl, arguments, message
     assert outcome.err.count("\n") == 1
 
 
-HF_HOME = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-
-
 class JaxRuntimeError(RuntimeError):
     """The error of JAX, by its name."""
 
@@ -113,13 +109,8 @@ def failing(offmarl, monkeypatch):
         (OptionError("no such number"), 2, "no such number"),
         (OSError(5, "No", "vaults"), 1, "error: [Errno 5] No: 'vaults'\n"),  # without advice
         *(
-            (OSError(number, "No", str(place)), 1, f"[Errno {number}] No: '{place}': {advice}")
+            (OSError(number, "No", "a"), 1, f"[Errno {number}] No: 'a': choose a place that")
             for number in (1, 13, 30)  # a right is missing, or a disk is read-only
-            for place, advice in (
-                (Path("vaults"), "choose a place that you may use, or change its permissions.\n"),
-                (HF_HOME.parent, "set HF_HOME to a directory that can be written.\n"),
-                (HF_HOME / "a", "set HF_HOME to a directory that can be written.\n"),
-            )
         ),
         (OSError(errno.EDQUOT, "No"), 1, "] No: free some space, and repeat the command.\n"),
         (MemoryError(), 1, "not enough memory (MemoryError): take smaller"),
@@ -207,11 +198,6 @@ def test_compare(offmarl, tmp_path):
         "bc (sampled)": 2.5,
     }
     assert (rows["bc (sampled)"]["algorithm"], rows["bc (sampled)"]["acting"]) == ("bc", "sampled")
-    normalised = rows["bc (greedy)"]["normalised"]["value"]
-    assert normalised == pytest.approx((8 - 9.2561) / (19.6055 - 9.2561))
-    improvement = data["probability_of_improvement"]
-    assert improvement["bc (greedy)"]["maicq (greedy)"]["value"] == 1.0
-    assert "bc (sampled)" not in improvement  # nothing else was sampled
     assert data["data"][name]["digest"] == "a" * 64
 
 
@@ -258,6 +244,7 @@ def test_the_best_checkpoint_by_agreement_takes_no_environment(offmarl, tmp_path
         tracking.append(run / tracking.METRICS_FILE, row)
     (note,) = (x for x in offmarl("compare", "bc", "--json").json["notes"] if "Best" in x)
     assert "environment" not in note
+    assert "Agreement with held-out actions: a/x" in offmarl("compare", "bc").out
 
 
 def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_path):
@@ -418,6 +405,10 @@ def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
     outcome = offmarl("compare", "bc")
     assert outcome.code == 1 and "bc was trained without an evaluation" in outcome.err
     assert "missing is not the directory of a run" in offmarl("compare", "missing").err
+    write_run(tmp_path / "agreeing", "bc", "a/x", [[0.5]], metric=tracking.AGREEMENT)
+    write_run(tmp_path / "played", "bc", "a/x", [[1.0]])
+    both = offmarl("compare", "agreeing", "played")
+    assert both.code == 1 and "cannot be compared" in both.err
 
 
 def test_compare_leaves_out_what_is_not_finished(offmarl, tmp_path):
@@ -670,16 +661,7 @@ def test_doctor_says_that_the_chosen_devices_are_missing(tmp_path):
 @pytest.mark.slow
 def test_training_under_the_guards_of_jax(tmp_path):
     """They are for users' own code: offmarl and its libraries do not obey them."""
-    rng = np.random.default_rng(0)
-    ends = np.arange(40) % 10 == 9
-    vaults.from_arrays(
-        tmp_path / "a.vlt",
-        observations=rng.normal(size=(40, 2, 3)).astype(np.float32),
-        actions=rng.integers(3, size=(40, 2)),
-        rewards=rng.normal(size=40),
-        terminals=ends,
-        num_agents=2,
-    )
+    written(tmp_path / "a.vlt", whole_episodes(steps=40))
     guards = {
         "JAX_TRANSFER_GUARD": "disallow",
         "JAX_NUMPY_RANK_PROMOTION": "raise",
@@ -689,7 +671,7 @@ def test_training_under_the_guards_of_jax(tmp_path):
         "JAX_THREEFRY_PARTITIONABLE": "0",
         "JAX_DEBUG_NANS": "1",
     }
-    sizes = ["--updates", "2", "--batch-size", "2", "--length", "5", "--out", "run"]
+    sizes = ["--updates", "2", "--batch-size", "2", "--length", "5", "--env", "none"]
     done = subprocess.run(
         [sys.executable, "-m", "offmarl", "train", "bc", "--vault", "a.vlt", *sizes],
         env={**os.environ, **guards},

@@ -53,6 +53,14 @@ def test_options_take_precedence_over_the_file_and_it_over_the_defaults(file, mo
     assert parsed(monkeypatch, f"--config={file}", "--updates", "2e3").updates == 2_000
 
 
+def test_fractions_may_be_percentages(monkeypatch):
+    args = parsed(monkeypatch, "--vault", "a.vlt", "--top", "10%", "--held-out", ".25")
+    assert (args.top, args.held_out) == (0.1, 0.25)
+    for wrong in ("much", "0%", "101%"):
+        with pytest.raises(OptionError, match="top"):
+            parsed(monkeypatch, "--vault", "a.vlt", "--top", wrong)
+
+
 @pytest.mark.parametrize("vault", ['["a=0.7", "b=0.3"]', "{ a = 0.7, b = 0.3 }"])
 def test_a_file_may_name_several_vaults(file, monkeypatch, vault):
     file.write_text(FILE.format(vault=vault))

@@ -41,16 +41,8 @@ def test_a_kill_after_publication_leaves_the_terms(xor_file, tmp_path, monkeypat
 
 
 def test_convert_then_show_then_list(offmarl, xor_file, tmp_path):
-    command = (
-        "convert",
-        xor_file,
-        "data/xor.vlt/mixed",
-        "--from",
-        "pymarl",
-        "--env",
-        "classic/xor",
-    )
-    converted = offmarl(*command, "--json").json
+    command = "convert", xor_file, "data/xor.vlt/mixed", "--from", "pymarl"
+    converted = offmarl(*command, "--env", "classic/xor", "--json").json
     assert converted["env"] == "classic/xor"
     assert (converted["episodes"], converted["steps"]) == (3, 150)
     assert converted["ends"] == {"truncated": 3}
@@ -60,15 +52,8 @@ def test_convert_then_show_then_list(offmarl, xor_file, tmp_path):
 
     assert offmarl("show", "data/xor.vlt", "--json").json == converted
     text = offmarl("show", "data/xor.vlt").out
-    for part in (
-        "classic/xor",
-        "3 truncated",
-        "mean 25",
-        "█▁▅",
-        converted["digest"],
-        "infos.legals",
-    ):
-        assert part in text
+    words = "classic/xor", "3 truncated", "mean 25", "█▁▅", converted["digest"], "infos.legals"
+    assert all(part in text for part in words)
     assert "(--provenance)\n\nNext: offmarl train bc --vault " in text and "xor.npz" not in text
     assert "xor.npz" in offmarl("show", "data/xor.vlt", "--provenance").out
 

@@ -28,7 +28,7 @@ def test_pull_look_verify_remove(offmarl):
         assert "4 files match what was published" in offmarl(*verify).out
     (Path(entries[name]["uids"]["Good"]) / "d" / "0").write_bytes(b"other")
     damaged = offmarl("verify", NAME)
-    assert damaged.code == 1 and "1 of 4 files" in damaged.err
+    assert damaged.code == 1 and "1 of 4 files" in damaged.err and "(Good/d/0)" in damaged.err
     assert "1 removed" in offmarl("cache", "rm", name, "--yes").out
     assert "no dataset was pulled" in offmarl("cache", "ls").out
     assert "no dataset was pulled" in offmarl("cache", "verify", "--all").out

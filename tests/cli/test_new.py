@@ -85,33 +85,25 @@ def test_nothing_is_overwritten(offmarl, tmp_path):
     assert (tmp_path / "mine.py").read_text() == "precious"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("my-env", "letters, digits and _"),
-        ("2d", "letters, digits and _"),
-        ("../up", "--out names the file's directory"),
-        ("class", "cannot name a Python module"),
-        ("json", "already has a module named json"),
-    ],
-)
-def test_names_of_files_that_are_refused(offmarl, tmp_path, name, message):
-    done = offmarl("new", "env", name)
-    assert done.code == 2 and message in done.err
-    assert not list(tmp_path.iterdir())
+NEEDED = "choose another name, such as my_"
+"""Of names that the file needs itself."""
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("kind", "name", "message"),
     [
-        *(("env", name) for name in ("state", "discrete", "env_spec", "view", "float")),
-        *(("env", name) for name in ("none", "true", "false")),
-        *(("baseline", name) for name in ("args", "program", "none")),
+        ("env", "my-env", "letters, digits and _"),
+        ("env", "2d", "letters, digits and _"),
+        ("env", "../up", "--out names the file's directory"),
+        ("env", "class", "cannot name a Python module"),
+        ("env", "json", "already has a module named json"),
+        *(("env", name, NEEDED) for name in ("state", "env_spec", "float", "none", "true")),
+        *(("baseline", name, NEEDED) for name in ("args", "program", "none")),
     ],
 )
-def test_names_that_the_file_needs_itself_are_refused(offmarl, tmp_path, kind, name):
+def test_names_that_are_refused(offmarl, tmp_path, kind, name, message):
     done = offmarl("new", kind, name)
-    assert done.code == 2 and "choose another name, such as my_" in done.err
+    assert done.code == 2 and message in done.err
     assert not list(tmp_path.iterdir())
 
 

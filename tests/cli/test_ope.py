@@ -28,6 +28,16 @@ def runs(tmp_path):
     return paths
 
 
+@pytest.fixture
+def ope(offmarl, random_data):
+    """Estimate returns from the data of an environment."""
+
+    def run(*words, env="probe/two-step"):
+        return offmarl("ope", *words, "--vault", random_data(env), "--program", plain.__file__)
+
+    return run
+
+
 def evaluate(run, returns):
     for seed, values in enumerate(returns):
         row = {"seed": seed, "step": 1, tracking.RETURN: values}
@@ -35,12 +45,9 @@ def evaluate(run, returns):
 
 
 @pytest.mark.nightly
-def test_estimates_without_returns(offmarl, runs, random_data):
-    data = random_data("probe/two-step")
-    methods = ("--methods", "local", "fqe", "wis")
-    words = ("ope", *runs, "--vault", data, "--program", plain.__file__, *methods, *FAST)
-    result = offmarl(*words, "--json").json
-    assert result["episodes"] == 64 and result["vault"] == str(data)
+def test_estimates_without_returns(ope, runs, random_data):
+    result = ope(*runs, "--methods", "local", "fqe", "wis", *FAST, "--json").json
+    assert result["episodes"] == 64 and result["vault"] == str(random_data("probe/two-step"))
     labels = [f"{run}, seed {seed}" for run in runs for seed in (0, 1)]
     assert list(result["policies"]) == labels
     for estimates in result["policies"].values():
@@ -59,12 +66,11 @@ def test_estimates_without_returns(offmarl, runs, random_data):
 
 
 @pytest.mark.slow
-def test_estimates_beside_returns(offmarl, runs, random_data):
+def test_estimates_beside_returns(ope, runs):
     evaluate(runs[0], [[0.5, 0.7], [0.2, 0.4]])
     evaluate(runs[1], [[0.9, 0.9], [0.8, 1.0]])
-    data = random_data("probe/two-step")
-    words = ("ope", *runs, "--vault", data, "--program", plain.__file__, "--methods", "wis", *FAST)
-    result = offmarl(*words, "--json").json
+    words = (*runs, "--methods", "wis", *FAST)
+    result = ope(*words, "--json").json
     assert result["policies"][f"{runs[0]}, seed 1"]["true_return"] == pytest.approx(0.3)
     choice = result["chosen"]["wis"]
     assert (choice["true_return"], choice["best_true_return"]) == pytest.approx((0.45, 0.9))
@@ -73,7 +79,7 @@ def test_estimates_beside_returns(offmarl, runs, random_data):
     lost = 0.9 - [0.6, 0.3][int(np.argmax(estimates[:2]))]
     assert ranking["policies"] == 4 and ranking["regret"]["1"] == pytest.approx(lost)
     assert ranking["chance_regret"] == pytest.approx(0.9 - np.mean([0.6, 0.3, 0.9, 0.9]))
-    text = offmarl(*words).out
+    text = ope(*words).out
     assert "\nfirst, seed 0" in text  # the directory stands in the heading
     assert "chosen by wis" in text and "rank correlation" in text
     assert "rank by wis" in text and "cannot be told from others" in text
@@ -124,32 +130,27 @@ def test_a_recorder_has_the_policies_of_all_evaluations(runs):
 
 
 @pytest.mark.slow
-def test_a_policy_without_a_finite_return_is_left_out_of_the_ranking(offmarl, runs, random_data):
+def test_a_policy_without_a_finite_return_is_left_out_of_the_ranking(ope, runs):
     evaluate(runs[0], [[0.5, 0.7], [0.2, None]])
     evaluate(runs[1], [[0.9, 0.9], [0.8, 1.0]])
-    data = random_data("probe/two-step")
-    words = ("ope", *runs, "--vault", data, "--program", plain.__file__, "--methods", "wis", *FAST)
-    result = offmarl(*words, "--json").json
+    result = ope(*runs, "--methods", "wis", *FAST, "--json").json
     assert result["ranking"]["wis"]["policies"] == 3
     assert result["policies"][f"{runs[0]}, seed 1"]["true_return"] is None
     assert "seed 1 is left out of choices and rankings: its return" in " ".join(result["notes"])
 
 
 @pytest.mark.nightly
-def test_checkpoints_and_other_ways_to_act(offmarl, runs, random_data):
-    data = random_data("probe/two-step")
-    words = ("ope", runs[0], "--vault", data, "--program", plain.__file__, *FAST)
-    result = offmarl(*words, "--checkpoints", "all", "--act", "greedy", "--json").json
+def test_checkpoints_and_other_ways_to_act(ope, runs):
+    words = runs[0], *FAST, "--checkpoints", "all", "--act", "greedy", "--json"
+    result = ope(*words).json
     assert list(result["policies"]) == [f"{runs[0]}, step 1, seed {seed}" for seed in (0, 1)]
 
 
 @pytest.mark.slow
-def test_what_a_user_gets_wrong(offmarl, runs, random_data, tmp_path):
-    data = random_data("probe/match")
-    words = ("ope", runs[0], "--vault", data, "--program", plain.__file__)
-    assert offmarl(*words, "--gamma", 2).code == 2
-    assert "gamma must be from 0 to 1" in offmarl(*words, "--gamma", 2).err
+def test_what_a_user_gets_wrong(ope, runs, tmp_path):
+    refused = ope(runs[0], "--gamma", 2)
+    assert refused.code == 2 and "gamma must be from 0 to 1" in refused.err
     wide = replace(envs.make("probe/match").spec, observation_size=9)
     write_policy(tmp_path / "wide", PolicyConfig("feedforward"), wide, [0])
-    wrong = offmarl("ope", "wide", "--vault", data, "--program", plain.__file__)
+    wrong = ope("wide", env="probe/match")
     assert wrong.code == 1 and "differ in observation (float32 (3,), not float32 (9,))" in wrong.err

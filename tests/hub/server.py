@@ -150,6 +150,13 @@ class _Handler(Handler):
         with self.hub.lock:
             self.hub.requests.append((self.command, self.path, dict(self.headers)))
 
+    def is_unavailable(self) -> bool:
+        """Whether this is one of the answers of 503 that come first."""
+        faults = self.hub.faults
+        with self.hub.lock:
+            left, faults.unavailable = faults.unavailable, max(0, faults.unavailable - 1)
+        return left > 0
+
     def body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
@@ -199,32 +206,25 @@ class _Front(_Handler):
         commit, files = snapshot
         if path not in files:
             return self.fail(404, "EntryNotFound")
-        data = files[path]
+        data, claimed = files[path], self.hub.faults.etag
         if size_of(data) < LARGE:
             tag = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-            claimed = tag if self.hub.faults.etag is None else self.hub.faults.etag
-            return self.small(data, X_Repo_Commit=commit, ETag=f'"{claimed}"')
+            tag = f'"{tag if claimed is None else claimed}"'
+            return self.small(data, X_Repo_Commit=commit, ETag=tag)
         oid = oid_of(data)
-        claimed = oid if self.hub.faults.etag is None else self.hub.faults.etag
         self.hub.uploaded[oid] = data
+        tag = f'"{oid if claimed is None else claimed}"'
+        about = {"X_Linked_ETag": tag, "X_Linked_Size": size_of(data)}
         location = f"{self.hub.content.url}/{oid}?signature=s"
-        return self.answer(
-            302,
-            X_Repo_Commit=commit,
-            X_Linked_ETag=f'"{claimed}"',
-            X_Linked_Size=size_of(data),
-            Location=location,
-        )
+        return self.answer(302, X_Repo_Commit=commit, Location=location, **about)
 
     def small(self, data, **headers):
-        faults = self.hub.faults
-        with self.hub.lock:
-            unavailable, faults.unavailable = faults.unavailable, max(0, faults.unavailable - 1)
-        if unavailable and self.command == "GET":
+        extra = self.hub.faults.extra
+        if self.command == "GET" and self.is_unavailable():
             return self.answer(503, Retry_After=0)
-        if faults.extra and self.command == "GET":
+        if extra and self.command == "GET":
             self.close_connection = True  # the body ends where the connection does
-            return self.answer(200, data + b"#" * faults.extra, Content_Length=None, **headers)
+            return self.answer(200, data + b"#" * extra, Content_Length=None, **headers)
         return self.answer(200, data, **headers)
 
     def info(self, repository, revision):
@@ -238,15 +238,12 @@ class _Front(_Handler):
 
     def tree(self, repository, revision):
         if snapshot := self.known(repository, revision):
-            described = ((name, metadata_of(data)) for name, data in snapshot[1].items())
-            files = [
-                {"type": "file", "path": name, "oid": entry.pop("blobId"), **entry}
-                for name, entry in described
-            ]
-            for entry in files:
+            files = {name: metadata_of(data) for name, data in snapshot[1].items()}
+            for name, entry in files.items():
+                entry |= {"type": "file", "path": name, "oid": entry["blobId"]}
                 if "lfs" in entry:
                     entry["lfs"]["oid"] = entry["lfs"]["sha256"]
-            self.answer(200, files)
+            self.answer(200, [*files.values()])
 
     def do_POST(self):
         self.note()
@@ -277,17 +274,12 @@ class _Front(_Handler):
         return self.answer(404, {})
 
     def create(self, request):
-        name = (
-            f"{request['organization']}/{request['name']}"
-            if request.get("organization")
-            else request["name"]
-        )
+        name = "/".join(filter(None, (request.get("organization"), request["name"])))
         if not self.may_use(name):
             return self.answer(401, {"error": "Invalid username or password."})
-        if name in self.hub.repositories:
-            return self.answer(409, {"url": f"{self.hub.url}/datasets/{name}"})
-        self.hub.repositories[name] = []
-        return self.answer(200, {"url": f"{self.hub.url}/datasets/{name}"})
+        status = 409 if name in self.hub.repositories else 200
+        self.hub.repositories.setdefault(name, [])
+        return self.answer(status, {"url": f"{self.hub.url}/datasets/{name}"})
 
     def validate(self, content, repoType):
         """Check what the hub checks of the metadata of a card."""
@@ -312,10 +304,8 @@ class _Front(_Handler):
                 href = f"{self.hub.content.url}/{item['oid']}"
                 answer["actions"] = {"upload": {"href": href}}
             answers.append(answer)
-        content_type = "application/vnd.git-lfs+json"
-        return self.answer(
-            200, {"transfer": "basic", "objects": answers}, Content_Type=content_type
-        )
+        content = {"transfer": "basic", "objects": answers}
+        return self.answer(200, content, Content_Type="application/vnd.git-lfs+json")
 
     def add(self, repository, lines):
         history = self.hub.repositories[repository]
@@ -368,11 +358,10 @@ class _Content(_Handler):
         faults = self.hub.faults
         address = urlsplit(self.path)
         data = self.hub.uploaded[address.path[1:]]
-        with self.hub.lock:
-            unavailable, faults.unavailable = faults.unavailable, max(0, faults.unavailable - 1)
-            cut = faults.dice.random() if faults.dice.random() < faults.cut else None
-        if unavailable:
+        if self.is_unavailable():
             return self.answer(503, Retry_After=0)
+        with self.hub.lock:
+            cut = faults.dice.random() if faults.dice.random() < faults.cut else None
         if parse_qs(address.query).get("signature") != ["s"]:
             return self.answer(403)
         size = size_of(data)

@@ -45,6 +45,13 @@ def published(hub, packed):
     return hub
 
 
+@pytest.fixture
+def bare(hub, packed):
+    """Its vault, pulled from a hub whose card tells no limit."""
+    hub.commit(REPOSITORY, {PATH: packed})
+    return library.pull(f"{NAME}/Good").paths["Good"]
+
+
 def causes(path, **options):
     return vault.open_vault(path, **options).episodes.cause.tolist()
 
@@ -77,11 +84,9 @@ def test_a_limit_that_is_given_is_kept(published):
             library.load_dataset(f"{NAME}/Good", time_limit=limit)
 
 
-def test_data_without_a_limit_keeps_its_warning(hub, packed, tmp_path):
-    hub.commit(REPOSITORY, {PATH: packed})
-    pulled = library.pull(f"{NAME}/Good")
-    data = vault.open_vault(pulled.paths["Good"])
-    assert pulled.time_limit is None and "time limit unknown" in data.quirks
+def test_data_without_a_limit_keeps_its_warning(bare, tmp_path):
+    data = vault.open_vault(bare)
+    assert data.time_limit is None and "time limit unknown" in data.quirks
     assert any(line.startswith("Time limit unknown") for line in data_warnings(survey(data)))
     copy = vault.filter(vault.recode(data, tmp_path / "a.vlt"), "length > 0", tmp_path / "b.vlt")
     assert any(line.startswith("Time limit unknown") for line in data_warnings(survey(copy)))
@@ -113,30 +118,26 @@ def test_transforms_keep_the_limit(published, tmp_path):
         assert data.episodes.cause.tolist()[:4] == LIMITED
 
 
-def test_recode_and_cat_take_a_limit(hub, packed, tmp_path):
-    hub.commit(REPOSITORY, {PATH: packed})
-    path = library.pull(f"{NAME}/Good").paths["Good"]
-    for name, make_one in (
-        ("a", vault.recode),
-        ("b", lambda path, *a, **b: vault.cat([path], *a, **b)),
-    ):
-        copy = make_one(path, tmp_path / f"{name}.vlt", time_limit=6)
-        assert copy.spec.time_limit == 6 and copy.episodes.cause.tolist() == LIMITED
-        with pytest.raises(VaultError, match="leave the time limit out"):
-            make_one(copy, tmp_path / "c.vlt", time_limit=6)
-    limited = vault.open_vault(path, time_limit=6), vault.open_vault(path, time_limit=7)
+@pytest.mark.parametrize("verb", [vault.recode, vault.cat])
+def test_a_copy_takes_a_limit(bare, tmp_path, verb):
+    copy = verb([bare], tmp_path / "a.vlt", time_limit=6)
+    assert copy.spec.time_limit == 6 and copy.episodes.cause.tolist() == LIMITED
+    with pytest.raises(VaultError, match="leave the time limit out"):
+        verb([copy], tmp_path / "c.vlt", time_limit=6)
+
+
+def test_vaults_of_different_limits_are_not_joined(bare, tmp_path):
+    limited = vault.open_vault(bare, time_limit=6), vault.open_vault(bare, time_limit=7)
     with pytest.raises(ShapeError, match="different time limits: 6, 7"):
         vault.cat(limited, tmp_path / "c.vlt")
 
 
-def test_train_takes_the_limit_and_notes_it(hub, packed, tmp_path, monkeypatch):
-    hub.commit(REPOSITORY, {PATH: packed})
-    path = library.pull(f"{NAME}/Good").paths["Good"]
+def test_train_takes_the_limit_and_notes_it(bare, tmp_path, monkeypatch):
     learnt = []
     monkeypatch.setattr(
         "offmarl.programs.runs.training.learn", lambda training, *_: learnt.append(training.data)
     )
-    args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run", time_limit=6)
+    args = bc.Args(vault=bare, env="none", held_out=0.25, out=tmp_path / "run", time_limit=6)
     run = programs.train(bc.make, args) / "run.json"
     assert learnt[0].episodes.cause.tolist() == LIMITED
     record = json.loads(run.read_text())
