@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from offmarl import vault
 from offmarl.testing import typed_spec
 from offmarl.types import EnvSpec
-from offmarl.vault.storage import store as store_module
 from offmarl.vault.write import compaction
 from offmarl.vault.write import writer as writer_module
 from tests.vault.experience import SPEC, make, whole_episodes
@@ -225,7 +224,7 @@ def import_writers() -> None:
 
 def main() -> None:
     writer_module._COMMIT_BYTES = writer_module._MOST_COMMIT_BYTES = 1  # more commits to die in
-    compaction._LEAST_RECLAIMED = store_module._BULK_BYTES = 1
+    compaction._LEAST_RECLAIMED = 1
     for line in sys.stdin:
         program, path, event, seconds = line.split()
         if program == "export":

@@ -12,12 +12,12 @@ from offmarl._lock import FileLock
 from offmarl.errors import VaultExistsError, VaultLockedError
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import METADATA
-from offmarl.vault.storage import files
+from offmarl.vault.storage import commit, files
 from offmarl.vault.storage.files import WriterLock
 from offmarl.vault.storage.store import Directory, store_of
 from offmarl.vault.write import writer as writer_module
 
-from .experience import SPEC, make
+from .experience import SPEC, assert_same, concatenate, make
 
 
 @pytest.fixture
@@ -236,3 +236,48 @@ def test_an_empty_vault_is_removed_before_others_may_write_to_it(monkeypatch, tm
     monkeypatch.setattr(writer_module.shutil, "rmtree", remove)
     writer.discard()
     assert not (tmp_path / "a.vlt").exists()
+
+
+def test_when_full_chunks_are_committed(tmp_path, monkeypatch):
+    """Once they take enough memory, which grows with the vault, or have waited for some seconds."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(writer_module, "time", clock)
+    path = tmp_path / "a.vlt"
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
+
+        def staged_after(steps):
+            writer._settle()
+            writer.append(*make(steps=steps))
+            return sum(key.startswith("rewards") for key in writer._buffer.staged)
+
+        assert staged_after(16) == 1
+        size = writer._buffer.staged_bytes
+        monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 3 * size)
+        assert [staged_after(16) for _ in range(4)] == [2, 0, 1, 2]
+        clock.now = 5.0
+        assert staged_after(4) == 2
+        clock.now = 5.1
+        assert staged_after(4) == 0
+        clock.now = 20.0
+        assert staged_after(4) == 0 and writer._committed_at == 5.1  # no chunk was full
+        clock.now = 5.2
+        monkeypatch.setattr(writer_module, "_COMMIT_PARTS", 1)
+        monkeypatch.setattr(writer_module, "_MOST_COMMIT_BYTES", 4 * size)
+        assert [staged_after(steps) for steps in (4, 16, 16, 16)] == [1, 2, 3, 0]
+    assert vault.open_vault(path).length == 9 * 16
+
+
+def test_an_annotation_alone_does_not_write_the_tail_again(tmp_path):
+    path = tmp_path / "a.vlt" / "a"
+    with vault.create(path, SPEC, rows=2, chunk_steps=64) as writer:
+        writer.append(*make(steps=30))
+        writer.flush()
+        place = commit.current_tree(Directory(path)).values["observations./0.0.0.0"]
+        writer.annotate({"complete": True})
+    dataset = vault.open_vault(path)
+    assert dataset.provenance["complete"]
+    assert commit.current_tree(Directory(path)).values["observations./0.0.0.0"] == place
+    with vault.resume(path) as writer:
+        writer.append(*make(steps=30, seed=1))
+    steps = [make(steps=30, seed=seed)[0] for seed in range(2)]
+    assert_same(vault.open_vault(path).transitions(), concatenate(steps))
