@@ -14,8 +14,8 @@ from offmarl.errors import OffmarlError, VaultChecksumError, VaultError
 from offmarl.vault import Dataset
 
 from . import damage
+from .damage import flip
 from .experience import make
-from .test_integrity import flip
 from .test_stock import to_stock, write_stock
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork")  # of threads, which the child never uses
