@@ -55,25 +55,17 @@ def assert_durable(events, path):
     assert ("sync", path.parent.stat().st_ino) in events[place + 1 :]
 
 
-def test_a_new_vault_is_durable_before_it_is_there(events, tmp_path):
+@pytest.mark.parametrize("create", [vault.create, vault.create_whole])
+def test_a_new_vault_is_durable_before_it_is_there(events, tmp_path, create):
     path = tmp_path / "data" / "a.vlt" / "b"
-    vault.create(path, SPEC, rows=2).close()
+    with create(path, SPEC, rows=2) as writer:
+        assert path.exists() == (create is vault.create)
+        if not path.exists():
+            writer.append(*make())
     assert_durable(events, path)
     # The directories made for it are durable too: the names of each are in the one above.
     for directory in (tmp_path, tmp_path / "data", tmp_path / "data" / "a.vlt"):
         assert ("sync", directory.stat().st_ino) in events
-    assert [entry.name for entry in path.parent.iterdir()] == ["b"]
-
-
-def test_a_whole_vault_is_durable_before_it_is_there(events, tmp_path):
-    path = tmp_path / "a.vlt" / "b"
-    from offmarl.vault.write.creation import create_whole
-
-    with create_whole(path, SPEC, rows=2) as writer:
-        writer.append(*make())
-        assert not path.exists()
-    assert_durable(events, path)
-    assert vault.open_vault(path).length == 10
     assert [entry.name for entry in path.parent.iterdir()] == ["b"]
 
 
@@ -219,10 +211,11 @@ def test_a_failed_creation_leaves_nothing_and_frees_the_place(monkeypatch, tmp_p
     vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2).close()
 
 
-def test_a_writer_discards_no_steps(eager, tmp_path):
+@pytest.mark.parametrize("end", [vault.Writer.discard, vault.Writer.release])
+def test_a_writer_waits_for_the_commit_under_way(eager, tmp_path, end):
     writer = vault.create(tmp_path / "a.vlt", SPEC, rows=2, chunk_steps=16)
-    writer.append(*make(steps=16))  # starts a commit
-    writer.discard()
+    writer.append(*make(steps=16))
+    end(writer)
     assert vault.open_vault(tmp_path / "a.vlt").length == 16
 
 
