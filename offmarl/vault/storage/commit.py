@@ -134,21 +134,15 @@ def _read(store: OcdbtStore, root: str | None, seen: set[str] | None = None) -> 
                 continue
             name = key.decode(errors="replace")
             try:
-                value = _value(entry)
+                is_short = "inline_value" in entry
+                value = entry["inline_value"] if is_short else _place(entry["indirect_value"])
             except ValueError as error:
                 lost.append(f"the place of {name!r:.200}: {error}")
                 continue
-            values[name] = value
-            if isinstance(value, ValueLocation):
+            values[name] = bytes(value) if is_short else value
+            if not is_short:
                 live_bytes[value.file] += value.length
     return Tree(values, live_bytes, tuple(lost))
-
-
-def _value(entry: Any) -> ValueLocation | bytes:
-    """Return the location of an entry's value, or the value; `ValueError` if it is outside."""
-    if "inline_value" in entry:
-        return bytes(entry["inline_value"])
-    return _place(entry["indirect_value"])
 
 
 def _place(location: str) -> ValueLocation:

@@ -1,7 +1,6 @@
 """Gathers steps into the chunks that are written to disk."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -116,24 +115,16 @@ class ChunkBuffer:
         """Return the keys and values of the chunk; those that are not compressed are not copied."""
         keys, values = self._schema.chunk_keys(self._number), self._chunk.values
         if self._schema.codec == "zstd":
-            return dict(zip(keys, map(compress, values), strict=True))
+            # Imported here: it takes as long as all other imports together, and few vaults need it.
+            from numcodecs import Zstd
+
+            frames = map(bytes, map(Zstd(level=1, checksum=True).encode, values))
+            return dict(zip(keys, frames, strict=True))
         checksums = {layout.checksums_key(self._number): layout.encode_checksums(values)}
         return dict(zip(keys, values, strict=True)) | checksums
 
 
-def _agree(values: Iterable[Value | memoryview], expected: bytes) -> NumpyArray:
+def _agree(values: Iterable[Value], expected: bytes) -> NumpyArray:
     actual = layout.decode_checksums(layout.encode_checksums(values))
     recorded = layout.decode_checksums(expected)
     return actual == recorded if len(actual) == len(recorded) else np.zeros(len(actual), bool)
-
-
-def compress(value: Value | memoryview) -> bytes:
-    """Return a value as a zstd frame with a checksum."""
-    return bytes(_zstd().encode(value))
-
-
-def _zstd() -> Any:
-    # Imported here: it takes as long as all other imports together, and few vaults need it.
-    from numcodecs import Zstd
-
-    return Zstd(level=1, checksum=True)
