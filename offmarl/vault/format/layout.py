@@ -81,13 +81,15 @@ NumpyArray = Any
 annotated for JAX's, so type checkers must accept any type here."""
 
 
-class Leaf(NamedTuple):
-    """One array of a vault: the type and shape of a single step of a single row."""
-
+class _TypeAndShape(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
-    @property
+
+class Leaf(_TypeAndShape):
+    """One array of a vault: the type and shape of a single step of a single row."""
+
+    @cached_property
     def step_bytes(self) -> int:
         """Bytes of one step of one row, uncompressed."""
         return self.dtype.itemsize * math.prod(self.shape)

@@ -134,14 +134,13 @@ def _read(store: OcdbtStore, root: str | None, seen: set[str] | None = None) -> 
                 continue
             name = key.decode(errors="replace")
             try:
-                is_short = "inline_value" in entry
-                value = entry["inline_value"] if is_short else _place(entry["indirect_value"])
+                if "inline_value" in entry:
+                    values[name] = bytes(entry["inline_value"])
+                else:
+                    values[name] = value = _place(entry["indirect_value"])
+                    live_bytes[value.file] += value.length
             except ValueError as error:
                 lost.append(f"the place of {name!r:.200}: {error}")
-                continue
-            values[name] = bytes(value) if is_short else value
-            if not is_short:
-                live_bytes[value.file] += value.length
     return Tree(values, live_bytes, tuple(lost))
 
 
