@@ -182,7 +182,7 @@ def test_clearing_keeps_the_lock(tmp_path):
     (tmp_path / "file").write_text("")
     files.clear_directory(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["writer.lock"]
-    with pytest.raises(VaultLockedError):
+    with pytest.raises(VaultLockedError, match=f"process {os.getpid()} on "):
         WriterLock(tmp_path)
     lock.release()
     WriterLock(tmp_path).release()

@@ -173,7 +173,7 @@ def test_the_most_that_a_step_may_have(leaves):
         ({"rows": 3}, ""),
         ({"chunk_steps": 2.0}, ""),
         ({"codec": "x"}, ""),
-        ({"rows": None}, r" \('rows' is missing\)"),
+        ({"rows": None}, r" \(KeyError\('rows'\)\)"),
     ],
 )
 def test_a_schema_of_impossible_sizes_is_refused(change, message):
