@@ -9,7 +9,7 @@ import tensorstore as ts
 
 import offmarl
 from offmarl import vault
-from offmarl.errors import OffmarlError, VaultFormatError, VaultLockedError, VaultNotFoundError
+from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.teams import Team
 from offmarl.testing import typed_spec
 from offmarl.types import map_tree
@@ -235,15 +235,6 @@ def test_a_stock_tail_is_unchecked_and_kept(path):
     with vault.resume(path) as writer:
         assert writer.length == 61
     assert vault.verify(path, deep=True).unchecked == ()
-
-
-def test_places_without_a_vault(tmp_path, path):
-    with pytest.raises(VaultNotFoundError):
-        vault.verify(tmp_path / "nothing")
-    with pytest.raises(VaultFormatError, match="not a vault"):
-        vault.verify(tmp_path)
-    with vault.resume(path), pytest.raises(VaultLockedError):
-        vault.compact(path)
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 from offmarl import vault
 
 from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes, written
-from .killed import PROGRAMS, TYPED, deaths
+from .killed import PROGRAMS, deaths
 
 TRANSFORMS = ("change", "unite", "divide")
-WRITERS = ("record", "record_typed", "create_whole", "share", *TRANSFORMS)
+WRITERS = ("record", "create_whole", "share", *TRANSFORMS)
 
 
 def begin(program, directory):
@@ -52,8 +52,7 @@ def check(program, path, acknowledged, reference):
     assert chunks >= acknowledged
     generate = whole_episodes if program == "share" else make
     if chunks:
-        spec = TYPED if program == "record_typed" else SPEC
-        parts = [generate(spec, steps=7, seed=chunk)[0] for chunk in range(chunks)]
+        parts = [generate(steps=7, seed=chunk)[0] for chunk in range(chunks)]
         assert_same(dataset.transitions(), concatenate(parts))
 
 

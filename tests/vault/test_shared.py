@@ -169,11 +169,6 @@ def test_rows_of_whole_episodes(tmp_path):
     assert_same(vault.open_vault(path).transitions(), concatenate(expected))
 
 
-def test_where_nothing_can_be_locked():
-    with pytest.raises(VaultError, match="only a directory on this machine"):
-        vault.join("s3://bucket/v.vlt", "me")
-
-
 def test_the_last_writer_to_close_reclaims_unused_space(tmp_path, monkeypatch):
     monkeypatch.setattr(compaction, "_LEAST_RECLAIMED", 1)
     path = tmp_path / "v.vlt" / "a"

@@ -167,9 +167,7 @@ class Store(ABC):
 
     @abstractmethod
     def commit(
-        self,
-        writes: Mapping[str, bytes | bytearray],
-        fence: Mapping[str, bytes],
+        self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
     ) -> Pending:
         """Start to write all values or none; they are copied before the call returns.
 
@@ -313,9 +311,7 @@ class OcdbtStore(Store):
         return self._start(key).result()
 
     def commit(
-        self,
-        writes: Mapping[str, bytes | bytearray],
-        fence: Mapping[str, bytes],
+        self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
     ) -> Pending:
         """Start to write all values or none."""
         # TensorStore overwrites the unfinished manifest of a killed process without truncating it.
@@ -590,9 +586,7 @@ class Registered(Store):
         return [(value or b"")[:4] for value in values], generations
 
     def commit(
-        self,
-        writes: Mapping[str, bytes | bytearray],
-        fence: Mapping[str, bytes],
+        self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
     ) -> "Future[None]":
         """Write all values or none; done when the call returns."""
         self.values.commit({key: bytes(value) for key, value in seal(writes).items()}, fence)
