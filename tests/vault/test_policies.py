@@ -11,7 +11,6 @@ from offmarl.vault.storage.store import store_of
 from offmarl.vault.transform import lineage
 
 from .experience import SPEC, assert_same, make, steps, written
-from .test_stock import open_stock
 
 
 def mixed(transition, agent=1, start=4):
@@ -57,31 +56,6 @@ def test_duplicates_are_found_whoever_took_the_actions(tmp_path):
     dataset = vault.dedup(tmp_path / "a.vlt", tmp_path / "b.vlt")
     episodes = int(transition.last.sum())
     assert len(dataset.episodes.row) == episodes + (not transition.last[0, -1])
-
-
-def og_marl_returns(experience):
-    """OG-MARL's return analysis: one agent of every leaf, and sums up to the terminals."""
-    import jax
-
-    agent = jax.tree.map(lambda leaf: leaf[0, :, 0, ...], experience)
-    terminals = np.asarray(experience["terminals"])[0].all(-1)
-    ends = np.flatnonzero(terminals)
-    rewards = np.asarray(agent["rewards"], np.float64)
-    return [part.sum() for part in np.split(rewards, ends + 1)[:-1]]
-
-
-def test_the_return_analysis_of_og_marl_takes_our_vaults(tmp_path):
-    path = tmp_path / "a.vlt" / "a"
-    transition, finals = make(steps=50)
-    transition = transition._replace(
-        terminated=transition.terminated | transition.truncated,
-        truncated=np.zeros_like(transition.truncated),
-    )
-    written(path, (transition, finals))
-    episodes = vault.open_vault(path).episodes
-    mine = (episodes.row == 0) & episodes.complete
-    returns = og_marl_returns(open_stock(path).read().experience)
-    np.testing.assert_allclose(returns, episodes.returns[mine, 0], rtol=1e-6)
 
 
 def pairs(path):
