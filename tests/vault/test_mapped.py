@@ -23,6 +23,7 @@ from offmarl.vault.storage.commit import Region
 from offmarl.vault.storage.store import store_of
 from tests.children import python
 
+from .damage import put
 from .experience import SPEC, assert_same, make, steps, written
 
 
@@ -210,10 +211,9 @@ def test_each_chunk_is_compared_once(
 @pytest.mark.usefixtures("mapped")
 def test_what_a_dead_stock_program_left_past_the_end_is_not_compared(tmp_path: Path) -> None:
     path = record(tmp_path / "data.vlt") / "main"
-    store = store_of(path)
-    chunk = bytearray(store.get("rewards./0.1.0"))
+    chunk = bytearray(store_of(path).get("rewards./0.1.0"))
     chunk[-4:] = b"left"
-    store.commit({"rewards./0.1.0": chunk}, fence={}).result()
+    put(path, {"rewards./0.1.0": chunk})
     assert_same(vault.open_vault(path)[:], make(rows=2, steps=40)[0])
     assert vault.verify(path, deep=True).sound
 
