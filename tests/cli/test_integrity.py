@@ -3,7 +3,7 @@
 import shutil
 
 from tests.vault import damage
-from tests.vault.test_integrity import flip
+from tests.vault.damage import flip
 
 
 def test_verify_then_salvage_then_compact(offmarl, tmp_path):

@@ -372,7 +372,7 @@ def _at(value: float):
         ("reward", OptionError, r"short\.vlt/v has a weight of -.* by 'reward' at step \d+ of row"),
         (_at(np.nan), OptionError, "weight of nan by weights at step 5 of row 1: give numbers"),
         (Weights(_at(np.inf), temperature=1), OptionError, "weight of inf .* leave these"),
-        (lambda data: np.full(12, -1.0), OptionError, r"episode 0 \(from step 0 of row 0 on\)"),
+        (lambda data: np.full(12, -1.0), OptionError, "at episode 0"),
         (np.zeros(12), OptionError, "all weights of .* by the given numbers are 0"),
         (np.ones(11), ShapeError, r"have shape \(11,\): give one for each of its 12 episodes"),
         ("no_such_module:function", OptionError, "no_such_module cannot be imported"),

@@ -17,15 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offmarl import vault
-from offmarl.testing import typed_spec
-from offmarl.types import EnvSpec
-from offmarl.vault.storage import store as store_module
 from offmarl.vault.write import compaction
 from offmarl.vault.write import writer as writer_module
 from tests.vault.experience import SPEC, make, whole_episodes
 
 RECORDS = 12
-TYPED = typed_spec("test/typed")
 
 
 def say(*words: object) -> None:
@@ -33,21 +29,16 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def record(path: Path, spec: EnvSpec = SPEC) -> None:
-    writer = (
-        vault.resume(path) if path.exists() else vault.create(path, spec, rows=2, chunk_steps=16)
-    )
-    with writer:
+def record(path: Path) -> None:
+    is_new = not path.exists()
+    with (
+        vault.create(path, SPEC, rows=2, chunk_steps=16) if is_new else vault.resume(path) as writer
+    ):
         for chunk in range(RECORDS):
-            writer.append(*make(spec, steps=7, seed=chunk), run="replay", chunk=chunk)
+            writer.append(*make(steps=7, seed=chunk), run="replay", chunk=chunk)
             if chunk % 3 == 2:
                 writer.flush()
                 say(chunk + 1)
-
-
-def record_typed(path: Path) -> None:
-    """Record images, trees and extras."""
-    record(path, TYPED)
 
 
 def create_whole(path: Path) -> None:
@@ -120,18 +111,7 @@ def export(path: Path) -> None:
 
 PROGRAMS = {
     program.__name__: program
-    for program in (
-        record,
-        record_typed,
-        create_whole,
-        share,
-        compact,
-        close,
-        change,
-        unite,
-        divide,
-        export,
-    )
+    for program in (record, create_whole, share, compact, close, change, unite, divide, export)
 }
 
 
@@ -225,7 +205,7 @@ def import_writers() -> None:
 
 def main() -> None:
     writer_module._COMMIT_BYTES = writer_module._MOST_COMMIT_BYTES = 1  # more commits to die in
-    compaction._LEAST_RECLAIMED = store_module._BULK_BYTES = 1
+    compaction._LEAST_RECLAIMED = 1
     for line in sys.stdin:
         program, path, event, seconds = line.split()
         if program == "export":

@@ -18,9 +18,9 @@ from offmarl.vault.storage.store import Directory
 from offmarl.vault.write import compaction
 
 from . import damage
+from .damage import flip
 from .experience import SPEC, assert_same, concatenate, make
 from .killed import PROGRAMS, deaths
-from .test_integrity import flip
 from .test_stock import (
     append_with_stock,
     assert_stock_reads_and_samples,

@@ -12,12 +12,12 @@ from offmarl._lock import FileLock
 from offmarl.errors import VaultExistsError, VaultLockedError
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import METADATA
-from offmarl.vault.storage import files
+from offmarl.vault.storage import commit, files
 from offmarl.vault.storage.files import WriterLock
 from offmarl.vault.storage.store import Directory, store_of
 from offmarl.vault.write import writer as writer_module
 
-from .experience import SPEC, make
+from .experience import SPEC, assert_same, concatenate, make
 
 
 @pytest.fixture
@@ -55,25 +55,17 @@ def assert_durable(events, path):
     assert ("sync", path.parent.stat().st_ino) in events[place + 1 :]
 
 
-def test_a_new_vault_is_durable_before_it_is_there(events, tmp_path):
+@pytest.mark.parametrize("create", [vault.create, vault.create_whole])
+def test_a_new_vault_is_durable_before_it_is_there(events, tmp_path, create):
     path = tmp_path / "data" / "a.vlt" / "b"
-    vault.create(path, SPEC, rows=2).close()
+    with create(path, SPEC, rows=2) as writer:
+        assert path.exists() == (create is vault.create)
+        if not path.exists():
+            writer.append(*make())
     assert_durable(events, path)
     # The directories made for it are durable too: the names of each are in the one above.
     for directory in (tmp_path, tmp_path / "data", tmp_path / "data" / "a.vlt"):
         assert ("sync", directory.stat().st_ino) in events
-    assert [entry.name for entry in path.parent.iterdir()] == ["b"]
-
-
-def test_a_whole_vault_is_durable_before_it_is_there(events, tmp_path):
-    path = tmp_path / "a.vlt" / "b"
-    from offmarl.vault.write.creation import create_whole
-
-    with create_whole(path, SPEC, rows=2) as writer:
-        writer.append(*make())
-        assert not path.exists()
-    assert_durable(events, path)
-    assert vault.open_vault(path).length == 10
     assert [entry.name for entry in path.parent.iterdir()] == ["b"]
 
 
@@ -190,7 +182,7 @@ def test_clearing_keeps_the_lock(tmp_path):
     (tmp_path / "file").write_text("")
     files.clear_directory(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["writer.lock"]
-    with pytest.raises(VaultLockedError):
+    with pytest.raises(VaultLockedError, match=f"process {os.getpid()} on "):
         WriterLock(tmp_path)
     lock.release()
     WriterLock(tmp_path).release()
@@ -219,10 +211,11 @@ def test_a_failed_creation_leaves_nothing_and_frees_the_place(monkeypatch, tmp_p
     vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2).close()
 
 
-def test_a_writer_discards_no_steps(eager, tmp_path):
+@pytest.mark.parametrize("end", [vault.Writer.discard, vault.Writer.release])
+def test_a_writer_waits_for_the_commit_under_way(eager, tmp_path, end):
     writer = vault.create(tmp_path / "a.vlt", SPEC, rows=2, chunk_steps=16)
-    writer.append(*make(steps=16))  # starts a commit
-    writer.discard()
+    writer.append(*make(steps=16))
+    end(writer)
     assert vault.open_vault(tmp_path / "a.vlt").length == 16
 
 
@@ -236,3 +229,48 @@ def test_an_empty_vault_is_removed_before_others_may_write_to_it(monkeypatch, tm
     monkeypatch.setattr(writer_module.shutil, "rmtree", remove)
     writer.discard()
     assert not (tmp_path / "a.vlt").exists()
+
+
+def test_when_full_chunks_are_committed(tmp_path, monkeypatch):
+    """Once they take enough memory, which grows with the vault, or have waited for some seconds."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(writer_module, "time", clock)
+    path = tmp_path / "a.vlt"
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
+
+        def staged_after(steps):
+            writer._settle()
+            writer.append(*make(steps=steps))
+            return sum(key.startswith("rewards") for key in writer._buffer.staged)
+
+        assert staged_after(16) == 1
+        size = writer._buffer.staged_bytes
+        monkeypatch.setattr(writer_module, "_COMMIT_BYTES", 3 * size)
+        assert [staged_after(16) for _ in range(4)] == [2, 0, 1, 2]
+        clock.now = 5.0
+        assert staged_after(4) == 2
+        clock.now = 5.1
+        assert staged_after(4) == 0
+        clock.now = 20.0
+        assert staged_after(4) == 0 and writer._committed_at == 5.1  # no chunk was full
+        clock.now = 5.2
+        monkeypatch.setattr(writer_module, "_COMMIT_PARTS", 1)
+        monkeypatch.setattr(writer_module, "_MOST_COMMIT_BYTES", 4 * size)
+        assert [staged_after(steps) for steps in (4, 16, 16, 16)] == [1, 2, 3, 0]
+    assert vault.open_vault(path).length == 9 * 16
+
+
+def test_an_annotation_alone_does_not_write_the_tail_again(tmp_path):
+    path = tmp_path / "a.vlt" / "a"
+    with vault.create(path, SPEC, rows=2, chunk_steps=64) as writer:
+        writer.append(*make(steps=30))
+        writer.flush()
+        place = commit.current_tree(Directory(path)).values["observations./0.0.0.0"]
+        writer.annotate({"complete": True})
+    dataset = vault.open_vault(path)
+    assert dataset.provenance["complete"]
+    assert commit.current_tree(Directory(path)).values["observations./0.0.0.0"] == place
+    with vault.resume(path) as writer:
+        writer.append(*make(steps=30, seed=1))
+    steps = [make(steps=30, seed=seed)[0] for seed in range(2)]
+    assert_same(vault.open_vault(path).transitions(), concatenate(steps))

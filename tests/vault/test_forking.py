@@ -14,8 +14,8 @@ from offmarl.errors import OffmarlError, VaultChecksumError, VaultError
 from offmarl.vault import Dataset
 
 from . import damage
+from .damage import flip
 from .experience import make
-from .test_integrity import flip
 from .test_stock import to_stock, write_stock
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork")  # of threads, which the child never uses
@@ -53,6 +53,8 @@ def everything(dataset: Dataset) -> list[Any]:
     return [
         dataset.windows(rows, starts, 20),
         dataset.transitions(3, length),
+        dataset.read(),
+        [*dataset.blocks()],
         dataset.finals if dataset.native else None,
         dataset.episodes,
         dataset[-2].transition.reward,
@@ -76,21 +78,12 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
 def test_a_forked_process_reads_what_was_prepared(
     dataset: Dataset, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("offmarl.vault.read.arrays._UNBACKED_STEPS", 0)  # lengths are checked
     if "many" in request.node.name:
         monkeypatch.setattr(Dataset, "_final_bytes", 0)
     dataset.prepare_fork()
     contents = in_fork(everything, dataset)
     np.testing.assert_equal(contents, everything(vault.open_vault(dataset.path)))
-
-
-@pytest.mark.parametrize("dataset", ["raw", "zstd", "stock"], indirect=True)
-def test_a_forked_process_reads_vaults_whose_length_is_checked(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("offmarl.vault.read.arrays._UNBACKED_STEPS", 0)
-    dataset.prepare_fork()
-    read = in_fork(lambda: (dataset.read(), [*dataset.blocks()]))
-    np.testing.assert_equal(read, (dataset.read(), [*dataset.blocks()]))
 
 
 @pytest.mark.parametrize("dataset", ["raw"], indirect=True)

@@ -20,6 +20,15 @@ from offmarl.vault.format.layout import METADATA
 from offmarl.vault.format.metadata import Grid
 from offmarl.vault.storage.store import store_of
 
+from .damage import (
+    change,
+    change_episode,
+    change_metadata,
+    documents,
+    make_foreign,
+    put,
+    remove,
+)
 from .experience import make, written
 
 HUGE = 10**18
@@ -58,30 +67,37 @@ class _Known(NamedTuple):
         return self.value
 
 
-def foreign(path):
-    """Remove offmarl's own keys, so that metadata.json is the only description."""
-    store = store_of(path)
-    for key in store.keys("offmarl/"):
-        store._kv.write(key, None).result()
+def change_documents(path, function):
+    """Merge into each array's description what a function of its key and content returns."""
+    put(path, {key: old | function(key, old) for key, old in documents(path).items()})
+
+
+def remove_chunks(path):
+    keys = store_of(path).keys("")
+    remove(path, *(k for k in keys if not k.endswith(".zarray") and "vault_index" not in k))
+
+
+def put_index(path, length):
+    put(path, {layout.INDEX_KEY: length.to_bytes(4, "little")})
 
 
 def use(path):
     """Use a vault as a program does; only errors of offmarl may be raised."""
     seconds, memory = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for attempt in (_read, vault.verify, lambda p: list(vault.list_vaults(p.parent))):
+    uses = (
+        lambda: repr(vault.open_vault(path).provenance),
+        lambda: vault.open_vault(path).digest(),
+        lambda: vault.verify(path),
+        lambda: list(vault.list_vaults(path.parent)),
+    )
+    for attempt in uses:
         try:
-            attempt(path)
+            attempt()
         except OffmarlError as error:
             assert len(str(error)) < 2000
     assert time.monotonic() - seconds < 20
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
     assert grown < 500_000, f"{grown} kB"
-
-
-def _read(path):
-    dataset = vault.open_vault(path)
-    dataset.digest()
-    repr(dataset.provenance)
 
 
 def mutated(value, rng):
@@ -132,36 +148,28 @@ def mutate_metadata(path, count, seed):
 
 def mutate_own_keys(path, count, seed):
     rng = random.Random(seed)
-    store = store_of(path)
-    documents = [k for k in store.keys("") if k.endswith(".zarray")]
-    keys = (layout.SCHEMA_KEY, layout.HEAD_KEY, layout.PROVENANCE_KEY, *documents)
-    values = {key: store.get(key) for key in keys}
+    keys = (layout.SCHEMA_KEY, layout.HEAD_KEY, layout.PROVENANCE_KEY, *documents(path))
+    values = {key: store_of(path).get(key) for key in keys}
     for number in range(count):
         key = keys[number % len(keys)]
-        changed = json.dumps(mutated(json.loads(values[key]), rng)).encode()
-        store.commit({key: changed}, fence={}).result()
+        put(path, {key: json.dumps(mutated(json.loads(values[key]), rng)).encode()})
         use(path)
-        store.commit({key: values[key]}, fence={}).result()
+        put(path, {key: values[key]})
 
 
-def test_some_mutations(path):
-    mutate_metadata(path, 20, seed=1)
-    mutate_own_keys(path, 20, seed=2)
-
-
-@pytest.mark.nightly
-def test_1000_mutated_metadata(path, tmp_path):
-    other = shutil.copytree(path, tmp_path / "w.vlt" / "a")
-    foreign(other)
-    mutate_metadata(path, 300, seed=1)
-    mutate_metadata(other, 700, seed=2)
-
-
-@pytest.mark.nightly
-def test_500_mutated_own_keys(path, tmp_path):
-    other = shutil.copytree(path, tmp_path / "w.vlt" / "a")
-    foreign(other)
-    mutate_own_keys(path, 300, seed=3)
+@pytest.mark.parametrize(
+    ("native", "of_metadata", "of_keys"),
+    [
+        (True, 20, 20),
+        pytest.param(True, 300, 300, marks=pytest.mark.nightly),
+        pytest.param(False, 700, 0, marks=pytest.mark.nightly),
+    ],
+)
+def test_mutations(path, native, of_metadata, of_keys):
+    if not native:
+        make_foreign(path)
+    mutate_metadata(path, of_metadata, seed=1)
+    mutate_own_keys(path, of_keys, seed=2)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +193,7 @@ def test_500_mutated_own_keys(path, tmp_path):
 @pytest.mark.parametrize("native", [True, False])
 def test_metadata_that_is_none(path, text, native):
     if not native:
-        foreign(path)
+        make_foreign(path)
     (path / METADATA).write_text(text)
     with pytest.raises(OffmarlError):
         vault.open_vault(path)
@@ -210,12 +218,10 @@ def test_metadata_that_is_none(path, text, native):
     ],
 )
 def test_shapes_and_types_that_the_arrays_have_not(path, name, shape, dtype):
-    foreign(path)
+    make_foreign(path)
     assert vault.open_vault(path).read(0, 1, leaves=["rewards"])["rewards"].shape == (2, 1, 2)
-    metadata = json.loads((path / METADATA).read_text())
-    metadata["structure_shape"][name] = shape
-    metadata["structure_dtype"][name] = dtype
-    (path / METADATA).write_text(json.dumps(metadata))
+    change_metadata(path, lambda data: data["structure_shape"].update({name: shape}))
+    change_metadata(path, lambda data: data["structure_dtype"].update({name: dtype}))
     with pytest.raises(OffmarlError):
         vault.open_vault(path)
     use(path)
@@ -223,16 +229,10 @@ def test_shapes_and_types_that_the_arrays_have_not(path, name, shape, dtype):
 
 def test_arrays_whose_chunks_would_fill_the_memory(path):
     """Both documents describe rows of terabytes, and the index has many rows."""
-    foreign(path)
-    store = store_of(path)
-    document = store.get_json("rewards./.zarray")
-    document |= {"shape": [2, 10**13, 10**6], "chunks": [2, 10**6, 10**6]}
-    store.commit(
-        {"rewards./.zarray": layout.dump_json(document), "vault_index/0": b"\xff\xff\xff\x7f"}, {}
-    ).result()
-    metadata = json.loads((path / METADATA).read_text())
-    metadata["structure_shape"]["rewards"] = "(2, 8, 1000000)"
-    (path / METADATA).write_text(json.dumps(metadata))
+    make_foreign(path)
+    change(path, "rewards./.zarray", shape=[2, 10**13, 10**6], chunks=[2, 10**6, 10**6])
+    put_index(path, 2**31 - 1)
+    change_metadata(path, lambda data: data["structure_shape"].update(rewards="(2, 8, 1000000)"))
     with pytest.raises(OffmarlError, match="which no vault has"):
         vault.open_vault(path)
     use(path)
@@ -245,13 +245,8 @@ def test_a_head_that_speaks_of_billions(tmp_path, length):
     """The index of chunks in memory would take 160 GiB."""
     path = tmp_path / "v.vlt" / "a"
     written(path, make(rows=1, steps=20), chunk_steps=1)
-    store = store_of(path)
-    head = store.get_json(layout.HEAD_KEY) | {"length": length}
-    forged = {
-        layout.HEAD_KEY: layout.dump_json(head),
-        layout.INDEX_KEY: layout.encode_index(length),
-    }
-    store.commit(forged, {}).result()
+    change(path, layout.HEAD_KEY, length=length)
+    put_index(path, length)
     dataset = vault.open_vault(path)
     uses = [lambda: dataset.read(0, 1), lambda: dataset.windows([0], [0], 1)]
     shutil.make_archive(str(tmp_path / "v"), "zip", tmp_path, "v.vlt")
@@ -266,8 +261,8 @@ def test_a_head_that_speaks_of_billions(tmp_path, length):
 
 
 def test_an_index_that_speaks_of_billions(path):
-    foreign(path)
-    store_of(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
+    make_foreign(path)
+    put_index(path, 2**31 - 1)
     report = vault.verify(path, deep=True)
     assert "2,147,483,647 steps" in str(report.faults[0])
     dataset = vault.open_vault(path)
@@ -277,7 +272,7 @@ def test_an_index_that_speaks_of_billions(path):
             call()
     assert time.monotonic() - begin < 2
     assert dataset.read(0, 3)["rewards"].shape[1] == 3
-    store_of(path).commit({"vault_index/0": b"\xff\xff\xff\xff"}, {}).result()
+    put_index(path, 2**32 - 1)
     assert "length -1" in str(vault.verify(path).faults[0])
 
 
@@ -292,37 +287,37 @@ def test_an_index_that_speaks_of_billions(path):
     ],
 )
 def test_keys_that_are_missing_or_too_short(path, key, value, message):
-    store = store_of(path)
-    store._kv.write(key, None).result()
-    if value is not None:
-        store.commit({key: value}, {}).result()
+    if value is None:
+        remove(path, key)
+    else:
+        put(path, {key: value})
     assert any(message in str(fault) for fault in vault.verify(path, deep=True).faults)
     with pytest.raises(VaultFormatError):
         vault.open_vault(path).digest()
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("fields", "message"),
     [
         ({"dtype": "<f4"}, "the index is not one number"),
         ({"shape": [2], "chunks": [2]}, "the index is not one number"),
         (None, "has lost its index"),
     ],
 )
-def test_a_document_of_another_index(path, change, message):
-    foreign(path)
-    store, key = store_of(path), f"{layout.INDEX_PREFIX}.zarray"
-    if change is None:
-        store._kv.write(key, None).result()
+def test_a_document_of_another_index(path, fields, message):
+    make_foreign(path)
+    key = f"{layout.INDEX_PREFIX}.zarray"
+    if fields is None:
+        remove(path, key)
     else:
-        store.commit({key: layout.dump_json(store.get_json(key) | change)}, {}).result()
+        change(path, key, **fields)
     with pytest.raises(VaultFormatError, match=message):
         vault.open_vault(path)
 
 
 @pytest.mark.parametrize("value", [b"", b"\1\0\0"])
 def test_an_index_that_is_no_number_is_listed_with_its_error(path, value):
-    store_of(path).commit({"vault_index/0": value}, {}).result()
+    put(path, {layout.INDEX_KEY: value})
     with pytest.raises(VaultFormatError, match="bytes instead of 4"):
         vault.open_vault(path)
     assert not vault.verify(path).sound
@@ -331,10 +326,7 @@ def test_an_index_that_is_no_number_is_listed_with_its_error(path, value):
 
 
 def test_an_end_of_an_unknown_cause(path):
-    store, key = store_of(path), layout.episodes_key(0)
-    records = np.frombuffer(store.get(key), vault.open_vault(path).manifest.schema.record).copy()
-    records["cause"][0] = 200
-    store.commit({key: records.tobytes()}, {}).result()
+    change_episode(path, "cause", 200)
     assert not vault.verify(path, deep=True).sound
     ((_, summary),) = vault.list_vaults(path.parent)
     assert "unknown cause 200" in summary.error
@@ -346,10 +338,7 @@ def test_an_end_of_an_unknown_cause(path):
 )
 def test_episodes_outside_of_the_vault(path, field, value):
     """Readers count with these numbers, and make arrays of such lengths."""
-    store, key = store_of(path), layout.episodes_key(0)
-    records = np.frombuffer(store.get(key), vault.open_vault(path).manifest.schema.record).copy()
-    records[field][0] = value
-    store.commit({key: records.tobytes()}, {}).result()
+    change_episode(path, field, value)
     dataset = vault.open_vault(path)
     for read in (lambda: dataset.episodes, dataset.digest):
         with pytest.raises(VaultFormatError, match="its episode table does not fit its steps"):
@@ -358,24 +347,26 @@ def test_episodes_outside_of_the_vault(path, field, value):
 
 def test_rows_and_a_length_that_chunks_left_out_stand_for(path):
     """Both descriptions agree on a million rows, and their missing chunks are zeros."""
-    foreign(path)
-    store, rows = store_of(path), 2**20
-    for key in store.keys(""):
-        if key.endswith(".zarray") and not key.startswith("vault_index"):
-            document = store.get_json(key)
-            document |= {"shape": [rows, *document["shape"][1:]], "fill_value": 0}
-            document["chunks"][0] = 1
-            store.commit({key: layout.dump_json(document)}, {}).result()
-    store.commit({"vault_index/0": (4096).to_bytes(4, "little")}, {}).result()
-    metadata = json.loads((path / METADATA).read_text())
-    content = json.dumps(metadata).replace("(2, 8", f"({rows}, 8")
-    (path / METADATA).write_text(content)
+    make_foreign(path)
+    rows = 2**20
+
+    def widen(_, old):
+        return {
+            "shape": [rows, *old["shape"][1:]],
+            "chunks": [1, *old["chunks"][1:]],
+            "fill_value": 0,
+        }
+
+    change_documents(path, widen)
+    put_index(path, 4096)
+    text = (path / METADATA).read_text()
+    (path / METADATA).write_text(text.replace("(2, 8", f"({rows}, 8"))
     dataset, begin = vault.open_vault(path), time.monotonic()
     assert dataset.rows == rows
     for call in (lambda: dataset.episodes, dataset.read):
         with pytest.raises(
             VaultFormatError,
-            match=r"1,048,576 rows of 4,096 .*\. Copy the vault again from its source\.$",
+            match=r"1,048,576 rows of 4,096 .* Copy the vault again from its source",
         ):
             call()
     assert "1,048,576 rows" in str(vault.verify(path, deep=True).faults[0])
@@ -386,7 +377,7 @@ def test_an_unfinished_chunk_that_unpacks_to_gigabytes(tmp_path):
     written(tmp_path / "v.vlt", make(steps=10), chunk_steps=8, codec="zstd")
     path = tmp_path / "v.vlt" / "main"
     bomb = bytes(Zstd(level=1).encode(bytes(2**27)))
-    store_of(path).commit({"rewards./0.1.0": bomb}, {}).result()
+    put(path, {"rewards./0.1.0": bomb})
     with pytest.raises(VaultFormatError, match="its header gives 134217728 bytes"):
         vault.resume(path)
 
@@ -461,11 +452,9 @@ def test_frames_behind_the_one_whose_size_is_right():
 
 
 def test_a_name_that_is_repeated_in_that_of_each_array(path):
-    foreign(path)
-    metadata = json.loads((path / METADATA).read_text())
-    many = {f"k{i}": "x" for i in range(5_000)}
-    metadata |= {f"structure_{x}": {"n" * 300_000: many} for x in ("shape", "dtype")}
-    (path / METADATA).write_text(json.dumps(metadata))
+    make_foreign(path)
+    many = {"n" * 300_000: {f"k{i}": "x" for i in range(5_000)}}
+    change_metadata(path, lambda data: data.update(structure_shape=many, structure_dtype=many))
     with pytest.raises(VaultFormatError, match="nests its arrays too deeply"):
         vault.open_vault(path)
     use(path)
@@ -474,16 +463,13 @@ def test_a_name_that_is_repeated_in_that_of_each_array(path):
 @pytest.mark.parametrize("number", [2**20, 2**31 - 1, -5])
 def test_actions_that_ask_for_masks_of_any_size(path, number):
     """Without a mask of legal actions, their number is that of the highest one."""
-    foreign(path)
-    store, metadata = store_of(path), json.loads((path / METADATA).read_text())
-    for key in store.keys("infos.legals"):
-        store._kv.write(key, None).result()
+    make_foreign(path)
+    store = store_of(path)
+    remove(path, *store.keys("infos.legals"))
     for kind in ("shape", "dtype"):
-        del metadata[f"structure_{kind}"]["infos"]["legals"]
-    (path / METADATA).write_text(json.dumps(metadata))
-    for key in store.keys("actions./0"):
-        chunk = np.full_like(np.frombuffer(store.get(key), "<i4"), number)
-        store.commit({key: chunk.tobytes()}, {}).result()
+        change_metadata(path, lambda data, of=f"structure_{kind}": data[of]["infos"].pop("legals"))
+    chunks = {key: np.frombuffer(store.get(key), "<i4") for key in store.keys("actions./0")}
+    put(path, {key: np.full_like(chunk, number).tobytes() for key, chunk in chunks.items()})
     dataset = vault.open_vault(path)
     for read in (lambda: dataset.spec, dataset.transitions, dataset.digest):
         with pytest.raises(VaultLayoutError, match=f"actions up to {number}"):
@@ -493,24 +479,23 @@ def test_actions_that_ask_for_masks_of_any_size(path, number):
 @pytest.mark.parametrize(("rows", "length", "times"), [(2**24, 0, 1), (2**18, 1, 1000)])
 def test_rows_without_data_take_no_memory(path, rows, length, times):
     """Of a vault that is empty, or has few steps that are large."""
-    foreign(path)
-    store = store_of(path)
-    for key in store.keys(""):
-        if key.endswith(".zarray") and not key.startswith("vault_index"):
-            document = store.get_json(key)
-            shape = [rows, document["shape"][1], *(x * times for x in document["shape"][2:])]
-            document |= {"shape": shape, "chunks": [1, 8, *shape[2:]], "fill_value": 0}
-            store.commit({key: layout.dump_json(document)}, {}).result()
-        elif not key.startswith("vault_index"):
-            store._kv.write(key, None).result()
-    store.commit({"vault_index/0": length.to_bytes(4, "little")}, {}).result()
-    metadata = json.loads((path / METADATA).read_text())
-    flat = encoding.flatten_tree(metadata["structure_shape"])
-    shapes = {name: [*map(int, text[1:-1].split(", "))][2:] for name, text in flat.items()}
-    metadata["structure_shape"] = encoding.unflatten_tree(
-        {name: str((rows, 8, *(x * times for x in shape))) for name, shape in shapes.items()}
-    )
-    (path / METADATA).write_text(json.dumps(metadata))
+    make_foreign(path)
+
+    def widen(_, old):
+        shape = [rows, old["shape"][1], *(x * times for x in old["shape"][2:])]
+        return {"shape": shape, "chunks": [1, 8, *shape[2:]], "fill_value": 0}
+
+    def widen_metadata(data):
+        flat = encoding.flatten_tree(data["structure_shape"])
+        shapes = {name: [*map(int, text[1:-1].split(", "))][2:] for name, text in flat.items()}
+        data["structure_shape"] = encoding.unflatten_tree(
+            {name: str((rows, 8, *(x * times for x in shape))) for name, shape in shapes.items()}
+        )
+
+    remove_chunks(path)
+    change_documents(path, widen)
+    put_index(path, length)
+    change_metadata(path, widen_metadata)
     dataset, begin = vault.open_vault(path), time.monotonic()
     for read in (lambda: dataset.episodes, dataset.read, dataset.digest):
         with pytest.raises(VaultFormatError, match=f"{rows:,} rows of {length} steps"):
@@ -525,18 +510,17 @@ def test_rows_without_data_take_no_memory(path, rows, length, times):
 )
 def test_chunks_of_more_steps_than_memory_holds(path, others, message):
     """One array's chunk, which is empty, stands for the data of all arrays."""
-    foreign(path)
-    store, length = store_of(path), 2**24
-    for key in store.keys(""):
-        if key.endswith(".zarray") and not key.startswith("vault_index"):
-            document = store.get_json(key)
-            steps = length if key.startswith("terminals") else others
-            document |= {"chunks": [2, steps, *document["shape"][2:]], "fill_value": 0}
-            store.commit({key: layout.dump_json(document)}, {}).result()
-        elif not key.startswith("vault_index"):
-            store._kv.write(key, None).result()
-    store._kv.write("terminals./0.0.0", b"").result()
-    store.commit({"vault_index/0": length.to_bytes(4, "little")}, {}).result()
+    make_foreign(path)
+    length = 2**24
+
+    def lengthen(key, old):
+        steps = length if key.startswith("terminals") else others
+        return {"chunks": [2, steps, *old["shape"][2:]], "fill_value": 0}
+
+    remove_chunks(path)
+    change_documents(path, lengthen)
+    put(path, {"terminals./0.0.0": b""})
+    put_index(path, length)
     dataset = vault.open_vault(path)
     with pytest.raises(VaultFormatError, match=message):
         (dataset.digest if others < length else dataset.blocks)()
@@ -546,16 +530,11 @@ def test_chunks_of_more_steps_than_memory_holds(path, others, message):
 
 def test_flags_in_larger_chunks_than_arrays_that_are_left_out(path, monkeypatch):
     """As flashbax has them, which leaves out chunks of zeros."""
-    foreign(path)
-    store, dataset = store_of(path), vault.open_vault(path)
-    flags = dataset.read(leaves=["terminals"])["terminals"]
-    for key in store.keys(""):
-        if not key.endswith(".zarray") and key.split("/")[0] in dataset.leaves:
-            store._kv.write(key, None).result()
-    document = store.get_json("terminals./.zarray")
-    document |= {"chunks": [*flags.shape], "compressor": None}
-    files = {"terminals./0.0.0": flags.tobytes()}
-    store.commit({"terminals./.zarray": layout.dump_json(document), **files}, {}).result()
+    make_foreign(path)
+    flags = vault.open_vault(path).read(leaves=["terminals"])["terminals"]
+    remove_chunks(path)
+    change(path, "terminals./.zarray", chunks=[*flags.shape], compressor=None)
+    put(path, {"terminals./0.0.0": flags.tobytes()})
     for name, value in {"_UNBACKED_STEPS": 0, "MAX_CHUNK_BYTES": 8 * 500}.items():
         monkeypatch.setattr(f"offmarl.vault.read.arrays.{name}", value)
     dataset = vault.open_vault(path)
@@ -566,13 +545,10 @@ def test_flags_in_larger_chunks_than_arrays_that_are_left_out(path, monkeypatch)
 @pytest.mark.parametrize("number", [0, 10**6])
 def test_final_views_that_are_counted_and_not_there(path, number):
     """So many that they are not read at once."""
-    store, key = store_of(path), layout.episodes_key(0)
-    records = np.frombuffer(store.get(key), vault.open_vault(path).manifest.schema.record).copy()
-    records["final"][0] = number
-    head = store.get_json(layout.HEAD_KEY) | {"finals": 2**40}
-    store.commit({key: records.tobytes(), layout.HEAD_KEY: layout.dump_json(head)}, {}).result()
-    for place in store.keys(layout.FINALS_PREFIX) if not number else ():
-        store._kv.write(place, None).result()
+    change_episode(path, "final", number)
+    change(path, layout.HEAD_KEY, finals=2**40)
+    if not number:
+        remove(path, *store_of(path).keys(layout.FINALS_PREFIX))
     dataset = vault.open_vault(path)
     for read in (dataset.digest, lambda: dataset.final_views(np.array([number]))):
         with pytest.raises(VaultFormatError, match="it has lost final views"):
@@ -583,11 +559,10 @@ def test_final_views_that_are_counted_and_not_there(path, number):
 @pytest.mark.parametrize("value", [10**30, float("inf"), 10**400, None, []])
 @pytest.mark.parametrize("name", ["count", "mean", "quantile_error"])
 def test_statistics_that_are_no_numbers_are_computed_again(path, name, value):
-    dataset = vault.open_vault(path)
-    expected, store = dataset.statistics(), store_of(path)
-    stored = store.get_json(layout.STATISTICS_KEY)
+    expected = vault.open_vault(path).statistics()
+    stored = store_of(path).get_json(layout.STATISTICS_KEY)
     next(iter(stored["leaves"].values()))[name] = value if name == "quantile_error" else [value]
-    store.commit({layout.STATISTICS_KEY: layout.dump_json(stored)}, {}).result()
+    put(path, {layout.STATISTICS_KEY: stored})
     again = vault.open_vault(path).statistics()
     np.testing.assert_array_equal(again["reward"].mean, expected["reward"].mean)
 

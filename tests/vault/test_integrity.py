@@ -1,6 +1,5 @@
 """Damage is found and located; intact data is not reported."""
 
-import json
 import random
 from contextlib import suppress
 
@@ -10,17 +9,19 @@ import tensorstore as ts
 
 import offmarl
 from offmarl import vault
-from offmarl.errors import OffmarlError, VaultFormatError, VaultLockedError, VaultNotFoundError
+from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.teams import Team
+from offmarl.testing import typed_spec
 from offmarl.types import map_tree
 from offmarl.vault.format import layout, tables
 from offmarl.vault.format.faults import merge_faults, with_episodes
 from offmarl.vault.format.layout import METADATA
 from offmarl.vault.storage import commit
-from offmarl.vault.storage.store import Directory, store_of
+from offmarl.vault.storage.store import Directory
 
 from . import damage
-from .experience import assert_same, make
+from .damage import change, change_episode, flip, make_foreign, put, remove
+from .experience import SPEC, assert_same, make
 from .test_stock import append_with_stock, open_stock, to_stock, write_stock
 
 CODECS = ("raw", "zstd")
@@ -35,18 +36,6 @@ def place_of(path, key):
     """The file and offset of a value."""
     place = commit.current_tree(Directory(path)).values[key]
     return path / place.file, place.offset
-
-
-def flip(path, key, offset=0):
-    file, start = place_of(path, key)
-    data = bytearray(file.read_bytes())
-    data[start + offset] ^= 1
-    file.write_bytes(data)
-
-
-def overwrite(path, values):
-    """Write keys directly to the store."""
-    store_of(path).commit(values, fence={}).result()
 
 
 def test_a_sound_vault(path):
@@ -130,8 +119,7 @@ def test_a_lost_file_is_found_without_reading(path):
 
 
 def test_a_missing_chunk_is_no_zeros(path):
-    store = store_of(path)
-    store._kv.write("infos.state./0.1.0", None).result()
+    remove(path, "infos.state./0.1.0")
     (fault,) = vault.verify(path).faults
     assert (fault.what, fault.leaf, fault.steps) == ("it is missing", "infos.state", (8, 16))
     dataset = vault.open_vault(path)
@@ -145,7 +133,7 @@ def test_a_missing_chunk_is_no_zeros(path):
 @pytest.mark.parametrize("records", [0, 1, 3])
 def test_each_row_has_its_unfinished_episode(path, records):
     record = vault.open_vault(path).manifest.running[:1]
-    overwrite(path, {layout.RUNNING_KEY: np.repeat(record, records).tobytes()})
+    put(path, {layout.RUNNING_KEY: np.repeat(record, records).tobytes()})
     with pytest.raises(VaultFormatError, match="bytes for 2 rows"):
         vault.open_vault(path)
 
@@ -174,7 +162,7 @@ def test_neither_manifest_nor_metadata(path):
 
 
 @pytest.mark.parametrize(
-    ("key", "change", "message"),
+    ("key", "fields", "message"),
     [
         (layout.HEAD_KEY, {"length": 51}, "have gaps or overlaps"),
         (layout.HEAD_KEY, {"episodes": 3}, "are not in the episode table"),
@@ -183,19 +171,14 @@ def test_neither_manifest_nor_metadata(path):
         (layout.SCHEMA_KEY, {"chunk_rows": 1}, "is not what the vault's schema says"),
     ],
 )
-def test_keys_that_contradict_one_another(path, key, change, message):
-    store = store_of(path)
-    overwrite(path, {key: layout.dump_json(store.get_json(key) | change)})
+def test_keys_that_contradict_one_another(path, key, fields, message):
+    change(path, key, **fields)
     faults = vault.verify(path).faults
     assert any(message in str(fault) for fault in faults), faults
 
 
 def test_an_episode_table_that_lies(path):
-    key = layout.episodes_key(0)
-    store = store_of(path)
-    records = np.frombuffer(store.get(key), tables.dtype(2, 2)).copy()
-    records["returns"][1] += 1
-    overwrite(path, {key: records.tobytes()})
+    change_episode(path, "returns", 1e6, number=1)
     assert vault.verify(path).sound
     (fault,) = vault.verify(path, deep=True).faults
     assert "the steps differ in its returns" in fault.what
@@ -254,21 +237,10 @@ def test_a_stock_tail_is_unchecked_and_kept(path):
     assert vault.verify(path, deep=True).unchecked == ()
 
 
-def test_places_without_a_vault(tmp_path, path):
-    with pytest.raises(VaultNotFoundError):
-        vault.verify(tmp_path / "nothing")
-    with pytest.raises(VaultFormatError, match="not a vault"):
-        vault.verify(tmp_path)
-    with vault.resume(path), pytest.raises(VaultLockedError):
-        vault.compact(path)
-
-
 @pytest.fixture
 def foreign(path):
     """A vault without offmarl's own keys, as other programs write it."""
-    store_of(path)._kv.delete_range(ts.KvStore.KeyRange("offmarl/", "offmarl0")).result()
-    metadata = json.loads((path / METADATA).read_text())
-    (path / METADATA).write_text(json.dumps({**metadata, "offmarl": "no more"}))
+    make_foreign(path)
     return path
 
 
@@ -299,26 +271,26 @@ def test_codecs_without_a_checksum_are_named(tmp_path):
 
 
 def campaign(path, count, seed):
-    """Damage a vault in many ways; return how many damages are found, and how many are harmless."""
+    """Damage a vault in many ways; return how many damages are found, and how many are harmless.
+
+    Checked reads return what was written, or nothing.
+    """
     before = damage.content(path)
     transitions = map_tree(np.copy, vault.open_vault(path).transitions())
     outcomes = {"harmless": 0, "found": 0}
-    for change in damage.damages(path, count, seed):
-        assert_read_or_refused(path, transitions)
+    for kind in damage.damages(path, count, seed):
+        with suppress(OffmarlError):
+            assert_same(vault.open_vault(path, checked=True).transitions(), transitions)
         report = vault.verify(path, deep=True)
         if report.sound:
-            assert damage.content(path) == before, change
+            assert damage.content(path) == before, kind
         outcomes["harmless" if report.sound else "found"] += 1
     return outcomes
 
 
-def assert_read_or_refused(path, expected):
-    """Reads that are checked return what was written, or nothing."""
-    with suppress(OffmarlError):
-        assert_same(vault.open_vault(path, checked=True).transitions(), expected)
-
-
-def test_any_damage(path):
+@pytest.mark.parametrize("spec", [SPEC, typed_spec("test/typed")], ids=["plain", "typed"])
+def test_any_damage(tmp_path, spec):
+    path = damage.record(tmp_path / "v.vlt" / "a", spec=spec)
     assert campaign(path, 6, seed=0)["found"]  # the sixth file is the manifest
 
 
@@ -328,47 +300,35 @@ def test_any_damage_often(path, state):
     if state == "compacted":
         vault.compact(path)
     outcomes = campaign(path, 125, seed=random.Random(state).randrange(1000))
-    print(state, outcomes)
     assert outcomes["found"] and (outcomes["harmless"] or state == "compacted")
 
 
 # ------------------------------------------------------------------ documents of arrays
 
 
-def change_document(path, name, **changes):
-    key = f"{name}./.zarray"
-    document = json.loads(store_of(path).get(key)) | changes
-    overwrite(path, {key: layout.dump_json(document)})
+TYPES = [{"dtype": "<i4"}, {"dtype": ">f4"}, {"order": "F"}]
+"""As wide as a float32, so that sizes agree."""
 
 
-CHANGES = [
-    {"dtype": "<i4"},  # as wide as a float32, so that sizes agree
-    {"dtype": ">f4"},
-    {"order": "F"},
-    {"chunks": [2, 4, 4]},
-    {"fill_value": 1.0},
-]
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_a_document_of_an_array_that_lies_misleads_nobody(path, change):
+@pytest.mark.parametrize("fields", [*TYPES, {"chunks": [2, 4, 4]}, {"fill_value": 1.0}], ids=str)
+def test_a_document_of_an_array_that_lies_misleads_nobody(path, fields):
     digest = vault.open_vault(path).digest()
-    change_document(path, "rewards", **change)
+    change(path, "rewards./.zarray", **fields)
     (fault,) = vault.verify(path).faults
     assert "rewards./.zarray: it is not what the vault's schema says" in str(fault)
     assert vault.open_vault(path).digest() == digest  # offmarl reads by the schema
     assert_all_salvaged(path, digest)
 
 
-@pytest.mark.parametrize("change", [{"dtype": "<i4"}, {"dtype": ">f4"}, {"order": "F"}], ids=str)
-def test_arrays_of_other_writers_are_not_mapped_with_another_type(foreign, change):
+@pytest.mark.parametrize("fields", TYPES, ids=str)
+def test_arrays_of_other_writers_are_not_mapped_with_another_type(foreign, fields):
     """Without offmarl's keys, the document of the array alone decides its type."""
     values = vault.open_vault(foreign).read(leaves=["rewards"])["rewards"].copy()
-    change_document(foreign, "rewards", **change)
+    change(foreign, "rewards./.zarray", **fields)
     try:
         data = vault.open_vault(foreign).windows([0, 1], [0, 30], 9, leaves=["rewards"])["rewards"]
     except OffmarlError:
         return
     # TensorStore read it as the document says: other numbers, of the document's type.
     expected = np.stack([values[0, :9], values[1, 30:39]])
-    assert data.dtype == np.dtype(change.get("dtype", "<f4")) or not np.array_equal(data, expected)
+    assert data.dtype == np.dtype(fields.get("dtype", "<f4")) or not np.array_equal(data, expected)

@@ -2,19 +2,16 @@
 
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from offmarl import vault
-from offmarl.errors import VaultLockedError
 
 from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes, written
-from .killed import PROGRAMS, TYPED, deaths
+from .killed import PROGRAMS, deaths
 
 TRANSFORMS = ("change", "unite", "divide")
-WRITERS = ("record", "record_typed", "create_whole", "share", *TRANSFORMS)
+WRITERS = ("record", "create_whole", "share", *TRANSFORMS)
 
 
 def begin(program, directory):
@@ -55,8 +52,7 @@ def check(program, path, acknowledged, reference):
     assert chunks >= acknowledged
     generate = whole_episodes if program == "share" else make
     if chunks:
-        spec = TYPED if program == "record_typed" else SPEC
-        parts = [generate(spec, steps=7, seed=chunk)[0] for chunk in range(chunks)]
+        parts = [generate(steps=7, seed=chunk)[0] for chunk in range(chunks)]
         assert_same(dataset.transitions(), concatenate(parts))
 
 
@@ -70,27 +66,6 @@ def test_killed_at_any_instant_and_run_again(victims, tmp_path, program, count):
     for number, when in enumerate(deaths(events, count, 0.15)):
         died = die_and_run_again(victims, program, tmp_path / f"{number}", reference, **when)
         assert died.signal == signal.SIGKILL or "seconds" in when
-
-
-def test_the_lock_of_a_dead_process_is_free(tmp_path):
-    path = tmp_path / "v.vlt" / "a"
-    hold = (
-        "import sys, time; from pathlib import Path; from offmarl import vault\n"
-        "from tests.vault.experience import SPEC, make\n"
-        "writer = vault.create(Path(sys.argv[1]), SPEC, rows=2)\n"
-        "writer.append(*make()); writer.flush(); print('held', flush=True); time.sleep(60)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", hold, str(path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "held\n"
-    with pytest.raises(VaultLockedError, match=f"process {process.pid} on "):
-        vault.resume(path)
-    assert vault.open_vault(path).length == 10
-    process.kill()
-    process.communicate()
-    with vault.resume(path) as writer:
-        assert writer.length == 10
 
 
 def test_what_a_killed_creation_left_is_cleared(tmp_path):

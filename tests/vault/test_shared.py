@@ -78,24 +78,20 @@ def check_all_there(path, acknowledged):
     return dataset
 
 
-def check_stock_reads(path, dataset):
-    stock = open_stock(path)
+@pytest.mark.parametrize(
+    ("seconds", "kill"),
+    [
+        pytest.param(1.5, True, marks=pytest.mark.slow),
+        *(pytest.param(30, kill, marks=pytest.mark.nightly) for kill in (False, True)),
+    ],
+)
+def test_four_writers(path, seconds, kill):
+    """One of them may be killed."""
+    dataset, stock = check_all_there(path, run_together(path, seconds, kill)), open_stock(path)
     assert stock.vault_index == dataset.length
-    theirs = stock.read().experience
-    ours = dataset.read(leaves=["observations", "rewards"])
-    np.testing.assert_array_equal(theirs["observations"], ours["observations"])
-    np.testing.assert_array_equal(theirs["rewards"], ours["rewards"])
-
-
-@pytest.mark.slow
-def test_four_writers_and_one_dies(path):
-    check_stock_reads(path, check_all_there(path, run_together(path, 1.5, kill=True)))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kill", [False, True])
-def test_four_writers_for_30_seconds(path, kill):
-    check_stock_reads(path, check_all_there(path, run_together(path, 30, kill)))
+    theirs, ours = stock.read().experience, dataset.read()
+    for name in ("observations", "rewards"):
+        np.testing.assert_array_equal(theirs[name], ours[name])
 
 
 def test_who_joins_again_skips_what_is_there(path):
@@ -171,11 +167,6 @@ def test_rows_of_whole_episodes(tmp_path):
         writer.append(*parts[0])
     expected = [whole_episodes(steps=7, seed=seed)[0] for seed in range(4)]
     assert_same(vault.open_vault(path).transitions(), concatenate(expected))
-
-
-def test_where_nothing_can_be_locked():
-    with pytest.raises(VaultError, match="only a directory on this machine"):
-        vault.join("s3://bucket/v.vlt", "me")
 
 
 def test_the_last_writer_to_close_reclaims_unused_space(tmp_path, monkeypatch):

@@ -90,17 +90,6 @@ def test_final_views_too(paths, name):
         writer.append(transition, wrong)
 
 
-def test_steps_count_from_the_beginning_of_the_vault(tmp_path):
-    transition, finals = make()
-    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(transition, finals)
-        wrong = with_value(transition, "reward", (0, 3, 0), np.nan)
-        with pytest.raises(InvalidValueError, match="row 0, step 13 of the vault"):
-            writer.append(wrong, finals)
-        writer.append(transition, finals)
-    assert vault.open_vault(tmp_path / "a.vlt").length == 20
-
-
 def test_those_who_write_together_are_told_before_anything_waits(tmp_path):
     path = tmp_path / "a.vlt"
     vault.create(path, SPEC, rows=2).close()

@@ -164,7 +164,7 @@ class Schema:
             schema._check()
         except (KeyError, ValueError, ShapeError) as error:
             raise VaultFormatError(
-                f"the vault's schema is damaged ({_reason(error):.200}): copy the vault again "
+                f"the vault's schema is damaged ({error!r:.200}): copy the vault again "
                 "from its source, or copy its intact episodes with `offmarl salvage`."
             ) from error
         return schema
@@ -214,14 +214,9 @@ class Head(NamedTuple):
             return msgspec.convert([data[name] for name in cls._fields], cls)
         except (KeyError, ValueError) as error:
             raise VaultFormatError(
-                f"the vault's head is damaged ({_reason(error):.200}): copy the vault again "
+                f"the vault's head is damaged ({error!r:.200}): copy the vault again "
                 "from its source."
             ) from error
-
-
-def _reason(error: Exception) -> str:
-    """Describe the error of reading a document."""
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def prefix_of(name: str) -> str:

@@ -216,8 +216,6 @@ def _not_flag(values: NumpyArray) -> _Wrong:
 
 
 def _out_of_bounds(values: NumpyArray) -> _Wrong:
-    if values.max(initial=-1) <= 1 + _TOLERANCE and values.min(initial=1) >= -1 - _TOLERANCE:
-        return None
     return ~(np.abs(values) <= 1 + _TOLERANCE)
 
 

@@ -78,15 +78,6 @@ class _Values(NamedTuple):
     mask: NDArray[np.bool_]
     """Of the same shape: numbers of the episodes that are drawn from; the others weigh nothing."""
 
-    def where(self, at: NDArray[Any]) -> str:
-        """Describe the place of a number."""
-        if len(at) > 1:
-            return f"step {at[1]} of row {at[0]}"
-        episodes = self.dataset.episodes
-        return (
-            f"episode {at[0]} (from step {episodes.start[at[0]]} of row {episodes.row[at[0]]} on)"
-        )
-
 
 def resolve(
     source: Any, weights: WeightsLike, episodes: NDArray[np.int64] | None = None
@@ -204,6 +195,7 @@ def _check(parts: list[_Values], weights: Weights, may_be_negative: bool) -> Non
             wrong |= part.mask & (part.numbers < 0)
         if wrong.any():
             at = np.argwhere(wrong)[0]
+            place = f"step {at[1]} of row {at[0]}" if len(at) > 1 else f"episode {at[0]}"
             advice = (
                 "leave these episodes out with `offmarl filter`, or give a function."
                 if may_be_negative
@@ -211,7 +203,7 @@ def _check(parts: list[_Values], weights: Weights, may_be_negative: bool) -> Non
             )
             raise OptionError(
                 f"{part.dataset.path} has a weight of {part.numbers[tuple(at)]:g} by "
-                f"{weights.name} at {part.where(at)}: {advice}"
+                f"{weights.name} at {place}: {advice}"
             )
 
 

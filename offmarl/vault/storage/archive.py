@@ -10,9 +10,10 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from io import BytesIO
 from pathlib import Path, PurePath, PurePosixPath
+
+import tensorstore as ts
 
 from offmarl.errors import VaultFormatError, VaultFullError
 from offmarl.paths import local
@@ -24,7 +25,13 @@ from offmarl.vault.storage.files import (
     refuse_existing,
     workspace,
 )
-from offmarl.vault.storage.location import EMPTY, finish_remote, open_files, vaults_among
+from offmarl.vault.storage.location import (
+    EMPTY,
+    caching_context,
+    finish_remote,
+    kvstore_spec,
+    vaults_among,
+)
 
 _TAIL = 2**16 + 2**10
 """Bytes read from the end of an archive: its end records, and most directories as a whole."""
@@ -48,24 +55,10 @@ _MOST_DEFLATED = 200
 
 def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
     """Return the files of a zip archive, from its directory alone."""
-    if not isinstance(archive, Path):
-        return list(_trusted_members(archive))
-    with errors_of(archive), readable(archive):
-        status = archive.stat()
-    return list(_unchanged_members(archive, (status.st_ino, status.st_size, status.st_mtime_ns)))
-
-
-@lru_cache(maxsize=4)
-def _unchanged_members(archive: Path, _: tuple[int, ...]) -> tuple[zipfile.ZipInfo, ...]:
-    """Return the files of an archive; its directory is read again only if the archive changed."""
-    return _trusted_members(archive)
-
-
-def _trusted_members(archive: PurePath) -> tuple[zipfile.ZipInfo, ...]:
     with errors_of(archive), readable(archive), _opened(archive) as zip_file:
         members = zip_file.infolist()
     _check(archive, members)
-    return tuple(member for member in members if not member.is_dir())
+    return [member for member in members if not member.is_dir()]
 
 
 def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
@@ -74,7 +67,7 @@ def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
     stop = -math.inf  # if only the archive's tail was read, offsets count from there
     names: set[str] = set()
     for member in sorted(members, key=lambda info: info.header_offset):
-        name = _plain(member.filename)
+        name = str(PurePosixPath(member.filename))
         if fault := _fault(member, name) or ("is there twice" if name in names else ""):
             raise _distrust(archive, f"its file {member.filename!r:.200} {fault}")
         if member.header_offset < stop:
@@ -84,13 +77,6 @@ def _check(archive: PurePath, members: Iterable[zipfile.ZipInfo]) -> None:
         packed, unpacked = packed + member.compress_size, unpacked + member.file_size
     if unpacked > max(_MOST_DEFLATED * packed, 2**30):
         raise _distrust(archive, f"its {packed} bytes would inflate to {unpacked}")
-
-
-def _plain(name: str) -> str:
-    """Normalise a name as `PurePosixPath` does, which itself is slower than all other checks."""
-    if "//" in name or "./" in f"{name}/" or name.endswith("/"):
-        return str(PurePosixPath(name))
-    return name or "."
 
 
 def _fault(member: zipfile.ZipInfo, name: str) -> str:
@@ -179,7 +165,8 @@ def _tail_of_file(archive: PurePath, size: int) -> bytes:
 
 
 def _tail_from_afar(archive: PurePath, size: int) -> bytes:
-    files = open_files(archive.parent)
+    spec = kvstore_spec(archive.parent, "/")
+    files = ts.KvStore.open(spec, context=caching_context()).result()
 
     def read(part: slice | None = None) -> bytes:
         reply = files.read(archive.name, byte_range=part).result()

@@ -134,21 +134,14 @@ def _read(store: OcdbtStore, root: str | None, seen: set[str] | None = None) -> 
                 continue
             name = key.decode(errors="replace")
             try:
-                value = _value(entry)
+                if "inline_value" in entry:
+                    values[name] = bytes(entry["inline_value"])
+                else:
+                    values[name] = value = _place(entry["indirect_value"])
+                    live_bytes[value.file] += value.length
             except ValueError as error:
                 lost.append(f"the place of {name!r:.200}: {error}")
-                continue
-            values[name] = value
-            if isinstance(value, ValueLocation):
-                live_bytes[value.file] += value.length
     return Tree(values, live_bytes, tuple(lost))
-
-
-def _value(entry: Any) -> ValueLocation | bytes:
-    """Return the location of an entry's value, or the value; `ValueError` if it is outside."""
-    if "inline_value" in entry:
-        return bytes(entry["inline_value"])
-    return _place(entry["indirect_value"])
 
 
 def _place(location: str) -> ValueLocation:

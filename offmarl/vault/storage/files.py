@@ -9,7 +9,6 @@ under a lock, made durable, and renamed to their final path.
 """
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -181,12 +180,8 @@ class WriterLock:
 def _locked_file(directory: Path, timeout: float) -> FileLock:
     """Lock the file in a directory that names its writer."""
     check_regular_files(directory)
-    try:
+    with errors_of(directory):
         file = FileLock(directory / LOCK)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise full_disk_error(directory) from error
-        raise VaultError(f"{directory} cannot be written to: {error.strerror}.") from error
     try:
         locked = file.acquire(timeout)
     except OSError as error:

@@ -211,13 +211,6 @@ def use_tensorstore(path: PurePath) -> None:
         )
 
 
-def open_files(path: PurePath) -> "ts.KvStore":
-    """Open the files below a directory, a bucket or a web address by their relative paths."""
-    import tensorstore as ts
-
-    return ts.KvStore.open(kvstore_spec(path, "/"), context=caching_context()).result()
-
-
 def vaults_among(
     names: Iterable[str], required: tuple[str, ...] = (METADATA, MANIFEST)
 ) -> list[PurePosixPath]:

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from copy import copy
 from functools import cached_property, partial
@@ -35,7 +35,6 @@ from offmarl.vault.format.layout import (
     unseal,
 )
 from offmarl.vault.storage import files
-from offmarl.vault.storage.bulk import DataFile, PageBlock, write_blocks
 from offmarl.vault.storage.files import WriterLock, conflict_error, errors_of, vault_error
 from offmarl.vault.storage.location import (
     ARCHIVE_SUFFIX,
@@ -54,8 +53,6 @@ from offmarl.vault.storage.location import (
 
 T = TypeVar("T")
 
-_BULK_BYTES = 2**23
-"""Size from which blocks are written to a file of their own."""
 _READERS = 8
 """Threads that read from a place that a user registered."""
 _COALESCING = {
@@ -170,16 +167,12 @@ class Store(ABC):
 
     @abstractmethod
     def commit(
-        self,
-        writes: Mapping[str, bytes | bytearray],
-        fence: Mapping[str, bytes],
-        blocks: Sequence[PageBlock] = (),
+        self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
     ) -> Pending:
-        """Start to write all values or none.
+        """Start to write all values or none; they are copied before the call returns.
 
         ``fence`` has keys and the generations that they must still have: `VaultConflictError`, also
-        from `Pending.result`, if one has changed. ``blocks`` are more keys and values, in memory
-        that must not change until the commit is done.
+        from `Pending.result`, if one has changed.
         """
 
     @abstractmethod
@@ -318,16 +311,9 @@ class OcdbtStore(Store):
         return self._start(key).result()
 
     def commit(
-        self,
-        writes: Mapping[str, bytes | bytearray],
-        fence: Mapping[str, bytes],
-        blocks: Sequence[PageBlock] = (),
+        self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
     ) -> Pending:
         """Start to write all values or none."""
-        size = sum(len(block.memory) for block in blocks)
-        # A small file costs more than it saves: it is synced in addition to TensorStore's.
-        if blocks and not (self.is_local and size >= _BULK_BYTES):
-            writes, blocks = {**writes, **_values_of(blocks)}, ()
         # TensorStore overwrites the unfinished manifest of a killed process without truncating it.
         # If that was longer, its rest would follow the new manifest.
         if self.is_local:
@@ -341,38 +327,10 @@ class OcdbtStore(Store):
         # TensorStore takes a bytearray too, though its types do not say so.
         sealed = cast("Mapping[str, bytes]", seal(writes))
         pending = [inside.write(key, value) for key, value in sealed.items()]
-        if blocks:
-            work = partial(self._commit_bulk, transaction, blocks, pending)
-            return in_thread(work, "offmarl-commit")
         done = transaction.commit_async()
         # Dropping a future cancels its write, so the futures are kept until the commit is done.
         done.add_done_callback(lambda _: pending.clear())
         return done
-
-    def _commit_bulk(
-        self, transaction: ts.Transaction, blocks: Sequence[PageBlock], pending: list[Any]
-    ) -> None:
-        """Write blocks to a file, and commit a transaction with references to them."""
-        try:
-            self._refer_to_file(transaction, write_blocks(self.directory, blocks))
-        except BaseException:
-            transaction.abort()
-            raise
-        # If this fails, the new manifest may be in place already, so the file is kept.
-        transaction.commit_async().result()
-        pending.clear()
-
-    def _refer_to_file(self, transaction: ts.Transaction, file: DataFile) -> None:
-        """Add references to the values of a data file to a transaction."""
-        context = self.context
-        memory = {"driver": "memory", "path": f"{file.name}/"}
-        manifest_store = ts.KvStore.open(memory, context=context).result()
-        manifest_store.write(MANIFEST, file.manifest).result()
-        spec = {"driver": "ocdbt", "base": self.spec(), "manifest": memory}
-        inside = self._kv.with_transaction(transaction)
-        source = ts.KvStore.open(spec, context=context).result()
-        source.experimental_copy_range_to(inside).result()
-        manifest_store.delete_range(ts.KvStore.KeyRange()).result()
 
     def beside(self, manifest: Path, config: Mapping[str, Any]) -> "OcdbtStore":
         """Return a new database with the same data files, and its manifest in another directory."""
@@ -628,13 +586,9 @@ class Registered(Store):
         return [(value or b"")[:4] for value in values], generations
 
     def commit(
-        self,
-        writes: Mapping[str, bytes | bytearray],
-        fence: Mapping[str, bytes],
-        blocks: Sequence[PageBlock] = (),
+        self, writes: Mapping[str, bytes | bytearray], fence: Mapping[str, bytes]
     ) -> "Future[None]":
         """Write all values or none; done when the call returns."""
-        writes = {**writes, **_values_of(blocks)}
         self.values.commit({key: bytes(value) for key, value in seal(writes).items()}, fence)
         done: Future[None] = Future()
         done.set_result(None)
@@ -714,7 +668,3 @@ def _size(file: Path) -> int:
     except FileNotFoundError:  # compaction removed it
         return 0
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
-
-
-def _values_of(blocks: Iterable[PageBlock]) -> dict[str, bytes]:
-    return {key: value for block in blocks for key, value in block.values().items()}

@@ -27,7 +27,7 @@ from offmarl.vault.read.reader import Reader
 from offmarl.vault.storage.files import WriterLock, conflict_error, errors_of
 from offmarl.vault.storage.store import Directory, Pending, Store
 from offmarl.vault.write import index
-from offmarl.vault.write.chunks import ChunkBuffer, Staged, Value
+from offmarl.vault.write.chunks import ChunkBuffer, Value
 from offmarl.vault.write.compaction import reclaim, tidy
 
 _COMMIT_BYTES = 2**25
@@ -45,7 +45,7 @@ class _Commit(NamedTuple):
 
     done: Pending
     records: list[index.IndexRecord]
-    staged: dict[int, Staged]
+    staged: dict[str, Value]
     annotated: bool
 
 
@@ -304,15 +304,12 @@ class Writer:
         through = self._buffer.length if tail else self._buffer.through
         ready = [record for record in self._pending if record.head.length <= through]
         staged = self._buffer.staged
-        writes: dict[str, Value] = dict(self._buffer.tail()) if tail else {}
-        for chunk in staged.values():
-            writes |= chunk.values
+        writes: dict[str, Value] = staged | (self._buffer.tail() if tail else {})
         writes |= index.tables_of(ready, self._head)
-        blocks = [chunk.block for chunk in staged.values() if chunk.block]
         if self._annotated:
             writes[layout.PROVENANCE_KEY] = layout.dump_json(self._provenance)
         with errors_of(self.path):
-            done = self.store.commit(writes, self._fence, blocks)
+            done = self.store.commit(writes, self._fence)
         self._under_way = _Commit(done, ready, staged, self._annotated)
         self._buffer.staged = {}
         self._annotated = False
@@ -340,7 +337,6 @@ class Writer:
         if commit.records:
             self._pending = self._pending[len(commit.records) :]
             self._head = commit.records[-1].head
-        self._buffer.reuse(commit.staged.values())
         self._fence = self._stamps(min(self._head.length, layout.MAX_STOCK_LENGTH))
 
     def _stamps(self, stock_length: int) -> dict[str, bytes]:
