@@ -216,6 +216,7 @@ def test_a_writer_waits_for_the_commit_under_way(eager, tmp_path, end):
     writer = vault.create(tmp_path / "a.vlt", SPEC, rows=2, chunk_steps=16)
     writer.append(*make(steps=16))
     end(writer)
+    assert writer._under_way.done.done()
     assert vault.open_vault(tmp_path / "a.vlt").length == 16
 
 
