@@ -216,6 +216,7 @@ def test_a_writer_waits_for_the_commit_under_way(eager, tmp_path, end):
     writer = vault.create(tmp_path / "a.vlt", SPEC, rows=2, chunk_steps=16)
     writer.append(*make(steps=16))
     end(writer)
+    assert writer._under_way.done.done()
     assert vault.open_vault(tmp_path / "a.vlt").length == 16
 
 
@@ -274,3 +275,8 @@ def test_an_annotation_alone_does_not_write_the_tail_again(tmp_path):
         writer.append(*make(steps=30, seed=1))
     steps = [make(steps=30, seed=seed)[0] for seed in range(2)]
     assert_same(vault.open_vault(path).transitions(), concatenate(steps))
+
+
+def test_tensorstore_syncs_the_files_that_it_writes(tmp_path):
+    """The data, then the manifest that refers to it."""
+    assert Directory(tmp_path).context["file_io_sync"].to_json() is True

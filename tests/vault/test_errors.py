@@ -70,8 +70,8 @@ def test_what_a_killed_commit_left_is_not_written_over(path):
     (path / UNFINISHED).write_bytes(bytes(5000))  # longer than any manifest
     vault.resume(path).close()
     assert not (path / UNFINISHED).exists()  # a stock program would write over it
-    (path / UNFINISHED).write_bytes(bytes(5000))
     with vault.resume(path) as writer:
+        (path / UNFINISHED).write_bytes(bytes(5000))
         writer.append(*make())
     assert vault.open_vault(path).length > 10
     assert vault.verify(path, deep=True).sound

@@ -366,7 +366,7 @@ def test_rows_and_a_length_that_chunks_left_out_stand_for(path):
     for call in (lambda: dataset.episodes, dataset.read):
         with pytest.raises(
             VaultFormatError,
-            match=r"1,048,576 rows of 4,096 .* Copy the vault again from its source",
+            match=r"1,048,576 rows of 4,096 .*\. Copy the vault again from its source\.$",
         ):
             call()
     assert "1,048,576 rows" in str(vault.verify(path, deep=True).faults[0])

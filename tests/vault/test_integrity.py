@@ -288,9 +288,9 @@ def campaign(path, count, seed):
     return outcomes
 
 
-@pytest.mark.parametrize("spec", [SPEC, typed_spec("test/typed")], ids=["plain", "typed"])
-def test_any_damage(tmp_path, spec):
-    path = damage.record(tmp_path / "v.vlt" / "a", spec=spec)
+@pytest.mark.parametrize(("codec", "spec"), [("raw", SPEC), ("zstd", typed_spec("test/typed"))])
+def test_any_damage(tmp_path, codec, spec):
+    path = damage.record(tmp_path / "v.vlt" / "a", codec, spec)
     assert campaign(path, 6, seed=0)["found"]  # the sixth file is the manifest
 
 

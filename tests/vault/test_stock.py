@@ -174,7 +174,7 @@ def test_stock_under_an_open_writer_is_fenced(tmp_path, same_length):
     with pytest.raises(VaultConflictError):
         writer.flush()
     writer.release()
-    dataset = vault.open_vault(path, checked=False)
+    dataset = vault.open_vault(path, checked=not same_length)
     assert dataset.length == 28
     assert_same(dataset[:20], ours[0])
     np.testing.assert_array_equal(dataset[20:28].reward, theirs[0].reward)

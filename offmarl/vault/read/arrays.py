@@ -403,11 +403,15 @@ def check_length(vault: Description) -> None:
         backed = max(backed, counted * _count_chunks(vault, grid))
         if steps <= 2 * backed + unbacked:
             return
-    raise damage_error(
-        vault.path,
-        f"it says that it has {vault.rows:,} rows of {vault.length:,} steps, and there is data for "
-        f"{backed:,} steps over all rows at most: it has lost data, or its length is damaged or "
-        "forged",
+    lack = (
+        f"it says that it has {vault.rows:,} rows of {vault.length:,} steps, and there is data "
+        f"for {backed:,} steps over all rows at most: it has lost data, or its length is "
+        "damaged or forged"
+    )
+    if vault.manifest:
+        raise damage_error(vault.path, lack)
+    raise VaultFormatError(
+        f"{vault.path} is damaged: {lack}. Copy the vault again from its source."
     )
 
 
