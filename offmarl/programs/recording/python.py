@@ -16,7 +16,7 @@ import numpy as np
 
 from offmarl import vault
 from offmarl._imports import import_optional
-from offmarl.config import NonNegativeInt, PositiveInt, check_rules
+from offmarl.config import PositiveInt, check_rules
 from offmarl.errors import (
     OptionError,
     RunError,
@@ -374,7 +374,8 @@ def record_episodes(
     path, recipe = local(path), {"seed": seed, "processes": processes, "episode_seeds": "folded"}
     check_rules("episodes", PositiveInt, episodes)
     check_rules("processes", PositiveInt, processes)
-    check_rules("seed", NonNegativeInt, seed)
+    if seed is None or seed < 0:  # NumPy takes None for a random seed
+        raise OptionError(f"seed must be at least 0, not {seed}.")
     options: Any = {"name": name, "time_limit": time_limit}
     options["provenance"] = {**(provenance or {}), "recipe": recipe}
     begin = partial(record, path=path, resume=True, **options)
