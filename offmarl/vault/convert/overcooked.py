@@ -134,13 +134,14 @@ def _pickles(path: Path) -> list[bytes]:
     if len(data) > _MOST_BYTES:
         raise VaultError(f"{path} holds more than {_MOST_BYTES >> 20} MiB.")
     try:
-        archive = tarfile.open(fileobj=io.BytesIO(data), mode="r:")
+        archive = tarfile.TarFile(fileobj=io.BytesIO(data))
     except tarfile.ReadError:
         return [data]
-    files = [x for x in archive if x.isfile() and x.name.endswith(".pickle")]
-    if sum(abs(x.size) for x in files) > _MOST_BYTES:  # a header may say any size
-        raise VaultError(f"{path} holds more than {_MOST_BYTES >> 20} MiB.")
-    return [file.read() for file in map(archive.extractfile, files) if file]
+    with archive:
+        files = [x for x in archive if x.isfile() and x.name.endswith(".pickle")]
+        if sum(abs(x.size) for x in files) > _MOST_BYTES:  # a header may say any size
+            raise VaultError(f"{path} holds more than {_MOST_BYTES >> 20} MiB.")
+        return [file.read() for file in map(archive.extractfile, files) if file]
 
 
 def _rows(path: Path) -> dict[str, NumpyArray]:
