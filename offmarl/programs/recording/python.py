@@ -376,9 +376,8 @@ def record_episodes(
     check_rules("processes", PositiveInt, processes)
     if seed is None or seed < 0:  # NumPy takes None for a random seed
         raise OptionError(f"seed must be at least 0, not {seed}.")
-    options: Any = {"name": name, "time_limit": time_limit}
-    options["provenance"] = {**(provenance or {}), "recipe": recipe}
-    begin = partial(record, path=path, resume=True, **options)
+    about = {**(provenance or {}), "recipe": recipe}
+    begin = partial(record, path=path, name=name, time_limit=time_limit, provenance=about)
     play = partial(_play, make_env, make_policy, begin, (episodes, processes, seed))
     with progress(f"record {path.name}", episodes, _recorded(path, recipe)) as advance:
         return _play_all(play, processes, path.name, advance)
@@ -429,7 +428,7 @@ def _play(
     episodes, processes, seed = sizes
     with closing(make_env()) as env:
         policy = make_policy(env)
-        with begin(env, run=f"process {number} of {processes}") as recorder:
+        with begin(env, resume=True, run=f"process {number} of {processes}") as recorder:
             for episode in range(number, episodes, processes)[recorder.recorded() :]:
                 try:
                     _play_episode(recorder, policy, *episode_seeds(seed, episode))
