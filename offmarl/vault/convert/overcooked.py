@@ -138,10 +138,15 @@ def _pickles(path: Path) -> list[bytes]:
     except tarfile.ReadError:
         return [data]
     with archive:
-        files = [x for x in archive if x.isfile() and x.name.endswith(".pickle")]
-        if sum(abs(x.size) for x in files) > _MOST_BYTES:  # a header may say any size
+        entries = list[tarfile.TarInfo]()
+        for entry in archive:
+            entry.pax_headers = {}  # each has a copy of those that all have in common
+            if entry.size < 0:  # the next one would be an earlier one
+                raise ValueError(f"it has a file of {entry.size} bytes")
+            entries += [entry] * (entry.isfile() and entry.name.endswith(".pickle"))
+        if sum(entry.size for entry in entries) > _MOST_BYTES:  # they may say any size
             raise VaultError(f"{path} holds more than {_MOST_BYTES >> 20} MiB.")
-        return [file.read() for file in map(archive.extractfile, files) if file]
+        return [pickled.read() for x in entries if (pickled := archive.extractfile(x))]
 
 
 def _rows(path: Path) -> dict[str, NumpyArray]:
