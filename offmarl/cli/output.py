@@ -113,8 +113,8 @@ def _advice(error: BaseException) -> str:
         return ": free some space, and repeat the command."
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
         return (
-            ": choose a place that you may use, or change its permissions; HF_HOME is that of what "
-            "is pulled."
+            ": choose a place that you may use, or change its permissions; what is pulled has its "
+            "place in HF_HOME."
         )
     return ""
 

@@ -16,7 +16,7 @@ _SIZES = (
     *("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B"),
     *("1B<n<10B", "10B<n<100B", "100B<n<1T", "n>1T"),
 )
-"""The hub's categories of sizes: the first is of numbers with three digits."""
+"""The hub's categories of sizes: the first is of numbers of at most three digits."""
 
 EPISODES = "episodes"
 """The directory of the Parquet tables of episodes in a repository."""

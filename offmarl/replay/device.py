@@ -193,9 +193,9 @@ def free_bytes() -> int:
 
     For a CPU, its memory, of which each of the devices that it is split into has a share.
     """
-    stats = jax.local_devices()[0].memory_stats()
-    if stats:
-        return int(stats["bytes_limit"] - stats["bytes_in_use"])
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if limit := stats.get("bytes_limit"):  # some allocators tell none
+        return int(limit - stats["bytes_in_use"])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(jax.local_devices())
 
 

@@ -379,12 +379,13 @@ def test_each_seed_has_prior_data_of_its_own_if_there_is_room(before, monkeypatc
     args = qmix.Args(env=ENV.spec.name, prefill=before[0])
     stub = SimpleNamespace(_start=start_of(args, ENV), args=args)
     states = [built(qmix)[1]] * 3
-    monkeypatch.setattr(online, "free_bytes", lambda: 2 * stub._start.prior().nbytes)
+    room = 2 * stub._start.prior().nbytes
+    monkeypatch.setattr("offmarl.replay.device.room_on", lambda _devices: room)
     priors = [state.capture.prior for state in online._Training._beside_prior(stub, states)]
     same(*(prior.rows for prior in priors[:2]))
     places = {leaf.unsafe_buffer_pointer() for p in priors for leaf in jax.tree.leaves(p.rows)}
     assert len(places) == len(jax.tree.leaves([p.rows for p in priors]))
-    with pytest.raises(OptionError, match="once for each of 4 seeds"):
+    with pytest.raises(OptionError, match="3 more copies of"):
         online._Training._beside_prior(stub, [*states, states[0]])
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from offmarl import vault
 from offmarl._imports import import_optional
-from offmarl.config import NonNegativeInt, PositiveInt, check_rules
+from offmarl.config import PositiveInt, check_rules
 from offmarl.errors import (
     OptionError,
     RunError,
@@ -374,10 +374,10 @@ def record_episodes(
     path, recipe = local(path), {"seed": seed, "processes": processes, "episode_seeds": "folded"}
     check_rules("episodes", PositiveInt, episodes)
     check_rules("processes", PositiveInt, processes)
-    check_rules("seed", NonNegativeInt, seed)
-    options: Any = {"name": name, "time_limit": time_limit}
-    options["provenance"] = {**(provenance or {}), "recipe": recipe}
-    begin = partial(record, path=path, resume=True, **options)
+    if seed is None or seed < 0:  # NumPy takes None for a random seed
+        raise OptionError(f"seed must be at least 0, not {seed}.")
+    about = {**(provenance or {}), "recipe": recipe}
+    begin = partial(record, path=path, name=name, time_limit=time_limit, provenance=about)
     play = partial(_play, make_env, make_policy, begin, (episodes, processes, seed))
     with progress(f"record {path.name}", episodes, _recorded(path, recipe)) as advance:
         return _play_all(play, processes, path.name, advance)
@@ -428,7 +428,7 @@ def _play(
     episodes, processes, seed = sizes
     with closing(make_env()) as env:
         policy = make_policy(env)
-        with begin(env, run=f"process {number} of {processes}") as recorder:
+        with begin(env, resume=True, run=f"process {number} of {processes}") as recorder:
             for episode in range(number, episodes, processes)[recorder.recorded() :]:
                 try:
                     _play_episode(recorder, policy, *episode_seeds(seed, episode))

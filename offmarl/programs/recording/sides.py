@@ -268,9 +268,11 @@ def side_of(
     names = {
         side.name: {envs.short_name(x): x for x, _ in names_in(source)} for side, source in pairs
     }
+    of_any = {short: x for of_side in names.values() for short, x in of_side.items()}
     about = tracking.read_run(run).get("opponents", {})
     players = {
-        side: _opponent(run, env, side, entry, names.get(side, {})) for side, entry in about.items()
+        side: _opponent(run, env, side, entry, of_any | names.get(side, {}))
+        for side, entry in about.items()
     }
     return play_side(env, team, players)
 

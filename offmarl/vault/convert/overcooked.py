@@ -12,7 +12,7 @@ import pickle
 import pickletools
 import tarfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -133,11 +133,20 @@ def _pickles(path: Path) -> list[bytes]:
         data = content.read(_MOST_BYTES + 1)  # a small file may unpack to a huge one
     if len(data) > _MOST_BYTES:
         raise VaultError(f"{path} holds more than {_MOST_BYTES >> 20} MiB.")
-    with suppress(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-        files = [x for x in archive if x.isfile() and not x.issparse()]  # sparse ones may be huge
-        pickles = [archive.extractfile(x) for x in files if x.name.endswith(".pickle")]
-        return [file.read() for file in pickles if file]
-    return [data]
+    try:
+        archive = tarfile.TarFile(fileobj=io.BytesIO(data))
+    except tarfile.ReadError:
+        return [data]
+    with archive:
+        entries = list[tarfile.TarInfo]()
+        for entry in archive:
+            entry.pax_headers = {}  # each has a copy of those that all have in common
+            if entry.size < 0:  # the next one would be an earlier one
+                raise ValueError(f"it has a file of {entry.size} bytes")
+            entries += [entry] * (entry.isfile() and entry.name.endswith(".pickle"))
+        if sum(entry.size for entry in entries) > _MOST_BYTES:  # they may say any size
+            raise VaultError(f"{path} holds more than {_MOST_BYTES >> 20} MiB.")
+        return [pickled.read() for x in entries if (pickled := archive.extractfile(x))]
 
 
 def _rows(path: Path) -> dict[str, NumpyArray]:
