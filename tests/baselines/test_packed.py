@@ -180,6 +180,7 @@ def test_nothing_passes_between_episodes_nor_from_slots_without_a_step(
             metrics_of["sorted errors"] = np.sort(errors[errors != 0])
         for metric in apart_metrics.keys() - (RANDOM if packs else ()):
             expected = apart_metrics[metric]
+            assert np.isfinite(expected).all(), metric
             np.testing.assert_allclose(metrics[metric], expected, rtol=1e-4, err_msg=metric)
         separate, together = first_moments(apart), first_moments(packed)
         chex.assert_trees_all_close(separate, together, atol=1e-6)
