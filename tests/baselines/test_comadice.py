@@ -3,9 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from baselines import comadice
+from offmarl._compiling import QUICKLY
 from offmarl.networks import MixedParams
 from tests.rollouts import sequence
 
@@ -94,3 +96,17 @@ def test_weights_are_at_most_two(largest, ratio):
     np.testing.assert_allclose(metrics["ratio"], ratio)
     np.testing.assert_allclose(metrics["policy_loss"], ratio * np.log(3), rtol=1e-6)
     np.testing.assert_allclose(metrics["value_loss"], 2 + 4 - 1 + 2 * (1.125 + 1.5), rtol=1e-6)
+
+
+def test_values_follow_the_slope_of_their_loss():
+    program, hyper, state = by_hand(max_grad_norm=None)
+    batch = sequence([[[2, 2], [2, 2]]])
+
+    def slope(state):
+        after, _ = program.stages[-1].update(state, batch, jax.random.key(1), hyper)
+        moments = optax.tree_utils.tree_get(after.optimiser, "mu")  # 0.1 of the first gradient
+        return 10 * moments.value["params"]["Dense_2"]["bias"]
+
+    # Of 1 ν + 2 ν, and of f* of the weighted sum of advantages, whose slope is 2.5 as above.
+    result = jax.jit(slope, compiler_options=QUICKLY)(state)
+    np.testing.assert_allclose(result, [3 - 3 * 2.5], rtol=1e-6)

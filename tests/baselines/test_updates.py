@@ -280,8 +280,12 @@ def small(name: str, **options: Any) -> tuple[Any, Any, EnvSpec]:
 
 @pytest.mark.parametrize("name", [*PERIODIC, *GRADUAL, *OF_CONTINUOUS])
 def test_how_far_target_networks_move(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third of the way in each update, or all of it in each fourth update of the values."""
-    option = {"target_every": 4} if name in PERIODIC else {"tau": 1 / 3}
+    """A third of the way in each update, or all of it in each fourth update of the values.
+
+    Those of matd3_bc move in each second update, as its policies do.
+    """
+    option: dict[str, Any] = {"target_every": 4} if name in PERIODIC else {"tau": 1 / 3}
+    option |= {"delay": 2} if name == "matd3_bc" else {}
     program, hyper, spec = small(name, **option)
     # All that is learned goes from 0 to 1, so that no gradient is compiled.
     monkeypatch.setattr(
@@ -297,7 +301,8 @@ def test_how_far_target_networks_move(name: str, monkeypatch: pytest.MonkeyPatch
         return after.target, after.updates
 
     first = name == "cfcql"  # one of the ten updates clones
-    for done, distance in ((2, 0), (3, 1)) if name in PERIODIC else ((2, 1 / 3), (3, 1 / 3)):
+    moved, waits = option.get("tau", 1), name in (*PERIODIC, "matd3_bc")
+    for done, distance in ((2, 0 if waits else moved), (3, moved)):
         target, count = target_after(jnp.int32(done + first))
         assert count == done + first + 1
         for leaf in jax.tree.leaves(target):

@@ -117,6 +117,7 @@ def test_a_vault_of_another_program_in_an_archive(offmarl, tmp_path):
     observations = np.random.default_rng(0).normal(size=(1, 18, 3, 4))
     observations[0, 4, 1, 2] = np.inf
     write_stock(tmp_path / "3m.vlt" / "Good", tree(1, [6, 12], observations=observations))
+    assert "another program, without" in offmarl("show", "3m.vlt").out
     shutil.make_archive("3m", "zip", tmp_path, "3m.vlt")
     outcome = offmarl("report", "3m.zip", "--time-limit", "12", "--html", "page.html")
     assert outcome.code == 0

@@ -32,6 +32,7 @@ def test_agents_of_several_sizes_are_padded_and_masked():
     spec = envs.make(SPEAKER).spec
     assert spec.agents == ("speaker_0", "listener_0")
     assert (spec.observation_sizes, spec.action_sizes) == ((3, 11), (3, 5))
+    assert spec.time_limit == 26  # one step more than JaxMARL's max_steps
     assert EnvSpec.from_json(spec.to_json()) == spec
     view = record(envs.make(spec.name)).first.view
     assert view.observation[:, 0, :3].any()

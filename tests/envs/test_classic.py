@@ -98,6 +98,13 @@ def test_bridge_reward_is_the_distance_left():
     assert steps.reward[1].tolist() == pytest.approx([expected, expected])
 
 
+@pytest.mark.parametrize("name", ["xor", "bridge"])
+def test_the_limit_cuts_off(name):
+    steps = play(envs.make(f"classic/{name}", time_limit=3), np.full((3, 2), STAY))
+    assert steps.last.tolist() == [False, False, False, True]
+    assert steps.truncated[-1].all() and not steps.terminated.any()
+
+
 def best_return(env, horizon):
     """Search all joint paths of the two agents, keeping the best way to each place."""
     state, _ = env.reset(KEY)

@@ -54,6 +54,21 @@ def test_a_block_that_others_need_fails_once(tmp_path):
     assert reports[-1] == (0, 2)  # what failed is not done
 
 
+def test_a_bug_is_told_before_what_a_user_can_mend(tmp_path, monkeypatch, capsys):
+    work = Tolerant(tmp_path / "out", 4)
+    errors = {0: OptionError("mend it"), 2: RuntimeError("a bug")}
+
+    def run(block, real=work.run):
+        if block in errors:
+            raise errors[block]
+        real(block)
+
+    monkeypatch.setattr(work, "run", run)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_share(work, Share(0, 1))
+    assert work.missing() == [0, 2] and "RuntimeError: a bug" in capsys.readouterr().err
+
+
 def test_a_join_names_the_blocks_that_are_missing(tmp_path):
     work = Squares(tmp_path / "out", 4)
     run_share(work, Share(0, 2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from baselines import bc, maicq
-from offmarl import envs
+from offmarl import envs, tracking
 from offmarl.evaluation import evaluate
 from offmarl.programs.program import hyperparameters
 from offmarl.programs.runs import evaluate as evaluating
@@ -66,6 +66,17 @@ def test_a_policy_acts_as_the_one_of_several_that_its_parameters_name(which):
     np.testing.assert_array_equal(log_prob, [-1.0 - which] * 2)
     np.testing.assert_array_equal(carries[which], [1, 1])
     np.testing.assert_array_equal(carries[1 - which], [0, 0])
+
+
+def test_an_evaluation_in_a_few_words():
+    metrics = {
+        tracking.WON: [[1.0, 0.0], [1.0, 1.0]],
+        f"{tracking.GREEDY_RETURN}_red_team": [[3.0]],
+        tracking.RETURN: [[1.0, 2.0]],
+        tracking.LOG_LIKELIHOOD: [[-1.0]],
+    }
+    words = evaluating.summary({name: np.array(x) for name, x in metrics.items()})
+    assert words == "return 1.50, greedy of red_team 3.00, won 75%"
 
 
 @pytest.mark.parametrize(("most", "chosen"), [(1, [3]), (4, [3, 6, 9, 12]), (99, range(3, 13))])

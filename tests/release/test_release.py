@@ -1,4 +1,4 @@
-"""Releases: one version, the citation, and types that a user's project can use."""
+"""Releases: one version, workflows, and types that a user's project can use."""
 
 import json
 import re

@@ -384,11 +384,11 @@ def test_tables_of_methods_by_datasets_in_every_form():
 
 
 def test_names_in_tables_are_text():
-    section = Section("a\nb", ["x&y", "50%"], [["\\input{z}\n", None], ["λ_1 ~", 3]])
+    section = Section("a\nb", ["x&y", "50%"], [["\\input{z}\n", None], ["λ_1 ~^$", 3]])
     latex = to_latex([section, section])
     assert latex.startswith("% a\\nb\n\\begin{tabular}{lr}\n\\toprule\nx\\&y & 50\\% ")
     assert "\\textbackslash{}input\\{z\\}\\textbackslash{}n & " in latex
-    assert "\\ensuremath{\\lambda}\\_1 \\textasciitilde{} & 3" in latex
+    assert "\\ensuremath{\\lambda}\\_1 \\textasciitilde{}\\textasciicircum{}\\$ & 3" in latex
 
 
 def test_a_column_of_scores_has_its_ends_in_csv_wherever_it_is_empty():

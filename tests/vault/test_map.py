@@ -289,7 +289,7 @@ def test_other_programs(tmp_path):
 def test_open_and_abandoned_episodes_stay_so(tmp_path):
     path = tmp_path / "a.vlt"
     with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
-        for seed, run in enumerate(("one", "two")):
+        for seed, run in enumerate(("one", "two", "three")):
             writer.append(*make(steps=21, seed=seed), run=run)
     a = vault.open_vault(path)
     assert (a.episodes.cause == "open").sum() >= 2
