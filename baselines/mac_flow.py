@@ -124,7 +124,7 @@ def team_value(
 ) -> Float[Array, "K *b"]:
     """Return Q_tot of each critic for actions as vectors; discrete ones may be probabilities."""
     if model.continuous:
-        action = jnp.where(view.legal_actions, action, 0.0)  # of entries that agents have
+        action = as_vectors(model.spec, action, view.legal_actions)
         values = model.critics.values(params, view, action).squeeze(-1)
     else:
         values = (model.critics.values(params, view, action, jnp.zeros_like(action)) * action).sum(

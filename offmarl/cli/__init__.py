@@ -203,7 +203,9 @@ def _run(arguments: list[str]) -> Report:
     name, *arguments = arguments
     if name not in VERBS:
         raise unknown_name("command", name, VERBS, see="offmarl --help")
-    function, more = function_of(name, verb := VERBS[name]), list[type]()
+    verb = VERBS[name]
+    function = function_of(name, verb)
+    more: list[type] = []
     if verb.work:
         from offmarl.cli import tasks
 

@@ -184,11 +184,8 @@ def read_space(path: Path, kind: type[Validated]) -> Space:
 def _entry(name: str, hint: Any, entry: Any) -> Range | Choices:
     if isinstance(entry, list) and entry:
         return Choices(tuple(converted(name, hint, value) for value in entry))
-    if not isinstance(entry, Mapping) or not {"low", "high"} <= entry.keys() <= {
-        "low",
-        "high",
-        "log",
-    }:
+    required = {"low", "high"}
+    if not isinstance(entry, Mapping) or not required <= entry.keys() <= {*required, "log"}:
         raise OptionError(
             f"{name} must be a list of values, or {{low = ..., high = ..., log = true}}, "
             f"not {entry!r}."

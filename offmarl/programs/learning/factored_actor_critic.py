@@ -14,7 +14,6 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.config import Fraction, Positive, PositiveInt
@@ -29,6 +28,7 @@ from offmarl.networks import (
     PolicyConfig,
     agent_head,
     agent_network,
+    as_vectors,
     init_mixer,
     init_network,
     init_one_step,
@@ -124,7 +124,7 @@ class ActionValues(NamedTuple):
         """Return the values of the actions taken in windows; 0 for dead agents."""
         observation = view.observation
         if isinstance(self.spec.action, Continuous):
-            action = jnp.where(view.legal_actions, action, 0.0)  # of entries that agents have
+            action = as_vectors(self.spec, action, view.legal_actions)
             q = unroll_batch(self.network, params, (observation, action), first).squeeze(-1)
         else:
             q = select(unroll_batch(self.network, params, observation, first), action)

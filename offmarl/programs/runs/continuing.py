@@ -27,7 +27,7 @@ from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.identity import fingerprint
 from offmarl.programs.runs.normalisation import UNIT
-from offmarl.programs.runs.trained import TrainedRun, of_seeds, stack_seeds
+from offmarl.programs.runs.trained import TrainedRun, seeds_to_read, stack_seeds
 from offmarl.replay import Replay, Windows, load
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault
@@ -258,14 +258,17 @@ def _load(trained: TrainedRun) -> tuple[Program, list[ArrayTree]]:
     if online:
         # The rest depends on the environment and its opponents, which may not exist here.
         unused = dict.fromkeys(set(like._fields) - learned_fields(like).keys())
-        parts = {"state": [like._replace(**unused)] * seeds, _POLICY: of_seeds(built.policy, seeds)}
+        parts = {
+            "state": [like._replace(**unused)] * seeds,
+            _POLICY: seeds_to_read(built.policy, seeds),
+        }
         tree, _ = checkpoints.restore(parts, partly=True)
         states = [like._replace(**learned_fields(state)) for state in tree["state"]]
         if built.program.guided is not None and "init" in record:
             acting = [jax.tree.map(lambda leaf, i=i: leaf[i], tree[_POLICY]) for i in range(seeds)]
             states = [_guided(built.program, *pair) for pair in zip(states, acting, strict=True)]
     else:
-        tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})
+        tree, _ = checkpoints.restore({"state": seeds_to_read(like, seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
     fields = [learned_fields(state) or state for state in states]
     require_finite(fields, f"what the run in {directory} has learned")

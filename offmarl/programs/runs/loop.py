@@ -159,7 +159,9 @@ def _compiled_start() -> Any:
     return jax.jit(_start, static_argnums=0, compiler_options=quickly())
 
 
-def _start(init: Any, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
+def _start(
+    init: Callable[..., ArrayTree], keys: Key[Array, "seeds"], hyper: Hyperparameters
+) -> ArrayTree:
     """Start the seeds.
 
     The seeds follow one another: a program of the user's may have layers of Flax with orthogonal

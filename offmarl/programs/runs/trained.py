@@ -72,7 +72,7 @@ class TrainedRun(NamedTuple):
         seed = seeds[0] if seed is None else seed
         if seed not in seeds:
             raise RunError(f"{self.directory} has no seed {seed!r}: its seeds are {seeds}.")
-        shapes = of_seeds(like, len(seeds))
+        shapes = seeds_to_read(like, len(seeds))
         earlier = part == "policy" and step not in (None, "last")
         checkpoints, unit = self._checkpoints(earlier)
         number = self._step(checkpoints.steps(), seed, step, unit)
@@ -169,15 +169,17 @@ def builder_of(
 
 
 def of_seeds(like: ArrayTree, seeds: int) -> ArrayTree:
-    """Return the shapes of several seeds, ``(seeds, ...)``, from those of one.
-
-    `OptionError` if no memory holds the arrays: the record of a run may be forged.
-    """
+    """Return the shapes of several seeds, ``(seeds, ...)``, from those of one."""
 
     def of_all(leaf: Any) -> Array:
         return jnp.broadcast_to(leaf, (seeds, *leaf.shape))
 
-    shapes: ArrayTree = jax.eval_shape(lambda tree: jax.tree.map(of_all, tree), like)
+    return jax.eval_shape(lambda tree: jax.tree.map(of_all, tree), like)
+
+
+def seeds_to_read(like: ArrayTree, seeds: int) -> ArrayTree:
+    """Return `of_seeds`; `OptionError` if no memory holds the arrays, whose run may be forged."""
+    shapes = of_seeds(like, seeds)
     hint = "load it on a machine with more"
     require_room(bytes_of(shapes), "the arrays of the run", hint=hint)
     return shapes

@@ -131,21 +131,23 @@ def _pickles(path: Path) -> list[bytes]:
         is_packed = file.read(2) == b"\x1f\x8b"
     with gzip.open(path) if is_packed else path.open("rb") as content:
         data = content.read(_MOST_BYTES + 1)  # a small file may unpack to a huge one
+    excess = VaultError(f"{path} holds more than {_MOST_BYTES >> 20} MiB.")
     if len(data) > _MOST_BYTES:
-        raise VaultError(f"{path} holds more than {_MOST_BYTES >> 20} MiB.")
+        raise excess
     try:
         archive = tarfile.TarFile(fileobj=io.BytesIO(data))
     except tarfile.ReadError:
         return [data]
     with archive:
-        entries = list[tarfile.TarInfo]()
+        entries = []
         for entry in archive:
             entry.pax_headers = {}  # each has a copy of those that all have in common
             if entry.size < 0:  # the next one would be an earlier one
                 raise ValueError(f"it has a file of {entry.size} bytes")
-            entries += [entry] * (entry.isfile() and entry.name.endswith(".pickle"))
+            if entry.isfile() and entry.name.endswith(".pickle"):
+                entries.append(entry)
         if sum(entry.size for entry in entries) > _MOST_BYTES:  # they may say any size
-            raise VaultError(f"{path} holds more than {_MOST_BYTES >> 20} MiB.")
+            raise excess
         return [pickled.read() for x in entries if (pickled := archive.extractfile(x))]
 
 
