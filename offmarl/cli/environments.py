@@ -61,8 +61,8 @@ def envs(
         Minimum time for measuring an environment's speed.
     picture
         File for a picture, if the environment can be drawn; the agents follow its scripted
-        controller if it has one, and act at random otherwise. A .png shows one instant, a .gif or
-        .mp4 an episode.
+        controller if it has one, and act at random otherwise. A .png shows one instant, a .gif an
+        episode.
     """
     families = registry.describe()
     matches = {family: about for family, about in families.items() if family.startswith(name)}

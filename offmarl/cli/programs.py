@@ -288,7 +288,7 @@ def evaluate(
     seed
         Random seed of the episodes.
     render
-        File for an episode of the first training seed: GIF or MP4, or PNG for its middle step.
+        File for an episode of the first training seed: GIF, or PNG for its middle step.
     opponents
         How the other teams act, if the run learned one side; by default as in its training. Needed
         if their code is your own.

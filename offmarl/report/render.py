@@ -9,7 +9,6 @@ Recorded episodes are played again in their environment to be drawn.
 """
 
 import io
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
@@ -45,7 +44,7 @@ from offmarl.vault import Dataset
 
 Picture = Image.Image
 
-KINDS = ("gif", "mp4", "png")
+KINDS = ("gif", "png")
 
 _FRAMES_PER_SECOND = 10
 _PIXELS = 420
@@ -138,15 +137,13 @@ def draw(env: Any, path: Path) -> None:
 
 
 def save(playback: Playback, path: Path) -> None:
-    """Write an episode as an animation (``.gif``, ``.mp4``), or its middle scene as a ``.png``.
+    """Write an episode as an animation (``.gif``), or its middle scene as a ``.png``.
 
-    `OptionError` if the suffix is unknown, or the encoder for ``.mp4`` is not installed.
+    `OptionError` if the suffix is unknown.
     """
     kind = kind_of(path, KINDS, "an episode")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if kind == "mp4":
-        _save_film(playback, path)
-    elif kind == "gif":
+    if kind == "gif":
         replace_file(path, to_gif(playback))
     else:
         middle = len(playback.scenes) // 2
@@ -236,25 +233,6 @@ def _frame(figure: Figure, playback: Playback, time: int, image: Any) -> Picture
     canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-
-
-def _save_film(playback: Playback, path: Path) -> None:
-    try:
-        import imageio_ffmpeg
-    except ImportError:
-        raise OptionError(
-            f"{path} needs a video encoder: pip install 'offmarl[video]', or write a .gif."
-        ) from None
-    images = list(frames(playback))
-    width, height = images[0].size
-    raw = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {_FRAMES_PER_SECOND} -i -"
-    film = "-pix_fmt yuv420p -movflags +faststart"  # browsers and slides can play it
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error", *raw.split()]
-    subprocess.run(
-        [*command, *film.split(), str(path)],
-        input=b"".join(image.tobytes() for image in images),
-        check=True,
-    )
 
 
 # ---------------------------------------------------------------------------------------- one scene

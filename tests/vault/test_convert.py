@@ -199,6 +199,12 @@ def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path):
     (folder / "reward.npy").write_bytes(pickle.dumps([1]))
     with pytest.raises(VaultError, match=r"reward\.npy .* it is a pickle of Python objects"):
         vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
+    shape = "-" * 9000 + "1"  # deeper than Python parses
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape},)}}\n".encode()
+    start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
+    (folder / "reward.npy").write_bytes(start + header)
+    with pytest.raises(VaultError, match=r"reward\.npy is damaged.*Header info length"):
+        vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
 
 
 @pytest.mark.parametrize(

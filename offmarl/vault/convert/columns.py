@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -32,6 +33,7 @@ from offmarl.vault.convert import common
 from offmarl.vault.convert.admission import ImportedRow, to_steps
 from offmarl.vault.convert.common import Imported
 from offmarl.vault.convert.containers import (
+    HEADER_BYTES,
     Append,
     StrPath,
     check_layout,
@@ -126,7 +128,8 @@ def write_zarr(vault: Dataset, path: StrPath, progress: Progress) -> Path:
 def read_numpy(source: StrPath) -> Iterator[Imported]:
     """Read plain columns in an .npz file, as --to numpy writes them."""
     source = local(source)
-    with readable(source), ZipFile(source) as archive, np.load(source, allow_pickle=False) as file:
+    load = partial(np.load, allow_pickle=False, max_header_size=HEADER_BYTES)
+    with readable(source), ZipFile(source) as archive, load(source) as file:
         check_layout(source, "plain NumPy's", file.files, _NEEDED)
         names = _ABOUT, f"{_ABOUT}.npy"
         if any(x.file_size > 2**24 and x.filename in names for x in archive.infolist()):

@@ -31,6 +31,8 @@ StrPath = str | os.PathLike[str]
 HDF5 = (".h5", ".hdf5")
 """Suffixes of HDF5 files."""
 
+HEADER_BYTES = 2_000
+"""Largest header of a .npy file: longer ones could nest deeper than Python parses."""
 _MOST_DEFLATED = 1040
 """More than the bytes that one compressed byte can stand for."""
 _UNPACKED_BYTES = 2**20
@@ -66,7 +68,7 @@ def readable(file: object) -> Iterator[None]:
 def _reason(file: object, error: Exception) -> str:
     """Return why reading failed, and a file's kind, without NumPy's advice on pickles."""
     kind = _kind_of(file) if isinstance(file, Path) and file.is_file() else ""
-    reason = str(error)
+    reason = str(error).partition("\n")[0]  # NumPy's advice follows
     if "pickle" in reason or "Python objects" in reason:
         reason = "it holds Python objects, which are not read"
     return f"it is {kind} ({reason})" if kind else reason
@@ -151,7 +153,7 @@ def _unpacked(archive: zipfile.ZipFile, name: str, source: Path) -> Iterator[byt
 
 def _mapped(path: Path, source: Path) -> NumpyArray:
     with readable(source):
-        return np.lib.format.open_memmap(path, mode="r")
+        return np.lib.format.open_memmap(path, mode="r", max_header_size=HEADER_BYTES)
 
 
 def open_hdf5(source: Path, stack: ExitStack) -> dict[str, Any]:
