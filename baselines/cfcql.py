@@ -9,9 +9,10 @@ the data's behaviour, the larger is its part λ_i of the penalty:
     λ_i = softmax over agents of τ KL(π_i ‖ π_b),     π_i = softmax over legal a_i' of
         Q_tot(s, a_i', a_-i),
 
-with r the mean of the agents' rewards, and a' the data's next action. The behaviour policy π_b is
-cloned from the data before the values are learned. The episode terminates where all agents do. Dead
-agents add nothing to Q_tot, and have no part of the penalty.
+with r the mean of the agents' rewards, and a' the data's next action. The view that a truncated
+episode ended with has none: there each agent's value is the mean over the softmax of its values.
+The behaviour policy π_b is cloned from the data before the values are learned. The episode
+terminates where all agents do. Dead agents add nothing to Q_tot, and have no part of the penalty.
 
 Reference: Shao et al. 2023 (arXiv 2309.12696). Defaults are those of the authors' code
 (github.com/thu-rllab/CFCQL, commit 3441019): ``cql_qmix.yaml``, with the τ that its README gives

@@ -6,11 +6,12 @@ penalty decreases the values of legal actions, and increases those of the data's
     L = E[ ½ (Q_i(a_i) - y_i)² ] + α E[ logsumexp over legal a of Q_i(a) - Q_i(a_i) ],
     y_i = r_i + γ (1 - terminated_i) Q̄_i(o_i', a_i'),
 
-with a_i' the data's next action, and parameters shared by all agents. If the agents share a team's
-reward, it continues after an agent's own death, and only the end of the episode terminates. An
-agent with a reward of its own may also die and not terminate. While their reward continues, the
-values of dead agents are learned and used too. Nothing depends on the actions that the data has for
-dead agents: their value is that of action 0, and they have no penalty.
+with a_i' the data's next action, and parameters shared by all agents. The view that a truncated
+episode ended with has none: there the value is the mean over the softmax of the values. If the
+agents share a team's reward, it continues after an agent's own death, and only the end of the
+episode terminates. An agent with a reward of its own may also die and not terminate. While their
+reward continues, the values of dead agents are learned and used too. Nothing depends on the actions
+that the data has for dead agents: their value is that of action 0, and they have no penalty.
 
 References: independent Q-learning, Tan 1993; CQL, Kumar et al. 2020 (arXiv 2006.04779). Defaults
 are those of ``iql_cql.yaml`` of OG-MARL (github.com/instadeepai/og-marl, commit f4eb8f0; Formanek

@@ -8,8 +8,9 @@ good ones, both in the critic's targets and in the agents' policies:
     actor   L = -E[ k_i(s) w_i log π_i(a_i | o_i) ],
             w_i = B softmax over the batch of (Q_i(a_i) - Σ_a π_i(a) Q_i(a)) / α_π,
 
-with k_i(s) the agent's share of the mixing weights and r the mean of the agents' rewards. The last
-step of a window or of a truncated episode has no next action, so its target is unknown.
+with k_i(s) the agent's share of the mixing weights and r the mean of the agents' rewards. The view
+that a truncated episode ended with has no action in the data: there Q̄_tot mixes the policy's mean
+values, Σ_a π_i(a) Q̄_i(a). The last step of a window has no next action, and no target.
 
 Reference: Yang et al. 2021 (arXiv 2106.03400). Defaults are those of ``maicq.yaml`` of OG-MARL
 (github.com/instadeepai/og-marl, commit f4eb8f0; Formanek et al. 2023, arXiv 2302.00521), which has
@@ -32,8 +33,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
 from offmarl.config import Fraction, Positive
-from offmarl.distributions import categorical, select
-from offmarl.losses import cross_entropy, masked_mean, q_lambda_targets, softmax_weights
+from offmarl.distributions import Categorical, categorical, select
+from offmarl.losses import masked_mean, q_lambda_targets, softmax_weights
 from offmarl.networks import (
     MixedParams,
     MixerWeights,
@@ -53,7 +54,7 @@ from offmarl.programs import (
     Stage,
     Values,
 )
-from offmarl.programs.learning.learner import require_next_action
+from offmarl.programs.learning.learner import next_in_window, require_next_action
 from offmarl.programs.learning.offline_q_learning import MixedArgs, make_mixed_values
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
@@ -112,17 +113,27 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         q_tot = mix(weights, select(q, batch.action) * view.alive)
         return q, q_tot, weights
 
+    def distribution(actor: ArrayTree, batch: Sequence) -> Categorical:
+        view = batch.view_tm1
+        logits = unroll_batch(policy, actor, view.observation, batch.first[:, :-1])
+        return categorical(logits, view.legal_actions)
+
     def critic_loss(
-        critic: MixedParams, target: MixedParams, batch: Sequence, hyper: Hyperparameters
+        critic: MixedParams,
+        target: MixedParams,
+        pi: Categorical,
+        batch: Sequence,
+        hyper: Hyperparameters,
     ) -> tuple[Float[Array, ""], tuple[Array, Array, MixerWeights, Array]]:
         q, q_tot, weights = data_values(critic, batch)
-        _, q_tot_target, _ = data_values(target, batch)
-        weighted = q_tot_target * softmax_weights(q_tot_target, batch.mask, hyper.value_temperature)
+        q_target, of_data, of_team = data_values(target, batch)
+        weighted = of_data * softmax_weights(of_data, batch.mask, hyper.value_temperature)
+        # The data have no action in the view that a truncated episode ended with.
+        of_policy = mix(of_team, pi.mean_of(q_target) * batch.view_tm1.alive)
+        values_of_slots = jnp.where(batch.mask, weighted, of_policy)
         discount = hyper.gamma * (1 - batch.terminated.all(-1))
-        # The data's next action is needed: the last step of a window, or of an episode, has none.
-        has_next = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))
-        known = batch.mask & (has_next | (discount == 0))
-        v_t, goes_on = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (weighted, known))
+        known = batch.mask & next_in_window(batch)
+        v_t, goes_on = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (values_of_slots, known))
         targets = jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))(
             batch.reward.mean(-1), discount, v_t, goes_on, hyper.td_lambda
         )
@@ -133,12 +144,9 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def actor_loss(
         actor: ArrayTree, q: Array, weights: MixerWeights, batch: Sequence, hyper: Hyperparameters
     ) -> Float[Array, ""]:
-        view = batch.view_tm1
-        logits = unroll_batch(policy, actor, view.observation, batch.first[:, :-1])
-        log_loss = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
-        probs = jax.nn.softmax(categorical(logits, view.legal_actions).logits)
-        advantage = select(q, batch.action) - (probs * q).sum(-1)
-        mask = batch.mask[..., None] & view.alive
+        pi, mask = distribution(actor, batch), batch.mask[..., None] & batch.view_tm1.alive
+        log_loss = -pi.log_prob(batch.action)
+        advantage = select(q, batch.action) - pi.mean_of(q)
         imitate = softmax_weights(advantage, mask, hyper.policy_temperature)
         return masked_mean(mixing_coefficients(weights) * imitate * log_loss, mask, batch.weight)
 
@@ -148,7 +156,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         adam = programs.make_optimiser(args, hyper, state.updates)
         (value_loss, (q, q_tot, weights, error)), critic_gradient = jax.value_and_grad(
             critic_loss, has_aux=True
-        )(state.critic, state.target, batch, hyper)
+        )(state.critic, state.target, distribution(state.actor, batch), batch, hyper)
         policy_loss, actor_gradient = jax.value_and_grad(actor_loss)(
             state.actor, q, weights, batch, hyper
         )

@@ -30,7 +30,8 @@ References: Formanek et al. 2025 (arXiv 2505.22151), with the architecture of Sa
 - Actions are marked by the agent that took them.
 - Observations are not scaled to unit size. There is no encoding of time, which theirs has for
   continuous actions only.
-- A truncated step, whose next action the data does not have, is left out of the critic's loss.
+- The view that a truncated episode ended with has the mean value of the target network's policy,
+  given action 0 of the agents before.
 - The critic's loss is divided by the variance of its targets. It grows with the square of the
   rewards' scale, and the policy's does not: where returns are about 1, the gradients of the policy
   outweigh those of the critic in the network that they share, and the values are not learned. The
@@ -67,7 +68,11 @@ from offmarl.networks import (
     stochastic_head,
 )
 from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Values
-from offmarl.programs.learning.learner import require_next_action, target_program
+from offmarl.programs.learning.learner import (
+    next_in_window,
+    require_next_action,
+    target_program,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
@@ -157,8 +162,8 @@ def mean_values(
 ) -> Float[Array, "B T N"]:
     """Return the mean value of the policy's own actions, given those of the agents before."""
     if not model.network.continuous:
-        probs = jax.nn.softmax(categorical(decoded.policy, view.legal_actions).logits)
-        return (probs * model.network.apply(params, decoded.features, method="values")).sum(-1)
+        values = model.network.apply(params, decoded.features, method="values")
+        return categorical(decoded.policy, view.legal_actions).mean_of(values)
     sample = model.head(decoded.policy, view.legal_actions).sample
     actions = jax.vmap(sample)(jax.random.split(key, model.baseline_samples))
     value = partial(model.network.apply, params, decoded.features, method="value")
@@ -166,7 +171,12 @@ def mean_values(
 
 
 def critic_targets(
-    model: Model, target: ArrayTree, batch: Sequence, order: Array, hyper: Hyperparameters
+    model: Model,
+    target: ArrayTree,
+    batch: Sequence,
+    order: Array,
+    key: PRNGKeyArray,
+    hyper: Hyperparameters,
 ) -> tuple[Float[Array, "B T N"], Bool[Array, "B T N"]]:
     """Return the targets of the values of the data's actions, and where they are known."""
     shared_reward = model.spec.reward == "team"
@@ -175,15 +185,16 @@ def critic_targets(
     decoded = decode(model, target, *inputs, order)
     values = data_values(model, target, decoded, batch.view_tm1, batch.action)
     weighted = values * softmax_weights(values, acts, model.value_temperature)
-    # The data's next action is needed: the last step of a window, or of an episode, has none.
-    has_next = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))[..., None]
-    lives = batch.view_t.alive & has_next
-    v_t = jnp.where(lives, jnp.pad(weighted[:, 1:], ((0, 0), (0, 1), (0, 0))), 0.0)
+    # The data have no action in the view that a truncated episode ended with.
+    of_policy = mean_values(model, target, decoded, batch.view_tm1, key)
+    of_slots = jnp.where(batch.mask[..., None], weighted, of_policy)
+    lives = batch.view_t.alive
+    v_t = jnp.where(lives, jnp.pad(of_slots[:, 1:], ((0, 0), (0, 1), (0, 0))), 0.0)
     if shared_reward:  # it continues after an agent's death, as the others expect
         of_team = v_t.sum(-1, keepdims=True) / jnp.maximum(lives.sum(-1, keepdims=True), 1)
         v_t = jnp.where(lives, v_t, of_team)
     discount = bootstrap_discounts(hyper.gamma, batch.terminated, shared_reward)
-    known = acts & (has_next | (discount == 0))
+    known = acts & (next_in_window(batch)[..., None] | (discount == 0))
     return td_targets(batch.reward, discount, v_t), known
 
 
@@ -211,14 +222,14 @@ def loss(
     hyper: Hyperparameters,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the loss of policy and critic, and metrics."""
-    order_key, key = jax.random.split(key)
+    order_key, target_key, key = jax.random.split(key, 3)
     order = jax.random.permutation(order_key, model.spec.num_agents)
     view = batch.view_tm1
     acts = batch.mask[..., None] & view.alive
     decoded = decode(model, params, view, batch.first[:, :-1], batch.action, order)
     q = data_values(model, params, decoded, view, batch.action)
 
-    targets, known = critic_targets(model, target, batch, order, hyper)
+    targets, known = critic_targets(model, target, batch, order, target_key, hyper)
     error = jnp.where(known, q - targets, 0.0)
     critic_loss = masked_mean(0.5 * error**2, known, batch.weight)
 

@@ -6,8 +6,9 @@ joint values of legal joint actions drawn at random, and increases those of the 
     L = E[ ½ (Q_tot(s, a) - y)² ] + α E[ logsumexp over {K random legal joint actions, a} of
         Q_tot(s, ·) - Q_tot(s, a) ],     y = r + γ (1 - terminated) Q̄_tot(s', a'),
 
-with r the mean of the agents' rewards, and a' the data's next action. The episode terminates where
-all agents do. Dead agents add nothing to Q_tot.
+with r the mean of the agents' rewards, and a' the data's next action. The view that a truncated
+episode ended with has none: there each agent's value is the mean over the softmax of its values.
+The episode terminates where all agents do. Dead agents add nothing to Q_tot.
 
 References: QMIX, Rashid et al. 2018 (arXiv 1803.11485); CQL, Kumar et al. 2020 (arXiv
 2006.04779). Defaults are those of ``qmix_cql.yaml`` of OG-MARL (github.com/instadeepai/og-marl,

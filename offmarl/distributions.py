@@ -101,6 +101,10 @@ class Categorical(NamedTuple):
         """Return the most likely action."""
         return self.logits.argmax(-1)
 
+    def mean_of(self, values: Float[Array, "*b A"]) -> Float[Array, "*b"]:
+        """Return the mean of the actions' values."""
+        return (jax.nn.softmax(self.logits) * values).sum(-1)
+
     def log_prob(self, action: Int[Array, "*b"]) -> Float[Array, "*b"]:
         """Return the log-probability of an action."""
         return select(jax.nn.log_softmax(self.logits), action)

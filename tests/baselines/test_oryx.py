@@ -48,7 +48,7 @@ def metrics_of(
 
 
 BATCH: dict[str, Any] = {
-    "reward": jnp.array([[[0.0, 2.0], [9.0, 9.0]], [[1.0, 1.0], [3.0, 3.0]], [[50.0, 50.0]] * 2]),
+    "reward": jnp.array([[[0.0, 2.0], [9.0, 9.0]], [[1.0, 1.0], [3.0, 3.0]], [[5.0, 5.0]] * 2]),
     "terminated": jnp.zeros((3, 2, 2), bool).at[1, 1].set(True),
     "truncated": jnp.zeros((3, 2, 2), bool).at[2, 0].set(True),
     "mask": jnp.array([[True, True], [True, True], [True, False]]),
@@ -71,10 +71,11 @@ def test_an_update_by_hand() -> None:
     metrics = metrics_of(SPEC, batch, *values, gamma=0.5, **options)
     # The target's values of the second step, 3 and 1, count 1½ and ½ times: 4½ and ½. The first
     # step of the first window: 1 and 4 against ½ 4½ and 2 + ½ 4½; of the second window: 4 against
-    # 1 + ½ ½; then 1 against 3. What follows the first and the third window is not known.
-    errors = np.array([[1 - 2.25, 4 - 4.25], [4 - 1.25] * 2, [1 - 3] * 2])
+    # 1 + ½ ½; then 1 against 3. The third window ends in a view without an action, where the mean
+    # value of the target's policy is 2: 2 against 5 + ½ 2. What follows the first is not known.
+    errors = np.array([[1 - 2.25, 4 - 4.25], [4 - 1.25] * 2, [1 - 3] * 2, [2 - 6] * 2])
     np.testing.assert_allclose(metrics["critic_loss"], 0.5 * (errors**2).mean(), rtol=1e-5)
-    largest = [[1.25, 0], [2.75, 2], [0, 0]]
+    largest = [[1.25, 0], [2.75, 2], [4, 0]]
     np.testing.assert_allclose(metrics[TD_ERRORS], largest, rtol=1e-5)
     np.testing.assert_allclose(metrics["q"], (1 + 4 + 2 + 2 + 4 + 4 + 1 + 1 + 2 + 2) / 10)
     # The policy is uniform over legal actions. Its first agent's advantages in the first step: 1 -
@@ -96,9 +97,9 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
         **BATCH,
     )
     metrics = metrics_of(CONTINUOUS, batch, [2.0], [4.0], gamma=0.5)
-    scale = 0.1 * np.square([2, 4, 3, 3, 3, 3]).mean() / 25  # more than the variance of targets
     # All values are equal, so all weights are 1: 2 against r + ½ 4, and against 3 at the end.
-    errors = 2 - np.array([2, 4, 3, 3, 3, 3])
+    targets = np.array([2, 4, 3, 3, 3, 3, 7, 7])
+    errors, scale = 2 - targets, targets.var() / 25
     np.testing.assert_allclose(metrics["critic_loss"], 0.5 * (errors**2).mean(), rtol=1e-6)
     # The clone is Gaussian, clipped at 1, with mean 0 and standard deviation log 2 + 0.01.
     std = np.log(2) + 0.01
@@ -135,6 +136,7 @@ def test_a_dead_agent_expects_the_mean_of_the_living(
     values = jnp.array([[[1.0, 1.0, 1.0], [2.0, 4.0, 9.0]]])
     monkeypatch.setattr(oryx, "decode", lambda *_: None)
     monkeypatch.setattr(oryx, "data_values", lambda *_: values)
+    monkeypatch.setattr(oryx, "mean_values", lambda *_: values)
     spec = replace(SPEC, num_agents=3, reward=reward)
     model = SimpleNamespace(spec=spec, value_temperature=1.0)
     batch = sequence(
@@ -145,7 +147,7 @@ def test_a_dead_agent_expects_the_mean_of_the_living(
         terminated=jnp.zeros((1, 2, 3), bool).at[0, 0, 2].set(True),
     )
     hyper = SimpleNamespace(gamma=0.5)
-    targets, known = oryx.critic_targets(model, None, batch, None, hyper)
+    targets, known = oryx.critic_targets(model, None, batch, None, None, hyper)
     np.testing.assert_allclose(targets[0, 0], [1 + 1, 1 + 2, 1 + follows / 2])
     np.testing.assert_array_equal(known[0], [[True] * 3, [False] * 3])
 

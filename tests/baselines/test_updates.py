@@ -422,3 +422,20 @@ def test_qmix_bcq_acts_by_allowed_actions_too() -> None:
     assert action.tolist() == [2, 2]
     action, _, _ = act(legal, actor._replace(threshold=jnp.float32(1)))
     assert action.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["cfcql", "iql_cql", "maicq", "oryx", "qmix_cql"])
+def test_a_reward_at_the_end_of_a_truncated_episode_is_learned(name: str) -> None:
+    """The last view has no action in the data, and a value all the same; all values are 0 here."""
+    options = {"oryx": {"heads": 2}, "cfcql": {"td_lambda": 0.0}}.get(name, {})
+    program, hyper = build(name, **options)
+    batch = sequence(
+        np.zeros((2, 3, 2), int),
+        reward=np.full((2, 3, 2), 7.0, np.float32),
+        mask=jnp.ones((2, 3), bool).at[0, 1].set(False),
+        truncated=jnp.zeros((2, 3, 2), bool).at[0, 0].set(True),
+        first=jnp.zeros((2, 4), bool).at[0, 2].set(True),
+    )
+    errors = jnp.abs(metrics_of(program, blank(program, hyper), batch, hyper)[TD_ERRORS])
+    # The last step of a window has its target in another window, which holds what follows it.
+    np.testing.assert_allclose(errors, [[7, 0, 0], [7, 7, 0]], atol=1e-5)

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.config import Fraction, Layers, Positive, PositiveInt
 from offmarl.errors import OptionError
@@ -101,6 +101,16 @@ def require_next_action(length: int, otherwise: str = "") -> None:
             "targets need the data's next action, which windows of one step do not have: give "
             f"--length 2 or more{otherwise}."
         )
+
+
+def next_in_window(batch: Sequence) -> Bool[Array, "B T"]:
+    """Return the steps whose next view is known and in the window, or that all agents end with.
+
+    The last step of a window has a target in other windows, where it is followed by what the data
+    have next: an action, or the view that a truncated episode ended with.
+    """
+    inside = jnp.arange(batch.mask.shape[1]) < batch.mask.shape[1] - 1
+    return batch.next_known & (inside | batch.terminated.all(-1))
 
 
 def policy_config(args: LearnerArgs, head: Any, **other: Any) -> PolicyConfig:

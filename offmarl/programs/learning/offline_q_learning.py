@@ -11,10 +11,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from offmarl.config import NonNegative, PositiveInt
-from offmarl.distributions import select
+from offmarl.distributions import categorical, select
 from offmarl.losses import double_q_values, td_targets
 from offmarl.networks import MixedValues, QParams, agent_network, make_mixer
-from offmarl.programs.learning.learner import ValueArgs, policy_config, require_next_action
+from offmarl.programs.learning.learner import (
+    ValueArgs,
+    next_in_window,
+    policy_config,
+    require_next_action,
+)
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
@@ -68,15 +73,17 @@ def next_values(
 ) -> tuple[Float[Array, "B T N"], Bool[Array, "B T"]]:
     """Return the target network's values of the next actions that ``--bootstrap`` asks for.
 
-    The second result marks the steps whose target is known. The last step of a window, or of a
-    truncated episode, has no next action in the data.
+    The second result marks the steps whose target is known. A truncated episode has no action in
+    its last view: the value there is the mean over the softmax of the values, to which the
+    conservative penalty fits the data's policy.
     """
     if args.bootstrap == "greedy":
         v_t = double_q_values(q_target_t, q_t, batch.view_t.legal_actions)
         return v_t, batch.next_known
     action_t, acts_t = (jnp.roll(x, -1, axis=1) for x in (batch.action, batch.mask))
-    acts_t = acts_t.at[:, -1].set(False)
-    return select(q_target_t, action_t), acts_t | batch.terminated.all(-1)
+    of_ends = categorical(q_target_t, batch.view_t.legal_actions).mean_of(q_target_t)
+    v_t = jnp.where(acts_t[..., None], select(q_target_t, action_t), of_ends)
+    return v_t, next_in_window(batch)
 
 
 def greedy_params(network: ArrayTree) -> QParams:
