@@ -10,7 +10,7 @@ good ones, both in the critic's targets and in the agents' policies:
 
 with k_i(s) the agent's share of the mixing weights and r the mean of the agents' rewards. The view
 that a truncated episode ended with has no action in the data: there Q̄_tot mixes the policy's mean
-values, Σ_a π_i(a) Q̄_i(a). The last step of a window has no next action, and no target.
+values, Σ_a π_i(a) Q̄_i(a). The last step of a window has no target unless the episode terminates.
 
 Reference: Yang et al. 2021 (arXiv 2106.03400). Defaults are those of ``maicq.yaml`` of OG-MARL
 (github.com/instadeepai/og-marl, commit f4eb8f0; Formanek et al. 2023, arXiv 2302.00521), which has

@@ -196,17 +196,20 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
 
 
 def test_targets_take_the_next_action_of_the_data() -> None:
-    """No next action is known after a window or a truncated episode; terminations need none."""
+    """The first window has no end; the second and third hold one, a termination and a truncation."""
     batch = sequence(
-        [[[0, 2], [1, 1], [2, 0]], [[2, 2], [0, 0], [1, 1]]],
-        terminated=jnp.zeros((2, 3, 2), bool).at[1, 0].set(True),
-        mask=jnp.array([[True, True, True], [True, False, True]]),
+        [[[0, 2], [1, 1], [2, 0]], [[2, 2], [0, 0], [1, 1]], [[2, 2], [0, 0], [1, 1]]],
+        terminated=jnp.zeros((3, 3, 2), bool).at[1, 0].set(True),
+        truncated=jnp.zeros((3, 3, 2), bool).at[2, 0].set(True),
+        mask=jnp.array([[True, True, True], [True, False, True], [True, False, True]]),
     )
     args = registry.load("baseline", "iql_cql").Args(Path())
-    values = jnp.broadcast_to(jnp.array([1.0, 3.0, 2.0]), (2, 3, 2, 3))
+    values = jnp.broadcast_to(jnp.array([1.0, 3.0, 2.0]), (3, 3, 2, 3))
     v_t, known = next_values(args, batch, values, -values)
     np.testing.assert_array_equal(v_t[0, :2], [[3, 3], [2, 1]])
-    np.testing.assert_array_equal(known, [[True, True, False], [True, True, False]])
+    mean = softmax([1.0, 3.0, 2.0]) @ [1, 3, 2]  # in the view that the truncated episode ended with
+    np.testing.assert_allclose(v_t[2, 0], [mean, mean], rtol=1e-6)
+    np.testing.assert_array_equal(known, [[True, True, False]] * 3)
     with pytest.raises(OptionError, match="--length 2 or more"):
         registry.load("baseline", "iql_cql").Args(Path(), length=1)
     for name in ("maicq", "oryx"):  # runs of before can be loaded

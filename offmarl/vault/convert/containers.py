@@ -68,7 +68,7 @@ def readable(file: object) -> Iterator[None]:
 def _reason(file: object, error: Exception) -> str:
     """Return why reading failed, and a file's kind, without NumPy's advice on pickles."""
     kind = _kind_of(file) if isinstance(file, Path) and file.is_file() else ""
-    reason = str(error).partition("\n")[0]  # NumPy's advice follows
+    reason = str(error).partition("\nTo allow loading")[0]  # without NumPy's advice
     if "pickle" in reason or "Python objects" in reason:
         reason = "it holds Python objects, which are not read"
     return f"it is {kind} ({reason})" if kind else reason
