@@ -196,7 +196,7 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
 
 
 def test_targets_take_the_next_action_of_the_data() -> None:
-    """The first window has no end; the second and third hold one, a termination and a truncation."""
+    """The first window has no end; the others hold one, a termination and a truncation."""
     batch = sequence(
         [[[0, 2], [1, 1], [2, 0]], [[2, 2], [0, 0], [1, 1]], [[2, 2], [0, 0], [1, 1]]],
         terminated=jnp.zeros((3, 3, 2), bool).at[1, 0].set(True),
