@@ -68,11 +68,7 @@ from offmarl.networks import (
     stochastic_head,
 )
 from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Values
-from offmarl.programs.learning.learner import (
-    next_in_window,
-    require_next_action,
-    target_program,
-)
+from offmarl.programs.learning.learner import next_in_window, require_next_action, target_program
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 

@@ -104,7 +104,7 @@ def require_next_action(length: int, otherwise: str = "") -> None:
 
 
 def next_in_window(batch: Sequence) -> Bool[Array, "B T"]:
-    """Return steps that the window goes on after, to a known view, and those where all terminate.
+    """Return steps before a window's last whose next view is known, and those where all terminate.
 
     The last step of a window has a target in other windows, where it is followed by what the data
     have next: an action, or the view that a truncated episode ended with.
