@@ -142,9 +142,9 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         return value, (q, q_tot, weights, error)
 
     def actor_loss(
-        actor: ArrayTree, q: Array, weights: MixerWeights, batch: Sequence, hyper: Hyperparameters
+        pi: Categorical, q: Array, weights: MixerWeights, batch: Sequence, hyper: Hyperparameters
     ) -> Float[Array, ""]:
-        pi, mask = distribution(actor, batch), batch.mask[..., None] & batch.view_tm1.alive
+        mask = batch.mask[..., None] & batch.view_tm1.alive
         log_loss = -pi.log_prob(batch.action)
         advantage = select(q, batch.action) - pi.mean_of(q)
         imitate = softmax_weights(advantage, mask, hyper.policy_temperature)
@@ -154,12 +154,13 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
         adam = programs.make_optimiser(args, hyper, state.updates)
+        # Both losses need the policy's outputs, and one of them its gradient.
+        pi, pull_back = jax.vjp(lambda actor: distribution(actor, batch), state.actor)
         (value_loss, (q, q_tot, weights, error)), critic_gradient = jax.value_and_grad(
             critic_loss, has_aux=True
-        )(state.critic, state.target, distribution(state.actor, batch), batch, hyper)
-        policy_loss, actor_gradient = jax.value_and_grad(actor_loss)(
-            state.actor, q, weights, batch, hyper
-        )
+        )(state.critic, state.target, pi, batch, hyper)
+        policy_loss, pi_gradient = jax.value_and_grad(actor_loss)(pi, q, weights, batch, hyper)
+        (actor_gradient,) = pull_back(pi_gradient)
         actor_step, actor_optimiser = adam.update(actor_gradient, state.actor_optimiser)
         critic_step, critic_optimiser = adam.update(critic_gradient, state.critic_optimiser)
         critic = optax.apply_updates(state.critic, critic_step)
