@@ -139,7 +139,7 @@ def decode(
 ) -> Decoded:
     """Return the network's outputs in windows whose agents have acted in this order."""
     vector = as_vectors(model.spec, action, view.legal_actions)
-    decoded, _ = model.network.apply(params, view.observation, vector, first, order)
+    decoded: Decoded = model.network.apply(params, view.observation, vector, first, order)
     return decoded
 
 

@@ -165,8 +165,7 @@ class AgentSequence(nn.Module):
         action: Float[Array, "*b T N A"],
         first: Bool[Array, "*b T"],
         order: Int[Array, "N"],
-        memory: SequenceMemory | None = None,
-    ) -> tuple[Decoded, SequenceMemory]:
+    ) -> Decoded:
         """Apply the network to all steps of windows, in which the actions are given.
 
         Parameters
@@ -179,27 +178,23 @@ class AgentSequence(nn.Module):
             Steps that begin an episode.
         order
             The agents in the order in which they choose; the same in all steps.
-        memory
-            Memory after the step before the window; None for an empty one.
 
         Returns
         -------
-        The outputs, with the agents in their own order, and the memory after the window. What
-        belongs to an agent depends on the observations of all agents, but only on the actions of
-        those before it.
+        The outputs, with the agents in their own order. What belongs to an agent depends on the
+        observations of all agents, but only on the actions of those before it.
         """
-        memory = self.empty(first.shape[:-1]) if memory is None else memory
+        memory = self.empty(first.shape[:-1])
         of_agents = id_features(self.agent_id, self.num_agents)
         ids = jnp.broadcast_to(of_agents, (*action.shape[:-1], of_agents.shape[-1]))
         tokens = jnp.take(self.token(action, ids), order, axis=-2)
         start = jnp.broadcast_to(self.first_token(), tokens[..., :1, :].shape)
         tokens = jnp.concatenate([start, tokens[..., :-1, :]], axis=-2)
         x = jnp.take(self._embedded(observation), order, axis=-2)
-        encoded, of_encoder = self._encode(x, memory.encoder, first)
-        decoded, of_decoder = self._decode(tokens, encoded, memory[1:], first)
+        encoded, _ = self._encode(x, memory.encoder, first)
+        decoded, _ = self._decode(tokens, encoded, memory[1:], first)
         own_order = jnp.argsort(order)
-        decoded = Decoded(*(jnp.take(x, own_order, axis=-2) for x in decoded))
-        return decoded, SequenceMemory(of_encoder, *of_decoder)
+        return Decoded(*(jnp.take(x, own_order, axis=-2) for x in decoded))
 
     # ---------------------------------------------------------------------------------- one step
 
@@ -299,7 +294,7 @@ def init_agent_sequence(network: AgentSequence, spec: EnvSpec, key: PRNGKeyArray
     def everything(
         network: AgentSequence, observation: ArrayTree, action: Array, first: Array, order: Array
     ) -> Array:
-        decoded, _ = network(observation, action, first, order)
+        decoded = network(observation, action, first, order)
         if network.continuous:
             return network.value(decoded.features, action)
         return network.values(decoded.features)

@@ -48,7 +48,7 @@ class Case:
     def _window(self, observation, action, first, order):
         """Return the policy's outputs and the values of the data's actions, ``(T, N)``."""
         vector = as_vectors(self.spec, action)
-        decoded, _ = self.network.apply(self.params, observation, vector, first, order)
+        decoded = self.network.apply(self.params, observation, vector, first, order)
         if self.network.continuous:
             values = self.network.apply(self.params, decoded.features, action, method="value")
         else:

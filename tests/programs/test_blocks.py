@@ -1,10 +1,15 @@
 """Recordings in blocks, which do not depend on who records them."""
 
+from dataclasses import dataclass
+
 import chex
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from offmarl import envs, vault
+from offmarl.envs.base import transition
+from offmarl.envs.probes import TwoStep
 from offmarl.errors import OptionError, RunError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig, make_policy
@@ -106,3 +111,40 @@ def test_the_plan_has_sizes(one, tmp_path):
     assert plan["memory of a task"] == 600_000_000 + 4 * (step_bytes * 4 * 20)
     with pytest.raises(OptionError, match="divide the recording by tasks or by devices"):
         work_at(tmp_path / "hover.vlt" / "random", devices=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coin(TwoStep):
+    """Half of the episodes end after a step, and the others return 1 at the limit."""
+
+    length = 4
+
+    def step(self, key, state, action):
+        after, timestep = super().step(key, state, action)
+        wins, ends = state.cue[0] == 1, after.time >= self.length
+        return after, transition(
+            timestep.next_view,
+            reward=jnp.full(2, wins & ends, jnp.float32),
+            terminated=jnp.full(2, ~wins | ends),
+            truncated=jnp.zeros(2, bool),
+        )
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_the_return_is_of_episodes_that_had_the_time_to_end(in_blocks, tmp_path):
+    env, rows, steps = Coin(name="coin"), 256, 20
+    policy = make_policy(PolicyConfig("random"), env.spec)
+    recording = Recording(env, policy, (), tmp_path / "coin.vlt" / "random", rows * steps, rows, 0)
+    if in_blocks:
+        work = RecordWork(recording, rows * steps // 2)
+        run_share(work, Share(0, 1))
+        join_work(work)
+    else:
+        recording.record()
+    data = vault.open_vault(recording.path)
+    about, times = data.provenance["recorded"], steps // (1 + in_blocks)
+    begins_early = data.episodes.start % times <= times - env.length
+    assert about["episodes"] == begins_early.sum() < data.episodes.complete.sum()
+    assert about["return"] == data.episodes.episode_returns[begins_early].mean()
+    assert about["return"] == pytest.approx(0.5, abs=0.03)
+    assert data.episodes.mean_return < 0.5 - 0.03  # cut episodes would have won

@@ -318,7 +318,29 @@ def test_an_agent_that_is_truncated_alone_leaves_and_the_others_go_on(path):
     np.testing.assert_array_equal(steps.reward[0], [[1, 2], [2, 3], [3, 0], [4, 0], [5, 0]])
     assert not steps.terminated.any()
     assert steps.truncated[0].tolist() == [[False, False]] + [[False, True]] * 3 + [[True, True]]
-    assert steps.view.alive[0].tolist() == [[True, True]] * 3 + [[True, False]] * 2
+    assert steps.view.alive[0].tolist() == [[True, True]] * 2 + [[True, False]] * 3
+
+
+def test_an_agent_that_joins_later_has_not_terminated_when_the_episode_is_cut(path):
+    class Joined(Duel):
+        def reset(self, seed=None, options=None):
+            observations, infos = super().reset(seed, options)
+            self.agents = ["knight"]
+            return observations, infos
+
+        def step(self, actions):
+            _, _, _, _, infos = super().step(actions)
+            both, cut = list(self.possible_agents), self.time == 5
+            self.agents = [] if cut else both if self.time >= 2 else ["knight"]
+            flags = dict.fromkeys(both, False), dict.fromkeys(both, cut)
+            return self._see(both), dict.fromkeys(both, 1.0), *flags, infos
+
+    with offmarl.record(Joined(), path) as recorder:
+        play(recorder)
+    steps = vault.open_vault(path)[:]
+    assert steps.view.alive[0].tolist() == [[True, False]] * 2 + [[True, True]] * 3
+    assert steps.terminated[0].tolist() == [[False, True]] + [[False, False]] * 4
+    assert steps.truncated[0].tolist() == [[False, False]] * 4 + [[True, True]]
 
 
 class Lingering(Duel):

@@ -86,11 +86,11 @@ class RecordWork(Work):
         blocks = [vault.open_vault(self._vault(block)) for block in range(self.num_blocks)]
         spec, rows, length = blocks[0].spec, blocks[0].rows, sum(block.length for block in blocks)
         about = dict(self.recording.provenance())
-        about |= {"recipe": self.identity, **software(spec.name)}
+        about |= {"recipe": self.identity, **software(spec.name), "complete": True}
         join_rows(
             blocks,
             self.path,
-            lambda reader: {**about, "complete": True, "recorded": recorded_return(reader)},
+            lambda reader: {**about, "recorded": recorded_return(reader, self.times)},
             tracking.progress,
             chunk_steps=layout.default_chunk_steps(spec, rows, length),
         )

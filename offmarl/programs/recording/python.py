@@ -99,7 +99,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         actions
             Action of each agent in ``env.agents``.
         log_prob
-            Log-probability of each action under the policy that chose it, if known.
+            Log-probability of each action under the policy that chose it, if known; of an action of
+            a box the log-density of the action scaled to [-1, 1], as the vault stores it.
         policy_id
             Id of the policy that chose the actions, if there are several policies: one number, or
             one for each agent.

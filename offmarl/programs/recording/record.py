@@ -373,15 +373,21 @@ def _record(
                 timer.saved(done * num_steps * num_envs)
         chunks.flush()
         if writer is not None:
-            chunks.complete(recorded=recorded_return(Reader(writer.store)))
+            chunks.complete(recorded=recorded_return(Reader(writer.store), steps))
     any_process(False)  # no process ends, or reads the vault, before it is complete
     if is_first():
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def recorded_return(dataset: Reader) -> dict[str, Any]:
-    """Return the mean return of the complete episodes in a vault, and its interval, by team."""
-    episodes = dataset.episodes
+def recorded_return(dataset: Reader, steps: int) -> dict[str, Any]:
+    """Return the mean return of complete episodes in a vault, and its interval, by team.
+
+    Each environment was recorded for ``steps`` in one go. Of the episodes that begin in the last
+    ones only the short ones are complete, so the episodes count that the time limit ends before.
+    """
+    episodes, limit = dataset.episodes, dataset.spec.time_limit
+    if limit is not None and limit <= steps:
+        episodes = episodes.take(episodes.start % steps <= steps - limit)
     means: dict[str, float | None] = {}
     intervals: dict[str, list[float] | None] = {}
     for team, returns in episodes.complete_team_returns.items():

@@ -122,10 +122,11 @@ class RunningEpisode:
             )
         observations, rewards, terminations, truncations, infos = outcome
         acted, present = self._acting, self._present()
-        self._acting = present
+        self._acting, joined = present, present & ~acted
         ended = self._of("termination", terminations, self._flag, False, acted)
         cut_off = self._of("truncation", truncations, self._flag, False, acted) & ~ended
-        self._terminated, self._truncated = self._terminated | ended, self._truncated | cut_off
+        self._terminated = self._terminated & ~joined | ended
+        self._truncated = self._truncated & ~joined | cut_off
         self.over = bool((self._terminated | self._truncated | ~present).all())
         terminated = self._terminated & (self.over | ~present)
         if not isinstance(policy_id, Mapping):
@@ -138,7 +139,8 @@ class RunningEpisode:
             "behaviour_log_prob": self._of("log_prob", log_prob, self._number, np.nan),
             "policy_id": self._of("policy id", policy_id, self._id, -1),
         }
-        alive = (present | cut_off) & ~terminated
+        # The last view of an agent that is truncated alone is of a step in which it does not act.
+        alive = (present | cut_off & self.over) & ~terminated
         final = _final_observations(infos, self._agents) if self.over else {}
         if final:  # the environment has begun the next episode: its state and masks are of that
             observations, infos = {**observations, **final}, {}
