@@ -175,7 +175,6 @@ def critic_targets(
     hyper: Hyperparameters,
 ) -> tuple[Float[Array, "B T N"], Bool[Array, "B T N"]]:
     """Return the targets of the values of the data's actions, and where they are known."""
-    shared_reward = model.spec.reward == "team"
     acts = batch.mask[..., None] & batch.view_tm1.alive
     inputs = batch.view_tm1, batch.first[:, :-1], batch.action
     decoded = decode(model, target, *inputs, order)
@@ -186,10 +185,10 @@ def critic_targets(
     of_slots = jnp.where(batch.mask[..., None], weighted, of_policy)
     lives = batch.view_t.alive
     v_t = jnp.where(lives, jnp.pad(of_slots[:, 1:], ((0, 0), (0, 1), (0, 0))), 0.0)
-    if shared_reward:  # it continues after an agent's death, as the others expect
-        of_team = v_t.sum(-1, keepdims=True) / jnp.maximum(lives.sum(-1, keepdims=True), 1)
-        v_t = jnp.where(lives, v_t, of_team)
-    discount = bootstrap_discounts(hyper.gamma, batch.terminated, shared_reward)
+    # Rewards may go on after an agent's death, as the others expect; see `has_value`.
+    of_team = v_t.sum(-1, keepdims=True) / jnp.maximum(lives.sum(-1, keepdims=True), 1)
+    v_t = jnp.where(lives, v_t, of_team)
+    discount = bootstrap_discounts(hyper.gamma, batch.terminated, model.spec.reward == "team")
     known = acts & (next_in_window(batch)[..., None] | (discount == 0))
     return td_targets(batch.reward, discount, v_t), known
 

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
-from offmarl import tracking
+from offmarl import records, tracking
 from offmarl.errors import (
     CardError,
     HubChecksumError,
@@ -33,7 +33,6 @@ from offmarl.errors import (
 from offmarl.hub import card as cards
 from offmarl.hub.card import Card
 from offmarl.paths import local
-from offmarl.vault.read.manifest import RECORD
 from offmarl.vault.read.open import SUFFIX
 from offmarl.vault.storage.store import store_of
 
@@ -75,7 +74,7 @@ class CachedDataset(NamedTuple):
     def record(self) -> dict[str, Any]:
         """What `pull` recorded: name, repository, commit, card, and the files of each uid."""
         try:
-            return tracking.read_json(self.path, RECORD)
+            return tracking.read_json(self.path, records.PULLED)
         except RunError:
             return {}
 
@@ -89,7 +88,7 @@ class CachedDataset(NamedTuple):
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Update the record."""
-        tracking.write_json(self.path / RECORD, {**self.record, **facts})
+        tracking.write_json(self.path / records.PULLED, {**self.record, **facts})
 
     @property
     def size(self) -> int:
@@ -130,7 +129,7 @@ def entries() -> list[CachedDataset]:
     """Return the datasets on this machine, complete or not."""
     depths = "*/*/*/*", "*/*/*/*/*"
     paths = (path for depth in depths for path in root().glob(f"{depth}{SUFFIX}"))
-    return sorted(CachedDataset(path) for path in paths if (path / RECORD).is_file())
+    return sorted(CachedDataset(path) for path in paths if (path / records.PULLED).is_file())
 
 
 def remember(place: Path, revision: str, commit: str) -> None:

@@ -128,9 +128,12 @@ def test_the_scale_of_values(targets: list[float], scale: float) -> None:
     np.testing.assert_allclose(result, scale, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("reward", "follows"), [("team", 3.0), ("individual", 0.0)])
+@pytest.mark.parametrize(
+    ("reward", "terminates", "follows"),
+    [("team", True, 3.0), ("individual", True, 0.0), ("individual", False, 3.0)],
+)
 def test_a_dead_agent_expects_the_mean_of_the_living(
-    monkeypatch: pytest.MonkeyPatch, reward: str, follows: float
+    monkeypatch: pytest.MonkeyPatch, reward: str, terminates: bool, follows: float
 ) -> None:
     """Of three agents, whose values are 2 and 4 in the second step; the third dies before it."""
     values = jnp.array([[[1.0, 1.0, 1.0], [2.0, 4.0, 9.0]]])
@@ -144,7 +147,7 @@ def test_a_dead_agent_expects_the_mean_of_the_living(
         spec,
         alive=jnp.ones((1, 3, 3), bool).at[0, 1:, 2].set(False),
         reward=jnp.ones((1, 2, 3)),
-        terminated=jnp.zeros((1, 2, 3), bool).at[0, 0, 2].set(True),
+        terminated=jnp.zeros((1, 2, 3), bool).at[0, 0, 2].set(terminates),
     )
     hyper = SimpleNamespace(gamma=0.5)
     targets, known = oryx.critic_targets(model, None, batch, None, None, hyper)

@@ -13,9 +13,9 @@ from offmarl import programs, vault
 from offmarl.errors import CardError, OptionError, RunError, ShapeError, VaultError
 from offmarl.hub import cache
 from offmarl.hub import card as catalogue
+from offmarl.records import PULLED
 from offmarl.report.contents import data_warnings, survey
 from offmarl.vault import open_vault
-from offmarl.vault.read.manifest import RECORD
 from tests.vault.experience import SPEC, make, written
 from tests.vault.test_quirks import tree
 from tests.vault.test_stock import write_stock
@@ -101,7 +101,7 @@ def test_data_without_a_limit_keeps_its_warning(bare, tmp_path):
 )
 def test_a_note_that_makes_no_sense_is_no_limit(published, content):
     path = library.pull(f"{NAME}/Good").paths["Good"]
-    (path.parent / RECORD).write_text(content)
+    (path.parent / PULLED).write_text(content)
     data = vault.open_vault(path)
     assert data.time_limit is None and "published" not in data.provenance
 
@@ -158,8 +158,8 @@ def test_another_limit_makes_another_run_wherever_it_is_from(published, tmp_path
     programs.train(bc.make, dataclasses.replace(args, time_limit=6))
     with pytest.raises(RunError, match=r"spec\.time_limit 6, not 7"):
         programs.train(bc.make, dataclasses.replace(args, time_limit=7))
-    noted = json.loads((path.parent / RECORD).read_text())
-    (path.parent / RECORD).write_text(json.dumps(noted | {"time_limit": 7}))
+    noted = json.loads((path.parent / PULLED).read_text())
+    (path.parent / PULLED).write_text(json.dumps(noted | {"time_limit": 7}))
     with pytest.raises(RunError, match=r"spec\.time_limit 6, not 7"):
         programs.train(bc.make, args)
     assert programs.train(bc.make, dataclasses.replace(args, time_limit=6)) == run

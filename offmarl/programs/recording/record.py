@@ -380,11 +380,8 @@ def _record(
 
 
 def recorded_return(dataset: Reader, steps: int) -> dict[str, Any]:
-    """Return the mean return of complete episodes in a vault, and its interval, by team.
-
-    Each environment was recorded for ``steps`` in one go. Of the episodes that begin in the last
-    ones only the short ones are complete, so the episodes count that the time limit ends before.
-    """
+    """Return the mean return and its interval, by team, in a vault recorded ``steps`` at a time."""
+    # Of the episodes that begin less than a time limit before the end, only short ones are complete.
     episodes, limit = dataset.episodes, dataset.spec.time_limit
     if limit is not None and limit <= steps:
         episodes = episodes.take(episodes.start % steps <= steps - limit)

@@ -355,8 +355,6 @@ def foreign_grid(name: str, leaf: Leaf, rows: int, document: bytes) -> Grid:
     return grid
 
 
-RECORD = PULLED
-"""Name of the record next to the vaults of a dataset that was pulled, in ``<name>.vlt``."""
 TIME_LIMIT = "time_limit"
 """In the record: steps after which the environment truncated episodes, if known."""
 PUBLISHED = "published"
@@ -378,8 +376,8 @@ def read_pull_record(store: Store) -> PullRecord:
     if not isinstance(store, Directory):
         return PullRecord()
     try:
-        content = Directory(store.path.parent).read(RECORD)
-        record = load_json(content, RECORD) if content else {}
+        content = Directory(store.path.parent).read(PULLED)
+        record = load_json(content, PULLED) if content else {}
     except (OSError, ValueError, VaultFormatError):
         return PullRecord()
     limit, published = record.get(TIME_LIMIT), record.get(PUBLISHED)
