@@ -381,7 +381,7 @@ def _record(
 
 def recorded_return(dataset: Reader, steps: int) -> dict[str, Any]:
     """Return the mean return and its interval, by team, in a vault recorded ``steps`` at a time."""
-    # Of the episodes that begin less than a time limit before the end, only short ones are complete.
+    # Of the episodes that begin within a time limit of the end, only short ones are complete.
     episodes, limit = dataset.episodes, dataset.spec.time_limit
     if limit is not None and limit <= steps:
         episodes = episodes.take(episodes.start % steps <= steps - limit)
