@@ -20,9 +20,9 @@ states of the batch.
 
 An episode that terminates goes on in an absorbing state, in which nothing is earned. Adding a
 constant to ν_i changes nothing, so its value there is 0, and it enters the values' loss only by its
-share of the data: m = γ / (1 - γ) times the share of steps that terminate. No step of the data
-leads on from the view that a truncated episode ended with. So its value only falls, unless it looks
-like the views of other steps: rewards at the time limit count little if the state holds the time.
+share of the data: m = γ / (1 - γ) times the share of steps that terminate. One that is truncated
+goes on in the data's states: ν_i(s') is the mean of ν_i over the batch there. No step leads on from
+the view that it ended with, whose own value would fall for ever, and with it the δ_i of last steps.
 Dead agents count neither in ρ_i and K_i nor in losses of their own.
 
 Reference: Matsunaga et al. 2023 (arXiv 2311.02194), with the defaults of the authors' code
@@ -38,7 +38,7 @@ Reference: Matsunaga et al. 2023 (arXiv 2311.02194), with the defaults of the au
 - There, batches are resampled by ρ_i; here the losses are weighted, without the noise of a second
   draw. K_i is estimated by 16 draws there, and is summed over actions here.
 - There, episodes are filled up with steps in the absorbing state, where m counts the steps of an
-  endless one.
+  endless one. The view that a truncated episode ended with has a value of its own.
 - Here, one network models the data's joint actions for all agents; it is told which actions are
   given. Policies are feed-forward there, or transformers over the history; here, feed-forward or
   recurrent.
@@ -209,8 +209,9 @@ def value_loss(
     batch, gamma = turn.batch, hyper.gamma
     inputs = value.apply(params, view_of_agent(batch.view, turn.agent), method="encode")
     nu = value.apply(params, inputs, method="of_inputs")[..., 0]
-    nu_tm1, nu_t = nu[:, :-1], nu[:, 1:]
-    ends = batch.terminated.all(-1)
+    nu_tm1, ends = nu[:, :-1], batch.terminated.all(-1)
+    is_cut = (batch.terminated | batch.truncated).all(-1) & ~ends
+    nu_t = jnp.where(is_cut, masked_mean(nu_tm1, batch.mask), nu[:, 1:])
     delta = turn.reward + gamma * (1 - ends) * nu_t - nu_tm1
 
     counts = batch.mask & batch.next_known
