@@ -81,7 +81,7 @@ def beside_prior(windows: Sequence, capture: Capture, key: PRNGKeyArray) -> Sequ
     # Numbers from 0 on give the keys into which `_uniform_starts` splits the same key.
     prior = capture.prior.sample(jax.random.fold_in(key, _PRIOR))
     prior = prior._replace(mask=prior.mask & prior.next_known)
-    if windows.weight is not None:  # these are relative to the largest: half of the batch is half
+    if windows.weight is not None:  # their mean gives prior data half of the loss, too
         prior = prior._replace(weight=jnp.full(len(prior.mask), windows.weight.mean()))
     beside = {
         name: jax.tree.map(lambda *pair: divide(jnp.concatenate(pair)), leaf, getattr(prior, name))

@@ -75,7 +75,7 @@ def next_values(
 
     The second result marks the steps whose target is known. A truncated episode has no action in
     its last view, and illegal actions do not count: the value there is the mean over the softmax of
-    the values, which the conservative penalty draws to the data's policy.
+    each agent's values, which the conservative penalty of `iql_cql` draws to the data's policy.
     """
     if args.bootstrap == "greedy":
         v_t = double_q_values(q_target_t, q_t, batch.view_t.legal_actions)
