@@ -7,6 +7,7 @@ traceback is a bug in offmarl.
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 
 class OffmarlError(Exception):
@@ -150,6 +151,11 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, message: str, signum: int):
         super().__init__(message)
         self.signum = signum
+
+
+def raise_stopped(signum: int, _frame: object) -> NoReturn:
+    """Handle a signal by raising `Stopped`, so that what is half written is removed."""
+    raise Stopped("stopped: repeat the command to finish it.", signum)
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], see: str = "") -> UnknownNameError:

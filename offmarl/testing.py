@@ -38,8 +38,7 @@ def experience(
     """Make random steps ``(rows, steps, ...)`` and the final views of the episodes in them.
 
     An episode ends about every ``end_every`` steps; half of the episodes are truncated. The final
-    views are in random order. Leaves and extras are those of the spec: see `typed_spec` for one
-    with images, trees and extras.
+    views are in random order. Leaves and extras are those of the spec.
     """
     rng = np.random.default_rng(seed)
     lead = (rows, steps)
@@ -96,39 +95,6 @@ def entries(leaf: ArraySpec, lead: tuple[int, ...], rng: np.random.Generator) ->
         bounds = np.iinfo(dtype)
         return rng.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
     return rng.normal(size=shape).astype(dtype)
-
-
-def typed_spec(name: str = "") -> EnvSpec:
-    """Return a spec with images, a tree of observations and states, all types and extras."""
-    camera = {"left": ArraySpec((2, 3, 1), "uint8"), "depth": ArraySpec((2, 3), "float16")}
-    return EnvSpec(
-        name,
-        num_agents=2,
-        observation_size=0,
-        state_size=0,
-        action=Discrete(4),
-        observation={"camera": camera, "speed": ArraySpec((3,)), "gear": ArraySpec((), "int8")},
-        global_state={"map": ArraySpec((3, 4), "bool"), "wind": ArraySpec((2,), "bfloat16")},
-        extras={
-            "cost": ArraySpec(()),
-            "message": ArraySpec((2, 5), "int16"),
-            "light": ArraySpec((3,), "uint16"),
-            "seed": ArraySpec((), "int32"),
-        },
-    )
-
-
-def image_spec(name: str = "", shape: tuple[int, ...] = (8, 8, 3)) -> EnvSpec:
-    """Return a spec of uint8 images as observations, without a state."""
-    return EnvSpec(
-        name,
-        num_agents=2,
-        observation_size=0,
-        state_size=0,
-        action=Discrete(4),
-        state="concatenated",
-        observation=ArraySpec(shape, "uint8"),
-    )
 
 
 def steps_of(transition: Transition, start: int, stop: int) -> Transition:

@@ -35,6 +35,7 @@ from offmarl.errors import (
     RunError,
     Stopped,
     UnknownNameError,
+    raise_stopped,
     unknown_name,
 )
 from offmarl.paths import remember_paths
@@ -82,6 +83,8 @@ def exit_codes(as_json: bool = False) -> Iterator[None]:
     """
     output.complete_streams()
     repeat_lost_interrupts()
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, raise_stopped)
     collect_rarely()
     try:
         with _errors_shown(as_json):
@@ -108,7 +111,8 @@ def repeat_lost_interrupts() -> None:
             before(unraisable)
             return
         # Later, because a signal in this function would be discarded, too.
-        repeat = threading.Timer(_REPEAT_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+        signum = getattr(unraisable.exc_value, "signum", signal.SIGINT)
+        repeat = threading.Timer(_REPEAT_SECONDS, os.kill, (os.getpid(), signum))
         repeat.daemon = True
         repeat.start()
 

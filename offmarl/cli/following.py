@@ -90,10 +90,12 @@ class _Quoting(Formatter):
 def next_commands(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
     """Return what follows a command, from its arguments and what ``--json`` prints.
 
-    Nothing follows help, plans, parts of divided work, and tables that are printed for a file.
+    Nothing follows help, plans, parts of divided work, tables that are printed for a file, and
+    damage to all of a vault. Code that the user named acts in the next command, too.
     """
     verb, *rest = arguments or [""]
-    if "blocks" in data or any(re.fullmatch("(--.*=)?-", argument) for argument in rest):
+    lost = data.get("faults") and not data.get("length")
+    if "blocks" in data or lost or any(re.fullmatch("(--.*=)?-", argument) for argument in rest):
         return ""
     with suppress(Exception):  # the command has succeeded, and must not fail for a hint
         maps = {key: x for key, x in data.items() if isinstance(x, Mapping) and x}
@@ -102,6 +104,8 @@ def next_commands(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
         given = words[0] if words and not words[0].startswith("-") else ""
         published = [x for x in data.get("datasets", ()) if verb == "ls" and x["hub"]]
         about: dict[str, Any] = {"first": first, "given": given, "published": published, **data}
+        if verb == "ls":
+            about["vaults"] = [x for x in data.get("vaults", ()) if not x["error"]]
         if verb in ("push", "tune"):
             options = options_among(rest, to=str, env=str, vault=tuple[str, ...])
             about = {**options, "own": "vault" in options and options.get("env"), **about}
@@ -113,7 +117,9 @@ def next_commands(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
             for key, text in _NEXT.get(verb, {}).items()
             if about.get(key) and (given or "{given}" not in text)
         )
-        return _Quoting().format(next(fitting, ""), **about)
+        following = _Quoting().format(next(fitting, ""), **about)
+        code = options_among(rest, env=str, program=str) if "evaluate" in following else {}
+        return " ".join([following, *(f"--{key} {quote(x)}" for key, x in code.items() if x)])
     return ""
 
 

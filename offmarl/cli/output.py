@@ -112,10 +112,10 @@ def _advice(error: BaseException) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ": free some space, and repeat the command."
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
-        return (
-            ": choose a place that you may use, or change its permissions; what is pulled has its "
-            "place in HF_HOME."
-        )
+        place = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
+        pulled = "; what is pulled has its place in HF_HOME"
+        inside = local(str(error.filename)).is_relative_to(local(place))
+        return f": choose a place that you may use, or change its permissions{pulled * inside}."
     return ""
 
 

@@ -1,5 +1,6 @@
 """``offmarl record``, ``train`` and ``evaluate``: run programs, and play what they trained."""
 
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +102,15 @@ def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Div
     else:
         recording = _recording_of(arguments)
     if recording is not None:
-        path = recording.path
+        path, work = recording.path, RecordWork(recording, block_steps)
+        if work.cuts_episodes():
+            warnings.warn(
+                f"blocks of {work.times} steps of each environment end before the time limit, and "
+                "cut longer episodes: give a larger --block-steps.",
+                stacklevel=2,
+            )
         return Divided(
-            RecordWork(recording, block_steps),
+            work,
             lambda launched: _recording_report(recorded_summary(path, launched.fresh)),
         )
     if block_steps is not None:
@@ -314,8 +321,10 @@ def evaluate(
         who += ", best checkpoints" if checkpoint == "best" else f", step {checkpoint}"
     if side := record["args"].get("side"):
         who += f", {side} against {', '.join(opponents or record['args'].get('opponents', ()))},"
-    about = {"run": run, "env": place, "acting": acting, "checkpoint": checkpoint}
-    return _returns_report(f"{who} of {run} in {place}: returns", about, returns)
+    about = {"run": run, "env": place, "acting": acting, "checkpoint": checkpoint, "render": render}
+    report = _returns_report(f"{who} of {run} in {place}: returns", about, returns)
+    wrote = [f"wrote {path_text(render)}"] if render else []
+    return report._replace(text=Group(report.text, *wrote))
 
 
 def export(

@@ -313,7 +313,7 @@ def _resolve(name: str) -> _Entry:
 def _import(code: re.Match[str]) -> _Entry:
     """Import the code that a user named; `UnknownNameError` for a name from a record."""
     records.refuse_recorded(
-        code.string, "with --env path/to/file.py:FACTORY or --env package.module:FACTORY"
+        code.string, "as path/to/file.py:FACTORY or package.module:FACTORY where --env is an option"
     )
     location, name, suffix = code[1], code["factory"], code["options"] or ""
     factory, file = records.import_code(f"{location}:{name}", "--env")

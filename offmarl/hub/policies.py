@@ -298,6 +298,8 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     if path.exists() or not client.NAME.fullmatch(text):
         return path
     if (policy := _newest_pulled(_root() / text)) is None:
+        if path.parent.is_dir():
+            raise RunError(f"there is no run at {text}: give the directory of a run.")
         raise RunError(
             f"there is no run at {text}, and no policy of this name was downloaded: give the "
             f"directory of a run, or download the policy with `offmarl pull {text} --policy`."

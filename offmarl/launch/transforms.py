@@ -47,8 +47,8 @@ class TransformWork(Work):
     """
 
     hints: ClassVar[Mapping[str, str]] = {
-        "sources": "the path, steps, episodes and checksum of each vault",
-        "blocks": "their number, which --block-steps and the sources decide",
+        "sources": "sources (path, steps, episodes or checksum of a vault)",
+        "blocks": "--block-steps or sources",
     }
 
     def __init__(self, plan: TransformPlan, path: str | Path, block_steps: int | None = None):

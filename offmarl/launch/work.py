@@ -152,11 +152,11 @@ class Work(ABC):
         for name in sorted(recorded.keys() | self.identity.keys()):
             before, now = recorded.get(name), self.identity.get(name)
             if before != now:
-                hint = f" ({self.hints[name]})" if name in self.hints else ""
+                hint = self.hints.get(name)
+                how = f"other {hint}" if hint else f"{name}={before!r}, not {now!r}"
                 raise RunError(
-                    f"the tasks of {self.path} were started with {name}={before!r}, not {now!r}"
-                    f"{hint}: give the same arguments to continue them, choose another path, or "
-                    f"remove {self.directory}."
+                    f"the tasks of {self.path} were started with {how}: give the same arguments to "
+                    f"continue them, choose another path, or remove {self.directory}."
                 )
 
     def clean(self) -> None:

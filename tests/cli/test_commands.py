@@ -148,19 +148,20 @@ def test_defects_are_not_hidden(failing, error):
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)])
-def test_ctrl_c_ends_as_other_programs_do(option):
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_as_other_programs_end(signum, option):
     code = (
         "import signal, sys; sys.argv[0] = 'offmarl';"
         # What a shell starts in the background ignores the signal, and so does all it starts.
         "signal.signal(signal.SIGINT, signal.default_int_handler);"
         "from offmarl.cli import environments, main;"
-        "environments.envs = lambda: signal.raise_signal(signal.SIGINT); main()"
+        f"environments.envs = lambda: signal.raise_signal({int(signum)}); main()"
     )
     process = subprocess.run(
         [sys.executable, "-c", code, "envs", *option], check=False, capture_output=True, text=True
     )
     message = "stopped: repeat the command to finish it."
-    assert (process.returncode, process.stderr) == (-signal.SIGINT, f"{message}\n")
+    assert (process.returncode, process.stderr) == (-signum, f"{message}\n")
     error = {"error": {"type": "KeyboardInterrupt", "message": message}}
     assert (json.loads(process.stdout) if option else process.stdout) == (error if option else "")
 

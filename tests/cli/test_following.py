@@ -27,7 +27,15 @@ def test_every_command_names_the_next_one():
         ("train bc", {"run": Path("r"), "seeds": [1]}, "offmarl compare r --html report.html"),
         ("train bc", {"run": Path("r")}, "offmarl report r"),
         ("verify a", {"path": "a", "faults": []}, "offmarl show a"),
-        ("verify a", {"path": "a", "faults": [1]}, "offmarl salvage a -o intact.vlt"),
+        ("verify a", {"path": "a", "faults": [1], "length": 9}, "offmarl salvage a -o intact.vlt"),
+        ("verify a", {"path": "a", "faults": [1], "length": 0}, ""),  # salvage would find nothing
+        (
+            "ls",
+            {"vaults": [{"path": "a", "error": "x"}, {"path": "b", "error": ""}]},
+            "offmarl show b",
+        ),
+        ("ope r --env my.py:F", {"run": "r"}, "offmarl evaluate r --env my.py:F"),
+        ("evaluate r --env my.py:F", {"run": "r"}, "offmarl report r"),
         ("verify a/b", {"verified": {"a/b@0": 4}}, "offmarl ls a/b"),  # it may have several uids
         ("verify --deep a", {"verified": {"a@0": 4}}, "offmarl ls a"),
         ("report --env swarm/flock-8 a", {"vaults": {"a": {}}}, ""),

@@ -32,7 +32,8 @@ class Place:
         self.root = root
         self.home = root / "with spaces" / "dönées-数据"
         self.home.mkdir(parents=True)
-        written(self.home / "v.vlt" / "main", make(steps=40))
+        for name in ("v.vlt", "other.vlt"):
+            written(self.home / name / "main", make(steps=40))
         _write_run(self.home / "run")
         self.home.joinpath("sub").mkdir()
         (root / "link").symlink_to(self.home)
@@ -151,7 +152,7 @@ MAKING = {
     "salvage": ["{in}", "-o", "{out}"],
     "convert": ["{npz}", "{out}", "--from", "numpy"],
     "record": ["--policy", "{run}", "--steps", "9", "--out", "{out}"],
-    "train": ["bc", "--vault", "{in}", "--validation", "{in}", "--env", "none", "--out", "{out}"],
+    "train": ["bc", "--vault", "{in}", "--validation", "{held}", "--env=none", "--out", "{out}"],
 }
 
 
@@ -163,6 +164,7 @@ MAKING = {
 def test_verbs_that_make_something(offmarl, place, spelled, light, verb, spelling):
     name = f"{verb} {spelling}.vlt".replace("record", "made")
     names = {"in": "v.vlt/main", "npz": "n.npz", "run": "run", "out": name}
+    names["held"] = "other.vlt/main"
     texts = {f"{{{key}}}": spelled(value, spelling) for key, value in names.items()}
     outcome = offmarl(verb, *(texts.get(word, word) for word in MAKING[verb]), "--json")
     assert outcome.code == 0, outcome

@@ -112,8 +112,11 @@ def test_a_missing_vault_is_found_before_tasks_are_launched(seeds, offmarl, tmp_
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.filterwarnings("default:blocks of 4 steps")
 def test_a_plan_is_printed_and_nothing_is_run(offmarl, tmp_path):
-    plan = offmarl(*RECORD, *BLOCKS, "--tasks", 3, "--dry-run", "--json").json
+    outcome = offmarl(*RECORD, *BLOCKS, "--tasks", 3, "--dry-run", "--json")
+    assert "blocks of 4 steps of each environment end before the time limit" in outcome.err
+    plan = outcome.json
     assert (plan["blocks"], plan["tasks"], plan["steps"]) == (4, 3, 64)
     assert plan["bytes"] > 0 and plan["memory of a task"] > 1e8
     assert not (tmp_path / "vaults").exists()

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from offmarl import vault
-from offmarl.testing import image_spec, typed_spec
 from offmarl.types import ArraySpec
+from tests.specs import image_spec, typed_spec
 from tests.vault.experience import recorded
 
 SPECS = {"tree": typed_spec("test/typed"), "image": image_spec("test/image")}

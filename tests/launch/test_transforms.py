@@ -153,7 +153,9 @@ def test_a_source_that_has_changed_meanwhile_is_refused(tmp_path):
         if number < 2:
             run_share(work(), Share(number, 3))
             continue
-        with pytest.raises(RunError, match=r"started with sources=.*steps, episodes and checksum"):
+        with pytest.raises(
+            RunError, match=r"started with other sources \(path, steps, episodes or"
+        ):
             run_share(work(), Share(2, 3))
 
 

@@ -14,8 +14,9 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.experience.windows import WindowStart, windows_at
-from offmarl.testing import experience, typed_spec, views
+from offmarl.testing import experience, views
 from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
+from tests.specs import typed_spec
 
 NUM_ENVS, CAPACITY = 2, 12
 VECTORS = EnvSpec("vectors", 3, observation_size=2, state_size=4, action=Discrete(3))

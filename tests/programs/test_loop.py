@@ -341,6 +341,11 @@ def test_without_an_environment_episodes_are_held_out(args: bc.Args, tmp_path: P
     assert bc.main(dataclasses.replace(args, **elsewhere, out=apart)) == apart
 
 
+def test_episodes_of_the_training_data_are_not_held_out(args: bc.Args) -> None:
+    with pytest.raises(OptionError, match="is data that the policy is trained on"):
+        bc.main(dataclasses.replace(args, env="none", validation=args.vault))
+
+
 def evaluated(run: Path) -> list[dict]:
     """What each seed's last policy was judged by."""
     document = json.loads((run / tracking.MARL_EVAL_FILE).read_text())

@@ -355,7 +355,7 @@ def test_a_finished_run_records_further_tiers_without_training(recorded, tmp_pat
     low, high = mixed.provenance["recorded"]["return_interval"]
     assert low < returns.mean() < high
     assert (mixed.provenance["training_seed"], mixed.provenance["run"]) == (0, "mappo-0")
-    with pytest.raises(RunError, match="started with chunks"):
+    with pytest.raises(RunError, match="started with other --steps or --num-envs: give the same"):
         record_from_run(run, "mixed=random:1+expert:3", steps=400)
     shutil.rmtree(out / "probe/observation.vlt/mappo-0-replay")
     assert record_from_run(run, "medium-replay").data["vaults"][0]["tier"] == "medium-replay"

@@ -19,9 +19,10 @@ from offmarl.replay import Replay, WindowReader, Windows, device, load, open_bat
 from offmarl.replay.batches import on_device
 from offmarl.replay.fields import fields_of
 from offmarl.replay.packing import layout_of, pack, unpack
-from offmarl.testing import entries, image_spec, typed_spec
+from offmarl.testing import entries
 from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, Sequence, flatten_tree
 from offmarl.vault import Dataset
+from tests.specs import image_spec, typed_spec
 from tests.vault.experience import CONTINUOUS, recorded
 
 from .memory import at

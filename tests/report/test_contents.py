@@ -10,9 +10,9 @@ from offmarl import report, vault
 from offmarl.errors import VaultError
 from offmarl.report import tables
 from offmarl.report.contents import _columns, data_warnings
-from offmarl.testing import image_spec, typed_spec
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, map_tree
 from offmarl.vault.dataset import open_vault
+from tests.specs import image_spec, typed_spec
 from tests.vault.experience import make, written
 
 DISCRETE = EnvSpec("test/made-up", 3, 2, 2, Discrete(4), time_limit=9)

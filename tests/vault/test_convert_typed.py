@@ -8,8 +8,8 @@ import zarr
 
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError
-from offmarl.testing import image_spec, typed_spec
 from offmarl.types import ArraySpec, Discrete, EnvSpec
+from tests.specs import image_spec, typed_spec
 
 from .experience import CONTINUOUS, make, whole_episodes, written
 

@@ -11,13 +11,13 @@ import offmarl
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.teams import Team
-from offmarl.testing import typed_spec
 from offmarl.types import map_tree
 from offmarl.vault.format import layout, tables
 from offmarl.vault.format.faults import merge_faults, with_episodes
 from offmarl.vault.format.layout import METADATA
 from offmarl.vault.storage import commit
 from offmarl.vault.storage.store import Directory
+from tests.specs import typed_spec
 
 from . import damage
 from .damage import change, change_episode, flip, make_foreign, put, remove

@@ -13,11 +13,11 @@ from flashbax.vault import Vault as StockVault
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultFormatError, VaultLayoutError
-from offmarl.testing import image_spec, typed_spec
 from offmarl.types import ArraySpec, Discrete, unflatten_tree
 from offmarl.vault.format import encoding
 from offmarl.vault.read import reader
 from offmarl.vault.write import writer as writer_module
+from tests.specs import image_spec, typed_spec
 
 from .experience import SPEC, assert_same, concatenate, episodes_of, make, steps, table_of, written
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from offmarl import vault
 from offmarl.errors import InvalidValueError, ShapeError, VaultFormatError
-from offmarl.testing import DriverConformance, entries, image_spec, typed_spec
+from offmarl.testing import DriverConformance, entries
 from offmarl.types import (
     DTYPES,
     ArraySpec,
@@ -23,6 +23,7 @@ from offmarl.types import (
     spec_tree,
 )
 from offmarl.vault.format.layout import Schema, check_leaves
+from tests.specs import image_spec, typed_spec
 
 from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes, written
 

@@ -77,6 +77,11 @@ class RecordWork(Work):
             provenance=dict,
         ).record()
 
+    def cuts_episodes(self) -> bool:
+        """Whether a block is shorter than an episode may be, and than the whole recording."""
+        row = -(-self.recording.steps // self.recording.num_envs)
+        return self.times < min(row, self.recording.env.spec.time_limit or 0)
+
     def is_complete(self) -> bool:
         """Whether the recording exists, joined."""
         return is_complete(self.path, self.identity)

@@ -237,9 +237,9 @@ class Recording:
 
 
 HINTS = {
-    "chunks": "--steps and --num-envs decide it",
-    "functions": "the code of the Python function",
-    "blocks": "their number and time steps, which --steps, --num-envs and --block-steps decide",
+    "chunks": "--steps or --num-envs",
+    "functions": "code of the Python function",
+    "blocks": "--steps, --num-envs or --block-steps",
 }
 """What entries of a recipe follow from, for errors."""
 
@@ -447,13 +447,13 @@ def _checked_provenance(path: Path, recipe: Mapping[str, Any], partly: bool) -> 
     old_recipe = noted if isinstance(noted, dict) else {}  # a vault of others has what it likes
     further = tuple(old_recipe.keys() - new_recipe.keys()) if partly else ()
     for name, theirs, ours in differences(old_recipe, new_recipe, further):
-        hint = f" ({HINTS[name]})" if name in HINTS else ""
+        how = f"other {HINTS[name]}" if name in HINTS else f"{name}={theirs!r}, not {ours!r}"
         advice = (
-            "give the same arguments to resume it, or another path for the new recording."
+            "give the same arguments to resume it, or another path (--out) for the new recording."
             if existing.length
             else "it holds no steps, so remove it to start again."
         )
-        raise RunError(f"{path} was started with {name}={theirs!r}, not {ours!r}{hint}: {advice}")
+        raise RunError(f"{path} was started with {how}: {advice}")
     if not provenance.get("complete"):
         require_same_numerics(path, provenance.get("numerics"), numerics())
     return dict(provenance)

@@ -171,6 +171,12 @@ def _validation(args: Args, path: Path, dataset: Dataset | Mixture) -> Dataset:
     if args.held_out:
         raise OptionError("give --validation or --held-out, not both.")
     data = open_vault(path)
+    sources = dataset.sources if isinstance(dataset, Mixture) else [dataset]
+    if data.path in [source.path for source in sources]:
+        raise OptionError(
+            f"--validation {path} is data that the policy is trained on, so agreement with it says "
+            "nothing: give other episodes, such as `offmarl split` writes, or --held-out."
+        )
     if not data.native and dataset.time_limit is not None:
         data = open_vault(path, time_limit=dataset.time_limit)
     if difference := dataset.spec.difference(data.spec, extras=False):

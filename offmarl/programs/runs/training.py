@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from offmarl import tracking
 from offmarl._memory import collect_as_before
-from offmarl.errors import Stopped
+from offmarl.errors import Stopped, raise_stopped
 from offmarl.programs.cluster import agree, gather_all, is_first
 from offmarl.programs.program import Args, Keep, OnlineArgs
 from offmarl.programs.runs import dataset, finite
@@ -56,6 +56,7 @@ T = TypeVar("T")
 # ---------------------------------------------------------------------------------- signals
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_UNSAVING = (signal.SIG_DFL, signal.default_int_handler, raise_stopped)
 
 _more = ContextVar("more to come", default=False)
 
@@ -165,7 +166,7 @@ def checkpoint_timer(seconds: float, unit: str, work: str = "") -> Iterator[Chec
     before = {}
     if threading.current_thread() is threading.main_thread():
         for signum in _SIGNALS:
-            if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+            if signal.getsignal(signum) in _UNSAVING:
                 before[signum] = signal.signal(signum, timer.on_signal)
     try:
         yield timer

@@ -419,7 +419,7 @@ class Directory(OcdbtStore):
         if self.directory.exists():
             return VaultFormatError(
                 f"{self.path} is not a vault: a vault is a directory with {METADATA} and "
-                f"{MANIFEST} in it."
+                f"{MANIFEST} in it. `offmarl ls` lists those in a directory."
             )
         return super().missing()
 
