@@ -160,10 +160,13 @@ def probability_of_improvement(
     return np.asarray(np.mean((np.sign(difference) + 1) / 2, axis=(-3, -2, -1)))
 
 
-def estimate(estimator: Estimator, *scores: Float[np.ndarray, "_ tasks"]) -> Estimate:
+def estimate(
+    estimator: Estimator, *scores: Float[np.ndarray, "_ tasks"], tests: int = 1
+) -> Estimate:
     """Return an estimate of runs, with its bootstrap interval from `MIN_RUNS` runs on.
 
-    The draws have a fixed seed: the same runs always give the same interval.
+    The draws have a fixed seed: the same runs always give the same interval. Of several ``tests``
+    all intervals together cover 95%, by Bonferroni's correction.
 
     Raises
     ------
@@ -173,7 +176,7 @@ def estimate(estimator: Estimator, *scores: Float[np.ndarray, "_ tasks"]) -> Est
     value = float(estimator(*map(checked, scores)))
     if min(map(len, scores)) < MIN_RUNS:
         return Estimate(value)
-    low, high = bootstrap_interval(estimator, *scores, seed=0)
+    low, high = bootstrap_interval(estimator, *scores, seed=0, tests=tests)
     return Estimate(value, float(low), float(high))
 
 
@@ -183,6 +186,7 @@ def bootstrap_interval(
     seed: int,
     resamples: int = 10_000,
     method: IntervalMethod = "expanded",
+    tests: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the stratified bootstrap interval of an estimate, which covers 95%.
 
@@ -201,6 +205,8 @@ def bootstrap_interval(
         Number of draws.
     method
         Where the interval is cut; "percentile" gives the intervals of rliable.
+    tests
+        Number of intervals that cover 95% together.
 
     Returns
     -------
@@ -219,7 +225,8 @@ def bootstrap_interval(
             )
     generator = np.random.default_rng(check_seed(seed))
     samples = [_resample(generator, array, resamples) for array in scores]
-    tail = expanded_tail(_TAIL, min(map(len, scores))) if method == "expanded" else _TAIL
+    tail = _TAIL / tests
+    tail = expanded_tail(tail, min(map(len, scores))) if method == "expanded" else tail
     low, high = np.quantile(estimate(*samples), [tail, 1 - tail], axis=0)
     return np.asarray(low), np.asarray(high)
 

@@ -111,7 +111,7 @@ def _returns(
 
     if env is None or (environment := environment_for(env, dataset)) is None:
         return None
-    (returns,) = play(environment, policies, episodes, seed=0).values()
+    (returns,) = play(environment, policies, episodes, [0] * len(policies)).values()
     return returns
 
 

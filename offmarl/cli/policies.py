@@ -79,24 +79,28 @@ def play(
     environment: Environment | ParallelEnvironment,
     policies: Mapping[T, LoadedPolicy],
     episodes: int | None,
-    seed: int,
+    seeds: Sequence[int],
 ) -> dict[str, dict[T, Float[np.ndarray, "episodes"]]]:
     """Return the returns of episodes by team and policy; a PettingZoo environment is closed.
 
-    The episodes of all policies have the same initial states.
+    The episodes of policies with equal ``seeds`` have the same initial states.
     """
-    teams, key, returns = teams_of(environment.spec), jax.random.key(seed), []
+    teams, returns = teams_of(environment.spec), []
     episodes = episodes or default_sizes(environment)[1]
     if isinstance(environment, ParallelEnvironment):
         teams = teams_of(next(iter(policies.values())).spec)
-        players = [Player(policy.policy, policy.params, seed) for policy in policies.values()]
+        players = [
+            Player(policy.policy, policy.params, seed)
+            for policy, seed in zip(policies.values(), seeds, strict=True)
+        ]
         with progress("evaluate", len(players) * episodes) as advance:
             by_agent = environment.play(players, episodes, advance)
         environment.close()
         returns = [*np.stack(by_team(by_agent, teams), -1)]
     else:
         with progress("evaluate", len(policies)) as advance:
-            for policy in policies.values():
+            for policy, seed in zip(policies.values(), seeds, strict=True):
+                key = jax.random.key(seed)
                 args = environment, policy.policy, episodes, policy.params, key
                 returns.append(evaluation.returns_by_team(environment.spec, play_policy(*args)))
                 means = {

@@ -29,7 +29,7 @@ from offmarl.errors import OptionError
 from offmarl.paths import local, path_text, safe_path
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
 from offmarl.report import UNITS, final_evaluation
-from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, estimate, iqm, spread
+from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Estimate, estimate, iqm, spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import interval
 from offmarl.tracking import (
@@ -314,7 +314,12 @@ def evaluate(
     environment, by_seed = policies.load(*arguments, jobs=jobs, drawn=render is not None)
     if render:
         save(play_run(by_seed[record["seeds"][0]], environment, seed), render)
-    returns, place = policies.play(environment, by_seed, eval_episodes, seed), environment.spec.name
+    # Episodes of their own for each training seed, so that intervals over seeds hold their chance.
+    seeds = [int(np.random.SeedSequence([seed, x]).generate_state(1)[0]) >> 1 for x in by_seed]
+    returns, place = (
+        policies.play(environment, by_seed, eval_episodes, seeds),
+        environment.spec.name,
+    )
     acting: Acting = "greedy" if policy.act == "greedy" else "sampled"
     who, checkpoint = labelled(record["program"], acting), policy.checkpoint
     if checkpoint != "last":
@@ -322,7 +327,8 @@ def evaluate(
     if side := record["args"].get("side"):
         who += f", {side} against {', '.join(opponents or record['args'].get('opponents', ()))},"
     about = {"run": run, "env": place, "acting": acting, "checkpoint": checkpoint, "render": render}
-    report = _returns_report(f"{who} of {run} in {place}: returns", about, returns)
+    dependent = bool(record["args"].get("pbt"))
+    report = _returns_report(f"{who} of {run} in {place}: returns", about, returns, None, dependent)
     wrote = [f"wrote {path_text(render)}"] if render else []
     return report._replace(text=Group(report.text, *wrote))
 
@@ -406,10 +412,12 @@ def _returns_report(
     about: Mapping[str, Any],
     returns: Mapping[str, Mapping[int, Float[np.ndarray, "episodes"]]],
     more: Mapping[str, Mapping[int, Float[np.ndarray, "episodes"]]] | None = None,
+    dependent: bool = False,
 ) -> Report:
     """Report the returns of the policies of a run's training seeds, by team.
 
-    ``more`` holds other metrics, by the key of their mean.
+    ``more`` holds other metrics, by the key of their mean. ``dependent`` seeds, those of a
+    population, have no interval.
     """
     several = len(returns) > 1
     rows = [
@@ -425,14 +433,16 @@ def _returns_report(
     ]
     parts, estimates = [records(rows, title)], {}
     for team, by_seed in returns.items():
-        score = estimate(iqm, np.array([[values.mean()] for values in by_seed.values()]))
+        means = np.array([[values.mean()] for values in by_seed.values()])
+        score = Estimate(float(iqm(means))) if dependent else estimate(iqm, means)
         estimates[team] = score._asdict()
         over = f"of {team} over seeds" if several else "over seeds"
-        if len(by_seed) >= MIN_RUNS:
+        if score.low is not None:
             less = f" (below {ENOUGH_RUNS} seeds it covers less often than 95%)"
             less = less if len(by_seed) < ENOUGH_RUNS else ""
             parts.append(f"IQM {over} [95% interval]: {interval(*score)}{less}")
         elif len(by_seed) > 1:
             few = f"intervals need at least {MIN_RUNS} seeds"
+            few = "its members replaced one another, so there is no interval" if dependent else few
             parts.append(f"IQM {over}: {interval(*score)} ({few})")
     return Report({**about, "seeds": rows, "iqm": only_or_all(estimates)}, Group(*parts))

@@ -290,7 +290,7 @@ def _export(source: str, out: Path, layout: str, time_limit: int | None) -> Repo
         "episodes": len(data.episodes.row),
         "steps": data.num_steps,
     }
-    return Report(facts, f"{data.num_steps:,} steps of {source} are in {path_text(path)}.")
+    return Report(facts, f"{path_text(path)} holds {source}, {data.num_steps:,} steps.")
 
 
 def _terms(licence: str | None, citation: str | None) -> dict[str, str]:

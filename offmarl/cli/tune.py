@@ -151,6 +151,9 @@ def _report(work: "TrialsWork", tuned: "Tuned") -> Report:
 def _about_default(tuned: "Tuned") -> str:
     """Say whether the search beat the default settings; empty if it never tried them."""
     score = tuned.trials[tuned.default - 1]["score"] if tuned.default else tuned.score
+    about = "The best of many scores is too high: runs with the settings have other seeds. "
     if score == tuned.score:
-        return "No trial beat the default settings." if tuned.default else ""
-    return f"The default settings scored {number(score) or 'nothing: they could not be run'}."
+        return "No trial beat the default settings." if tuned.default else about
+    return (
+        f"{about}The default settings scored {number(score) or 'nothing: they could not be run'}."
+    )

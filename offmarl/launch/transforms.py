@@ -107,6 +107,7 @@ class TransformWork(Work):
             for number, source in enumerate(self.sources)
         ]
         execute.steps_of(selections)
+        execute.warn_of_late(selections)
         origins = lineage.merge_origins(selections)
         written = [number for number, pieces in enumerate(notes) if pieces.steps]
         blocks = [vault.open_vault(self._vault(number)) for number in written]

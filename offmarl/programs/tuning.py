@@ -71,6 +71,8 @@ _PRUNERS = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "none": "N
 
 # ---------------------------------------------------------------------------------- ranges
 
+_TRIAL_SEEDS = 1_000_000
+"""Added to the seeds of trials, so that a run with the best settings does not repeat their luck."""
 _NOT_SIZES = ("capacity", "seeds")
 """Whole numbers whose value does not trade off anything: more is better, or another question."""
 
@@ -521,6 +523,7 @@ class TrialsWork(Work):
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         changes = {**values, "out": directory / "run", "seeds": self._search.seeds}
+        changes["seed"] = (cast(Any, self.args).seed + _TRIAL_SEEDS) % 2**31
         changes["track"] = self._search.track
         if isinstance(self.args, OnlineArgs):
             changes["tiers"] = ""

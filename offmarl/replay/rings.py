@@ -41,10 +41,13 @@ class Mixed(Protocol):
         For messages.
     shares
         Shares of the steps in batches, one for each of the `sources`; they add up to 1.
+    by_steps
+        Whether the shares follow from the steps that are drawn from, and their weights, instead.
     """
 
     path: PurePath
     shares: tuple[float, ...]
+    by_steps: bool
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -126,8 +129,9 @@ class SlotRings:
         self.source, self.windows, rings = source, windows, []
         sources: tuple[Any, ...] = (source,)
         shares: tuple[float, ...] = (1.0,)
+        by_steps = False
         if isinstance(source, Mixed):
-            sources, shares = source.sources, source.shares
+            sources, shares, by_steps = source.sources, source.shares, source.by_steps
             if episodes is not None:
                 episodes = numbers_of(episodes, len(source.episodes.length), source.path)
         slot = episode = 0
@@ -139,10 +143,12 @@ class SlotRings:
             if numbers is None or len(numbers) or len(sources) == 1:
                 vault_weights = None if weights is None else weights[number]
                 table, slot_weights = _weighted_table(vault, numbers, vault_weights)
-                begins = np.ones(1)
+                begins, of_slots = np.ones(1), np.ones(1) if slot_weights is None else slot_weights
+                weight = (of_slots * table.is_step).sum() if by_steps else share
                 if slot_weights is not None:  # the sums over the steps that count in windows
+                    slot_weights = slot_weights / slot_weights.mean()
                     begins = _sums(slot_weights, windows.burn_in, windows.steps)
-                rings.append(SlotRing(share, table, slot, episode, slot_weights, begins))
+                rings.append(SlotRing(weight, table, slot, episode, slot_weights, begins))
                 slot += table.num_slots + windows.steps
             episode += len(vault.episodes.length)
         self.members = tuple(rings)
@@ -251,7 +257,7 @@ def _weighted_table(
         sums = np.add.reduceat(_of_slots(table, weights), table.offsets)
         table = SlotTable(source, recorded, _heavy(table, sums, sort=False))
         slot_weights = _of_slots(table, weights)
-    return table, slot_weights / slot_weights.mean()
+    return table, slot_weights
 
 
 def _heavy(table: SlotTable, weights: NDArray[np.float64], sort: bool) -> NDArray[np.int64]:

@@ -197,14 +197,19 @@ class DiscreteActions:
 
     @property
     def information(self) -> Float[np.ndarray, "N N"] | None:
-        """Mutual information of each two agents' actions, in bits; 0 on the diagonal."""
+        """Mutual information of each two agents' actions, in bits; 0 on the diagonal.
+
+        Miller and Madow (1955) correct it: that of independent samples is 0 in the mean.
+        """
         if (together := self.together) is None:
             return None
         matrix = np.zeros((len(self.taken), len(self.taken)))
         for first, second in zip(*np.nonzero(~np.eye(len(matrix), dtype=bool)), strict=True):
             pairs = together[first, :, second]
             alone = entropy(pairs.sum(1)) + entropy(pairs.sum(0))
-            matrix[first, second] = max(0.0, alone - entropy(pairs))
+            taken = np.count_nonzero(pairs.sum(1)), np.count_nonzero(pairs.sum(0))
+            excess = (taken[0] - 1) * (taken[1] - 1) / (2 * np.log(2) * max(pairs.sum(), 1))
+            matrix[first, second] = max(0.0, alone - entropy(pairs) - excess)
         return matrix
 
 

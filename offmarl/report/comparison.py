@@ -270,7 +270,7 @@ def _may_be_best(row: Row, rows: Sequence[Row]) -> bool:
     if row.iqm.value == best.iqm.value:
         return len(peers) > 1
     runs = (np.array(x.scores)[:, None] for x in (row, best))
-    high = estimated(probability_of_improvement, *runs).high
+    high = estimated(probability_of_improvement, *runs, tests=len(peers) - 1).high
     return high is not None and high >= 0.5  # a probability above one half is no reason against it
 
 
@@ -373,7 +373,8 @@ def _about_pairs(comparison: Comparison, rows: Iterable[Row]) -> Iterator[str]:
         yield (
             f"Minus {comparison.baseline}: the mean difference between runs of one seed, with "
             "Student's t interval. Such runs play the same evaluation episodes, unless a note says "
-            "otherwise, so it tells more than two intervals side by side."
+            "otherwise, so it tells more than two intervals side by side. Each interval stands "
+            "alone: in a table of many methods some exclude 0 by chance."
         )
     texts: dict[str, list[str]] = {}
     for dataset, reasons in comparison.unpaired.items():
@@ -388,8 +389,8 @@ def about_scores(comparison: Comparison, label: str) -> Iterator[str]:
     yield from _about_pairs(comparison, rows)
     if any(row.best for row in rows):
         yield (
-            "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and "
-            "scored by the other half."
+            "Best checkpoint: the best evaluation of each seed, chosen by some of its episodes and "
+            "scored by the others."
         ) + (
             " To choose it takes the environment, so it is no result of offline training."
             if comparison.unit == UNITS[RETURN]
@@ -399,8 +400,8 @@ def about_scores(comparison: Comparison, label: str) -> Iterator[str]:
     if any(row.bold for row in rows):
         yield (
             "* (bold in files): the best of those that acted alike on a dataset, and all whose "
-            "probability of improvement over it has a 95% interval that is not entirely below one "
-            "half."
+            "probability of improvement over it has an interval that is not entirely below one "
+            "half; all of a table's intervals together cover 95%."
         )
     if fewest < MIN_RUNS:
         yield f"Intervals need at least {MIN_RUNS} seeds; without them only the best has a *."

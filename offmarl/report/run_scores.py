@@ -87,9 +87,9 @@ class DatasetResult(NamedTuple):
     """Name of the scores' metric in the run's files."""
     seeds: tuple[int, ...] = ()
     """Training seed of each score: runs of one seed are pairs."""
-    played: tuple[int, int | None] | None = None
-    """Step and number of episodes of the final evaluation. With equal ones, and of one seed, two
-    programs played the same episodes."""
+    played: tuple[int | None, ...] = ()
+    """What the episodes of the final evaluation follow from: its step, numbers of episodes, and the
+    steps of an update. With equal ones, and of one seed, two programs played the same episodes."""
     best: RunScores | None = None
     """Of the best checkpoint of each seed, if there are several: see `best_scores`."""
     partners: RunScores | None = None
@@ -213,18 +213,29 @@ def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Dat
         if returns := final.get(name):
             last = max((row["step"] for row in rows if name in row), default=0)
             partners = by_acting.get(str(entry.acting))
-            yield (
-                entry,
-                DatasetResult(
-                    np.array([values.mean() for values in returns.values()]),
-                    path,
-                    name,
-                    (*returns,),
-                    (last, record["args"].get("final_episodes")),
-                    best_scores(path, name),
-                    np.array(partners, float) if isinstance(partners, list) else None,
-                ),
+            result = DatasetResult(
+                np.array([values.mean() for values in returns.values()]),
+                path,
+                name,
+                (*returns,),
+                (last, *map(record["args"].get, _PLAYED)),
+                best_scores(path, name),
+                np.array(partners, float) if isinstance(partners, list) else None,
             )
+            yield entry, _as_one(result) if record["args"].get("pbt") else result
+
+
+_PLAYED = "final_episodes", "eval_episodes", "num_envs", "num_steps"
+"""Arguments that the episodes of the final evaluation depend on."""
+
+
+def _as_one(result: DatasetResult) -> DatasetResult:
+    """Return the result of a population, whose members replaced one another, as that of one run."""
+    means: dict[str, Any] = {
+        name: None if (values := getattr(result, name)) is None else values.mean(keepdims=True)
+        for name in ("scores", "best", "partners")
+    }
+    return result._replace(seeds=result.seeds[:1], **means)
 
 
 def entry_of(directory: Path, metric: str = RETURN, run: str = "") -> Entry:
@@ -267,8 +278,9 @@ def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:
     """Return the score of the best checkpoint of each seed of a run.
 
     The best checkpoint is the one with the best evaluation, and the largest of many noisy means is
-    too large. So the episodes of each evaluation are divided in two halves: one chooses the
-    checkpoint, the other gives its score, and the result is the mean over both ways. It still is
+    too large. So a half of the episodes chooses the checkpoint, all others give its score, and the
+    result is the mean over both halves. Of an evaluation with more episodes as many choose as of
+    the others, or these would be chosen more often for their noise. It still is
     the score of a policy that was chosen in the environment, which is online tuning. The evaluation
     before the first update does not count, as in `offmarl.programs.load_policy`: the untrained
     policy is no checkpoint.
@@ -293,9 +305,11 @@ def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:
 
 
 def _best(evaluations: Sequence[Float[np.ndarray, "episodes"]]) -> float:
-    halves = np.array([[values[::2].mean(), values[1::2].mean()] for values in evaluations])
-    chosen_by_first, chosen_by_second = halves.argmax(0)
-    return float(halves[[chosen_by_first, chosen_by_second], [1, 0]].mean())
+    count, scores = min(map(len, evaluations)), []
+    for half in (slice(0, count, 2), slice(1, count, 2)):
+        chosen = max(evaluations, key=lambda values: float(values[half].mean()))
+        scores.append(np.delete(chosen, half).mean())
+    return float(np.mean(scores))
 
 
 def final_evaluation(directory: Path) -> dict[str, dict[int, Float[np.ndarray, "episodes"]]]:

@@ -318,11 +318,18 @@ def _rewards(survey: Survey) -> list[Any]:
     ]
 
 
+_STEPS_OF_ONE = 10
+"""Least steps for each distinct joint action at which their entropy is given."""
+
+
 def _choices(survey: Survey) -> list[Any]:
     actions = survey.actions
     if not isinstance(actions, DiscreteActions) or not actions.steps.any():
         return [None] * 6
-    alive, joint = int(actions.steps.sum()), survey.coverage.joint_entropy
+    alive, coverage = int(actions.steps.sum()), survey.coverage
+    # With few steps for each joint action, entropies of samples are too small.
+    sampled = survey.vault.num_steps >= _STEPS_OF_ONE * coverage.joint_actions
+    joint = coverage.joint_entropy if sampled else None
     always = alive == survey.vault.num_steps * survey.spec.num_agents
     apart = float(actions.entropy.sum())
     return [
@@ -331,7 +338,7 @@ def _choices(survey: Survey) -> list[Any]:
         float(actions.entropy.mean()),
         joint,
         max(0.0, apart - joint) if joint is not None and always else None,
-        survey.coverage.joint_actions,
+        coverage.joint_actions,
     ]
 
 

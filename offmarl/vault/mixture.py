@@ -48,12 +48,15 @@ class Mixture(EpisodeSet):
         The vaults.
     shares
         The share of each in the steps of batches; they add up to 1.
+    by_steps
+        Whether no shares were given: then each step that is drawn from is equally likely, and those
+        of the vaults follow.
     path
         The vaults' paths, for messages.
     """
 
-    def __init__(self, sources: tuple[Dataset, ...], shares: tuple[float, ...]):
-        self.sources, self.shares = sources, shares
+    def __init__(self, sources: tuple[Dataset, ...], shares: tuple[float, ...], by_steps: bool):
+        self.sources, self.shares, self.by_steps = sources, shares, by_steps
         self.path = PurePath(" + ".join(str(source.path) for source in sources))
 
     def __repr__(self) -> str:
@@ -133,7 +136,8 @@ class Mixture(EpisodeSet):
         for vault, first, share in zip(self.sources, self.first_episodes, self.shares, strict=True):
             selected = numbers[(numbers >= first) & (numbers < first + len(vault))] - first
             if len(selected):
-                parts.append(MixturePart(vault, selected, share))
+                steps = float(vault.episodes.length[selected].sum())
+                parts.append(MixturePart(vault, selected, steps if self.by_steps else share))
         total = sum(part.share for part in parts)
         return [part._replace(share=part.share / total) for part in parts]
 
@@ -146,7 +150,8 @@ class Mixture(EpisodeSet):
         return self._of_all([source.known_digest() for source in self.sources])
 
     def _of_all(self, digests: list[str]) -> str:
-        parts = [[digest, share] for digest, share in zip(digests, self.shares, strict=True)]
+        shares = [None if self.by_steps else share for share in self.shares]
+        parts = [*zip(digests, shares, strict=True)]
         return hashlib.sha256(layout.dump_json(["step", parts])).hexdigest()
 
 
@@ -186,13 +191,14 @@ def mix(
         vault if isinstance(vault, Dataset) else open_vault(vault, time_limit=time_limit)
         for vault in vaults
     ]
+    by_steps = not isinstance(vaults, Mapping)
     weights = vaults.values() if isinstance(vaults, Mapping) else [x.num_steps for x in datasets]
     shares = _checked_shares(datasets, [*weights])
     common_spec(datasets)
     pairs = [
         (dataset, float(x)) for dataset, x in zip(datasets, shares / shares.sum(), strict=True) if x
     ]
-    return Mixture(tuple(dataset for dataset, _ in pairs), tuple(x for _, x in pairs))
+    return Mixture(tuple(dataset for dataset, _ in pairs), tuple(x for _, x in pairs), by_steps)
 
 
 def _checked_shares(vaults: list[Dataset], shares: list[Any]) -> NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """``--checkpoint`` of ``evaluate`` and ``record --policy``: the policies before the last."""
 
+import numpy as np
 import pytest
 
 from offmarl import envs, tracking, vault
@@ -38,6 +39,20 @@ def test_evaluate_plays_the_policy_of_a_checkpoint(offmarl, run):
     assert returns("--checkpoint", "best") == ([first[0], last[1]], "best") != (first, "best")
     text = offmarl("evaluate", run, *PROGRAM, "--eval-episodes", 16, "--checkpoint", 1).out
     assert ", step 1 of " in text
+
+
+def test_each_training_seed_plays_episodes_of_its_own(offmarl, run, monkeypatch):
+    """Else the chance of the episodes, common to all, would not be in the interval."""
+    played = []
+
+    def play(_, by_seed, __, seeds):
+        played.append(seeds)
+        return {"team": dict.fromkeys(by_seed, np.zeros(2))}
+
+    monkeypatch.setattr("offmarl.cli.policies.play", play)
+    for seed in (0, 0, 1):
+        assert offmarl("evaluate", run, *PROGRAM, "--seed", seed).code == 0
+    assert played[0] == played[1] and len({*played[0], *played[2]}) == 4
 
 
 @pytest.mark.slow

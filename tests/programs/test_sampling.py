@@ -20,7 +20,9 @@ from offmarl.programs import DatasetStatistics, registry
 from offmarl.programs.runs import training
 from offmarl.programs.runs.drawing import open_data
 from offmarl.programs.runs.training import CheckpointTimer
+from offmarl.types import Discrete, EnvSpec
 from tests.runs import metrics_of
+from tests.vault.experience import make, written
 
 qmix = registry.load("baseline", "qmix_cql")
 bc = registry.load("baseline", "bc")
@@ -181,6 +183,24 @@ def test_statistics_of_a_mixture_count_by_share(parts) -> None:
     )
     counts = [DatasetStatistics(data).returns() for data in datasets.values()]
     np.testing.assert_array_equal(statistics.returns(), np.concatenate(counts))
+
+
+def test_statistics_of_a_mixture_count_agents_by_how_long_they_live(tmp_path) -> None:
+    """Agent 1 lives in one of four steps, and sees 9 where agent 0 sees 1."""
+    spec = EnvSpec("", 2, 1, 0, Discrete(2))
+    datasets = []
+    for name in "ab":
+        steps, _ = make(spec, rows=1, steps=40, end_every=1e9)
+        view = steps.view
+        alive = np.stack([np.ones((1, 40), bool), np.arange(40)[None] % 4 == 0], -1)
+        seen = np.broadcast_to(np.array([[1.0], [9.0]], "f4"), view.observation.shape)
+        view = view._replace(observation=seen, alive=alive)
+        datasets.append(
+            written(tmp_path / f"{name}.vlt", (steps._replace(view=view), None), spec=spec)
+        )
+    for data in (datasets[0], offmarl.mix(datasets), offmarl.mix(dict.fromkeys(datasets, 1.0))):
+        moments = DatasetStatistics(data).observation_moments()
+        np.testing.assert_allclose(moments.mean, (4 * 1 + 1 * 9) / 5, rtol=1e-5)
 
 
 # ---------------------------------------------------------------------------------- arguments

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -120,6 +121,15 @@ SPACE = {"rate": Range(0.01, 3.0, log=True)}
 def arguments(**changes):
     small = {"total_steps": 48, "num_envs": 4, "evaluations": 3, "eval_episodes": 16}
     return bandit.Args(**{"env": ENV} | small | changes)
+
+
+def test_trials_have_other_seeds_than_runs(tmp_path, monkeypatch):
+    """The best of many scores is luck in part, which the same seeds would repeat."""
+    seeds = []
+    monkeypatch.setattr(bandit, "main", lambda args: seeds.append(args.seed))
+    with suppress(IndexError):  # nothing was evaluated
+        tune(bandit, arguments(seed=3), SPACE, tmp_path / "t.toml", SearchSpace(trials=1, seeds=2))
+    assert seeds == [1_000_003]
 
 
 @pytest.mark.slow

@@ -178,6 +178,20 @@ def test_a_mixture_without_shares_draws_all_steps_alike(vaults) -> None:
     np.testing.assert_allclose(shares.drawn, 1 / len(shares.drawn), rtol=1e-12)
 
 
+@pytest.mark.parametrize("weights", [None, "return"])
+def test_some_episodes_of_a_mixture_without_shares_are_drawn_as_if_joined(
+    vaults, tmp_path, weights
+) -> None:
+    mixed, chosen = offmarl.mix(vaults.values()), np.array([0, 5, 13])
+    joined = vault.cat([*vaults.values()], tmp_path / "joined.vlt")
+    of_both = [data.step_probabilities(5, chosen, weights=weights) for data in (mixed, joined)]
+    mine, theirs = (x._replace(drawn=x.counted) for x in of_both)  # neighbours are drawn, too
+    chex.assert_trees_all_close(mine, theirs, rtol=1e-6)
+    steps = mixed.episodes.length[chosen]
+    shares = [part.share for part in mixed.parts(chosen)]
+    assert shares == pytest.approx([steps[:2].sum() / steps.sum(), steps[2] / steps.sum()])
+
+
 def test_the_digest_of_a_mixture_has_the_shares(vaults) -> None:
     def digest(share: float) -> str:
         return offmarl.mix({vaults["short"]: share, vaults["long"]: 1}).digest()

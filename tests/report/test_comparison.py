@@ -8,6 +8,7 @@ import pytest
 from offmarl import report, tracking
 from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
+from offmarl.programs.runs.run import best_of
 from offmarl.report import ComparedData, DatasetResult, Entry
 from offmarl.report.comparison import comparison_tables, notes, score_list
 from offmarl.report.run_scores import scores_in
@@ -84,6 +85,33 @@ def test_the_best_checkpoint_is_chosen_by_one_half_and_scored_by_the_other(tmp_p
     runs = report.read_runs([run])
     (row,) = report.compare(runs.results).datasets["a/b"]
     assert (row.iqm.value, row.best.value) == ((1.5 + 5) / 2, 3.0)
+
+
+def test_a_large_evaluation_is_as_likely_to_be_the_best_as_a_small_one(tmp_path):
+    run = write_run(tmp_path / "bc", "bc", "a/b", [[5, 5, 0, 0, 0, 0]])
+    row = {"seed": 0, "step": 3, RETURN: [2, 2]}
+    tracking.append(run / tracking.METRICS_FILE, row)
+    # Each of the first two episodes chooses the last evaluation, whose others are its score.
+    assert report.best_scores(run).tolist() == [1.0]
+    assert best_of(tracking.read(run / tracking.METRICS_FILE), 0) == 10
+
+
+def test_a_population_counts_as_one_run(tmp_path):
+    args = {"learning_rate": 3e-4, "vault": None, "pbt": ["learning_rate"]}
+    run = write_run(tmp_path / "ippo", "ippo", None, [[1, 2], [3, 4], [5, 6]], args=args)
+    (results,) = report.read_runs([run]).results.values()
+    (result,) = results.values()
+    assert (result.scores.tolist(), result.seeds) == ([3.5], (0,))
+
+
+@pytest.mark.parametrize("others", [0, 8])
+def test_a_star_allows_for_the_number_of_methods(others):
+    """What two methods show of each other may be chance among ten."""
+    scores = np.arange(8.0)
+    results = {Entry("best"): DatasetResult(scores + 3.5), Entry("second"): DatasetResult(scores)}
+    results |= {Entry(f"bad {i}"): DatasetResult(scores - 99) for i in range(others)}
+    rows = report.compare({"a": results}).datasets["a"]
+    assert [row.bold for row in rows] == [True, bool(others)] + [False] * others
 
 
 def settings_runs(tmp_path, *, code=(None, None), **changed):
@@ -251,7 +279,7 @@ def test_the_notes_on_a_comparison(pooled):
         "mappo (sampled) was not evaluated greedily, so it is compared only with other sampled pol",
         "mappo (sampled) has no pairs with bc: no seed is in both (a).",
         "omar (greedy) has no pairs with bc: no seed is in both (a, b).",
-        "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes",
+        "Best checkpoint: the best evaluation of each seed, chosen by some of its episodes",
         "* (bold in files): the best of those that acted alike",
         "Intervals need at least 3 seeds; without them only the best has a *.",
         "warning: some runs have 2 seeds. Below 5 seeds, intervals cover less often than 95%",

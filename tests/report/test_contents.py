@@ -109,6 +109,7 @@ def test_mutual_information_and_entropy(contents, steps):
     joint = np.array([[pairs[a, b] for b in range(4)] for a in range(4)]) / both.sum()
     independent = joint.sum(1, keepdims=True) * joint.sum(0)
     expected = (joint * np.log2(joint / independent)).sum()
+    expected -= (4 - 1) * (4 - 1) / (2 * both.sum() * np.log(2))  # Miller and Madow's correction
     np.testing.assert_allclose(contents.actions.information[0, 2], expected)
     np.testing.assert_allclose(contents.actions.information, contents.actions.information.T)
     share = contents.actions.taken[1] / contents.actions.taken[1].sum()

@@ -121,6 +121,22 @@ def test_one_agent(tmp_path, space, action):
         np.testing.assert_array_equal(steps.action[:, 0], actions)
 
 
+def test_an_unfinished_episode_does_not_become_complete(tmp_path):
+    steps, _ = make(SPEC, steps=30)
+    last = np.zeros_like(steps.last)
+    last[:, 14] = True
+    ended = steps._replace(
+        last=last,
+        terminated=np.broadcast_to(last[..., None], steps.terminated.shape),
+        truncated=np.zeros_like(steps.truncated),
+    )
+    source = written(tmp_path / "a.vlt", (ended, None))
+    assert source.episodes.cause.tolist() == ["terminated", "open"] * source.rows
+    vault.export_dataset(source, "unended-v0", "minari")
+    again = vault.import_dataset("unended-v0", tmp_path / "b.vlt", "minari")
+    assert again.episodes.cause.tolist() == ["terminated", "cut"] * source.rows
+
+
 def test_what_is_not_taken(tmp_path):
     with pytest.raises(VaultError, match="nope-v0 to convert"):
         vault.import_dataset("nope-v0", tmp_path / "a.vlt", "minari")

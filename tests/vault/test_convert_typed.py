@@ -91,13 +91,34 @@ def test_episode_batches_of_recordings_that_were_cut_off(tmp_path):
     """Without a final view, that of the last step takes its place."""
     source = written(tmp_path / "a.vlt", make(rows=4, steps=30))
     table = source.episodes
-    with pytest.warns(UserWarning, match=f"{table.incomplete} episodes were cut off by their rec"):
+    dropped = int(((table.final < 0) & ~table.terminated).sum())
+    with (
+        pytest.warns(UserWarning, match=f"{table.incomplete} episodes were cut off by their rec"),
+        pytest.warns(UserWarning, match=f"lacks the last step, with its reward, of {dropped} epis"),
+    ):
         out = vault.export_dataset(source, tmp_path / "a.npz", "pymarl")
     back = vault.import_dataset(out, tmp_path / "b.vlt", time_limit=99).episodes
     lengths = table.length - ((table.final < 0) & ~table.terminated)
     assert back.length.tolist() == lengths[lengths > 0].tolist()
     causes = np.where(table.terminated, "terminated", "truncated")
     assert table.incomplete and back.cause.tolist() == causes[lengths > 0].tolist()
+
+
+def test_episode_batches_have_the_rewards_of_all_agents_unless_these_are_the_same(tmp_path):
+    steps, finals = make(rows=2, steps=12)
+    source = written(tmp_path / "a.vlt", (steps, finals))
+    assert source.spec.reward == "team"  # although they differ
+    with pytest.warns(UserWarning):
+        out = vault.export_dataset(source, tmp_path / "a.npz", "pymarl")
+    with np.load(out) as file:
+        assert file["reward"].shape[-1] == source.spec.num_agents
+    same = steps._replace(reward=np.ones_like(steps.reward))
+    with pytest.warns(UserWarning):
+        out = vault.export_dataset(
+            written(tmp_path / "b.vlt", (same, finals)), tmp_path / "b.npz", "pymarl"
+        )
+    with np.load(out) as file:
+        assert file["reward"].shape[-1] == 1
 
 
 def test_columns_without_a_leaf_are_refused(tmp_path):

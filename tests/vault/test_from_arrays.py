@@ -117,6 +117,14 @@ def test_arrays_are_read_in_blocks(tmp_path, monkeypatch):
     assert len(reference.finals.alive) == 3
 
 
+def test_densities_of_actions_follow_their_unit(tmp_path):
+    """A uniform policy on [-10, 10]² has the density 1/400, and 1/4 on [-1, 1]²."""
+    arrays = {**MANY, "actions": RNG.uniform(-10, 10, (T, N, 2)).astype("f4")}
+    densities = {"action_bounds": (-10, 10), "log_probs": np.full((T, N), -np.log(400))}
+    dataset = vault.from_arrays(tmp_path / "a.vlt", **arrays, **densities)
+    np.testing.assert_allclose(dataset.transitions().behaviour_log_prob, -np.log(4), rtol=1e-6)
+
+
 def test_team_rewards_of_several_agents(tmp_path):
     shared = {**MANY, "rewards": ONE["rewards"]}
     dataset = vault.from_arrays(tmp_path / "a.vlt", **shared, num_agents=N)

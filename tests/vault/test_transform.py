@@ -24,6 +24,8 @@ from offmarl.vault.write import writer
 from .experience import CONTINUOUS, SPEC, assert_same, episodes_of, make, steps, written
 from .test_stock import append_with_stock, open_stock, to_stock, write_stock
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*episodes lack their beginning")
+
 
 def record(path, seed=0, rows=2, num_steps=40, spec=SPEC, ends=6.0, provenance=None, **options):
     provenance = {"tier": "medium", "recipe": {"seed": seed}} | (provenance or {})
@@ -147,6 +149,14 @@ def test_a_cut_episode_ends_with_the_next_view(a, tmp_path):
             assert episodes.cause[ending] == "cut"
             final = View(*(field[episodes.final[ending]] for field in data.finals))
             chex.assert_trees_all_equal(final, View(*(field[row, 12] for field in source.view)))
+
+
+def test_ends_of_episodes_without_their_beginning_are_counted(a, tmp_path):
+    table = a.episodes
+    late = (table.length > 1) & table.complete
+    with pytest.warns(UserWarning, match=f"^{late.sum()} episodes lack their beginning"):
+        rest = vault.filter(a, "step > 0", tmp_path / "v.vlt", by="steps")
+    assert rest.episodes.complete.sum() == late.sum()
 
 
 def test_intervals_of_episodes(a, tmp_path):

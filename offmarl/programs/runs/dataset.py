@@ -186,30 +186,31 @@ class DatasetStatistics:
             if isinstance(dataset, Mixture)
             else [MixturePart(dataset, episodes, 1.0)]
         )
-        pairs = [(self._ranges_of(part, column), part.share) for part in parts]
-        ranges = pairs[0][0] if len(pairs) == 1 else _shared(pairs)
+        by_part = [self._ranges_of(part, column) for part in parts]
+        ranges = by_part[0][0] if len(by_part) == 1 else _shared(by_part, parts)
         if column.startswith("observation") and ranges.mean.ndim == 2:
             return ranges.pooled(0)
         return ranges
 
-    def _ranges_of(self, part: MixturePart, column: str) -> Ranges:
+    def _ranges_of(self, part: MixturePart, column: str) -> tuple[Ranges, int]:
+        """Return the statistics of a column in a part, and the steps that they are of."""
         # The run keeps what it uses: training changes nothing in the dataset. The statistics of
         # data on another machine are those that were published, of all of its episodes: those of
         # the training episodes would need a download.
         uses_all = self._episodes is None or part.dataset.is_remote
         if uses_all and (statistics := stored_statistics(part.dataset)) is not None:
-            return statistics[column].ranges
+            return statistics[column].ranges, part.dataset.num_steps
         accumulator = StatisticsAccumulator(part.dataset.spec, columns=[column])
         for steps in _steps(part):
             accumulator.add(jax.tree.map(lambda leaf: leaf[None], steps))
-        return accumulator.ranges[column]
+        return accumulator.ranges[column], int(part.dataset.episodes.length[part.episodes].sum())
 
 
-def _shared(parts: list[tuple[Ranges, float]]) -> Ranges:
-    """Return the statistics of several vaults, each of which counts by its share."""
+def _shared(by_part: list[tuple[Ranges, int]], parts: list[MixturePart]) -> Ranges:
+    """Return the statistics of several vaults, each of whose steps count by the vault's share."""
     weighted = [
-        ranges._replace(finite=np.where(ranges.finite > 0, round(share * _WHOLE), 0))
-        for ranges, share in parts
+        ranges._replace(finite=np.rint(ranges.finite * (part.share / steps) * _WHOLE).astype(int))
+        for (ranges, steps), part in zip(by_part, parts, strict=True)
     ]
     return Ranges(*map(np.stack, zip(*weighted, strict=True))).pooled(0)
 

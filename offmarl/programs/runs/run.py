@@ -296,23 +296,29 @@ def _evaluated(rows: list[dict[str, Any]]) -> list[str]:
 def best_of(rows: Sequence[Mapping[str, Any]], seed: int) -> int | None:
     """Return the step of a seed's evaluation with the highest mean, the first of equal ones.
 
-    ``rows`` are the lines of a run. The evaluation before the first update does not count. The
-    metric is the return, of all teams together, or the agreement with held-out actions in a run
-    without an environment. None without an evaluation.
+    The means are those of as many episodes as the smallest evaluation has, or the smaller ones
+    would be chosen for their noise. ``rows`` are the lines of a run. The evaluation before the
+    first update does not count. The metric is the return, of all teams together, or the agreement
+    with held-out actions in a run without an environment. None without an evaluation.
     """
     lines = [row for row in rows if row["seed"] == seed and row["step"]]
     for metric in tracking.EVALUATED:
-        means = {row["step"]: mean for row in lines if (mean := _mean(row, metric)) is not None}
-        if means:
+        evaluations = {row["step"]: x for row in lines if (x := _evaluation(row, metric))}
+        if evaluations:
+            count = min(len(value) for values in evaluations.values() for value in values)
+            means = {
+                step: float(np.mean([np.mean(value[:count]) for value in values]))
+                for step, values in evaluations.items()
+            }
             return max(means, key=lambda step: means[step])
     return None
 
 
-def _mean(row: Mapping[str, Any], metric: str) -> float | None:
+def _evaluation(row: Mapping[str, Any], metric: str) -> list[list[float]]:
+    """Return the values of a metric's episodes, by team; none if some value is not finite."""
     entries = (value for name, value in row.items() if name.startswith(metric))
     values = [value for value in entries if isinstance(value, list) and value]  # may be forged
-    finite = not any(None in value for value in values)  # null is not finite
-    return float(np.mean([np.mean(value) for value in values])) if values and finite else None
+    return [] if any(None in value for value in values) else values
 
 
 Watcher = Callable[[int, NDArray[Any]], None]

@@ -99,7 +99,8 @@ def from_arrays(
     alive
         Mask ``(T, N)`` of the agents that still act; by default all.
     log_probs
-        Log-probability ``(T, N)`` of each action; unknown by default.
+        Log-probability ``(T, N)`` of each action; unknown by default. That of continuous actions is
+        the log-density of ``actions`` as they are given, in the unit of ``action_bounds``.
     policy_ids
         The number ``(T, N)`` or ``(T,)`` of the policy that acted; unknown by default.
     extras
@@ -389,7 +390,11 @@ class _Columns(NamedTuple):
                 values = np.broadcast_to(values[:, None], (len(values), self.agents.number))
             block[name] = values[None]
         if "actions" in block and self.action_bounds is not None:
-            block["actions"] = to_unit_range(block["actions"], *map(np.asarray, self.action_bounds))
+            low, high = map(np.asarray, self.action_bounds)
+            block["actions"] = to_unit_range(block["actions"], low, high)
+            if (name := "infos.behaviour_log_probs") in block:
+                half = np.broadcast_to((high - low) / 2, block["actions"].shape[2:])
+                block[name] = block[name] + np.log(np.where(half > 0, half, 1)).sum(-1)
         if {"actions", "infos.alive"} <= block.keys() and isinstance(spec.action, Discrete):
             actions = block["actions"]
             dead = block["infos.alive"].reshape(actions.shape) == 0

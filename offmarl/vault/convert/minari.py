@@ -42,7 +42,7 @@ from offmarl.vault.convert.containers import (
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import DISK_NAMES, NumpyArray, disk_name_of
-from offmarl.vault.format.tables import CAUSES, CUT
+from offmarl.vault.format.tables import CAUSES, CUT, OPEN
 
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
 _PER_STEP = ("reward", "terminated", "truncated", "behaviour_log_prob", "policy_id")
@@ -99,7 +99,7 @@ def _buffers(vault: Dataset, file: SteadyFile, progress: Progress) -> Iterator[A
     causes = vault.episodes.cause
     episodes = count_items(vault, len(causes), progress)
     for number, (episode, cause) in enumerate(zip(episodes, causes, strict=True)):
-        yield _buffer(number, episode, cause == CAUSES[CUT])
+        yield _buffer(number, episode, cause in CAUSES[[CUT, OPEN]])
         file.check()
 
 

@@ -250,8 +250,8 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress) -> Path:
 
     An episode of L steps fills L+1 slots. If its final view is unknown, the last slot is empty
     after a termination; otherwise the last step is dropped, and its view becomes the final one.
-    Rewards of a team are written once, others for each agent. Images keep their shape and type,
-    and extras are arrays ``extras.NAME``; bfloat16 becomes float32.
+    Rewards are written once if all agents have the same, else for each agent. Images keep their
+    shape and type, and extras are arrays ``extras.NAME``; bfloat16 becomes float32.
     """
     path = local(path)
     spec = vault.spec
@@ -268,7 +268,8 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress) -> Path:
     lengths = vault.episodes.length
     lead = (len(lengths), int(lengths.max(initial=0)) + 1)
     agents = spec.num_agents
-    rewards = 1 if spec.reward == "team" else agents
+    returns = vault.episodes.returns
+    rewards = 1 if spec.reward == "team" and (returns == returns[:, :1]).all() else agents
     columns = {
         "obs": Leaf(plain_dtype(leaf.numpy_dtype), (*lead, *leaf.shape)),
         **({"state": Leaf(np.dtype("f4"), (*lead, spec.state_size))} if spec.state_size else {}),
@@ -282,14 +283,22 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress) -> Path:
             for name, extra in spec.extras.items()
         },
     }
+    written = 0
     with written_whole(path) as part, _create(part, columns) as arrays:
         for episode in common.count_items(vault, len(lengths), progress):
             values_of = _slots(episode, rewards)
+            written += len(values_of["actions"])
             for name, (dtype, shape) in columns.items():
                 values = values_of[name]
                 slots: NumpyArray = np.zeros((1, *shape[1:]), dtype)
                 slots[0, : len(values)] = values
                 arrays[name](slots)
+    if dropped := vault.num_steps - written:
+        warnings.warn(
+            f"{path.name} lacks the last step, with its reward, of {dropped:,} episodes that did "
+            "not terminate and whose final view is unknown: PyMARL's layout has no place for it.",
+            stacklevel=2,
+        )
     return path
 
 
@@ -319,7 +328,11 @@ def _slots(episode: Episode, rewards: int) -> dict[str, NumpyArray]:
     filled = np.ones((count + 1, 1))
     ends = np.zeros((count, 1))
     ends[-1:] = terminated
-    reward = steps.reward if rewards > 1 else steps.reward[:, :1]
+    reward = steps.reward[:, :rewards]
+    if (steps.reward != reward).any():
+        raise VaultError(
+            "rewards differ between agents although each return is the same: use numpy or minari."
+        )
     return {
         "obs": views.observation,
         "state": views.state,

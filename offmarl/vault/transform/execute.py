@@ -1,5 +1,6 @@
 """Carries out plans: examines the sources, selects, copies, and records the lineage."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -63,6 +64,7 @@ def execute(
         selections = [*zip(sources, plan.select(sources, None), strict=True)]
         if plan.keeps_rows:
             copy, named = copy or copy_rows, sources[0].named
+        warn_of_late(selections)
         if named is None:
             named = lineage.merge_origins(selections)
         with progress(plan.operation, steps_of(selections, plan.keeps_rows)) as advance:
@@ -87,6 +89,22 @@ def steps_of(selections: Sequence[tuple[LineageSource, Pieces]], may_be_empty: b
         names = ", ".join(str(source.vault.path) for source, _ in selections)
         raise VaultError(f"no steps of {names} are left: an empty vault is not written.")
     return steps
+
+
+def warn_of_late(selections: Sequence[tuple[LineageSource, Pieces]]) -> None:
+    """Warn of ends of episodes without their beginning: no flag in a vault tells them."""
+    late = 0
+    for source, pieces in selections:
+        table, episode = source.vault.episodes, pieces.episode
+        begins_late = pieces.start > table.start[episode]
+        whole_end = pieces.stop == table.start[episode] + table.length[episode]
+        late += int((begins_late & whole_end & table.complete[episode]).sum())
+    if late:
+        warnings.warn(
+            f"{late:,} episodes lack their beginning and keep their end: they count as complete, "
+            "with the returns of the steps that are left.",
+            stacklevel=3,
+        )
 
 
 def keep_policy_ids(ids: NumpyArray) -> NumpyArray:
