@@ -89,16 +89,22 @@ def reward_ends(terminated: Bool[Array, "*b N"], shared_reward: bool) -> Bool[Ar
 
 
 def has_value(
-    alive_tm1: Bool[Array, "*b N"], terminated: Bool[Array, "*b N"], shared_reward: bool
+    alive_tm1: Bool[Array, "*b N"],
+    terminated: Bool[Array, "*b N"],
+    truncated: Bool[Array, "*b N"],
+    shared_reward: bool,
 ) -> Bool[Array, "*b N"]:
     """Return the agents' steps whose values are learned: of live agents, and of some dead ones.
 
     An agent may die and not terminate: in SMAX, what its side does is still rewarded. Targets then
     bootstrap from its values, so these are learned until the episode has ended for all agents. The
-    values of agents that terminated when they died are never used.
+    values of agents that terminated when they died are never used. Those of agents that were
+    truncated alone, with rewards of their own, are those of living ones, although it is absent.
     """
-    is_over = reward_ends(terminated, shared_reward)
-    return alive_tm1 | ~is_over | terminated.all(-1, keepdims=True)
+    ended = terminated | truncated
+    is_over = reward_ends(terminated if shared_reward else ended, shared_reward)
+    at_limit = truncated & ended.all(-1, keepdims=True)
+    return alive_tm1 | ~is_over | at_limit | terminated.all(-1, keepdims=True)
 
 
 def squared_errors(
@@ -118,7 +124,7 @@ def q_lambda_targets(
     r_t: Float[Array, "T *b"],
     discount_t: Float[Array, "T *b"],
     v_t: Float[Array, "T *b"],
-    goes_on: Bool[Array, "T"],
+    goes_on: Bool[Array, "T *#b"],
     lambda_: Scalar,
 ) -> Float[Array, "T *b"]:
     """Return Peng's Q(λ) targets of action values, without correction for the actions taken.

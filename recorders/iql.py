@@ -64,11 +64,13 @@ def loss(
     q_target = unroll_batch(network, target.agent, observation, first)
     v_t = next_values(q[:, 1:], q_target[:, 1:], batch, of_dead=True)
     terminated = reward_ends(batch.terminated, shared_reward)
-    y = bootstrap(hyper, batch, batch.reward, terminated, v_t)
+    # The steps of an agent that was truncated alone are no continuation of what it did.
+    follows = shared_reward | ~batch.truncated
+    y = bootstrap(hyper, batch, batch.reward, terminated, v_t, follows)
 
     q_tm1 = select(q[:, :-1], batch.action)
-    has_values = has_value(batch.view_tm1.alive, batch.terminated, shared_reward)
-    counts = batch.mask[..., None] & has_values
+    ends = batch.terminated, batch.truncated
+    counts = batch.mask[..., None] & has_value(batch.view_tm1.alive, *ends, shared_reward)
     error = jnp.where(counts, q_tm1 - y, 0.0)
     value = masked_mean(0.5 * error**2, counts, batch.weight)
     metrics = {"td_loss": value, "q": masked_mean(q_tm1, counts)}

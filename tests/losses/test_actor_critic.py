@@ -21,10 +21,32 @@ def test_whose_values_are_learned() -> None:
     # living; the time limit ends it for the living; and it terminates for all.
     terminated = jnp.array([[False, False], [False, True], [False, True], [True, True]])
     alive = jnp.broadcast_to(jnp.array([True, False]), (4, 2))
-    individual = losses.has_value(alive, terminated, shared_reward=False)
+    truncated = jnp.zeros_like(terminated).at[2, 0].set(True)
+    individual = losses.has_value(alive, terminated, truncated, shared_reward=False)
     np.testing.assert_array_equal(individual[:, 0], True)
     np.testing.assert_array_equal(individual[:, 1], [True, False, False, True])
-    assert losses.has_value(alive, terminated, shared_reward=True).all()
+    assert losses.has_value(alive, terminated, truncated, shared_reward=True).all()
+
+
+def test_the_absence_after_a_lone_truncation_has_no_value() -> None:
+    """Agent 0 is truncated in step 1, acts no more, and the limit ends step 3 for both."""
+    alive = jnp.array([[True, True], [True, True], [False, True], [False, True]])
+    truncated = jnp.array([[False, False], [True, False], [True, False], [True, True]])
+    none = jnp.zeros_like(truncated)
+    individual = losses.has_value(alive, none, truncated, shared_reward=False)
+    np.testing.assert_array_equal(individual[:3, 0], [True, True, False])
+    assert individual[:, 1].all()
+    assert losses.has_value(alive, none, truncated, shared_reward=True).all()
+
+
+def test_a_lone_truncation_ends_the_sums_of_its_agent_alone() -> None:
+    reward, values = jnp.ones((3, 2)), jnp.full((3, 2), 10.0)
+    follows = jnp.array([[False, True], [True, True], [False, False]])
+    targets = losses.q_lambda_targets(reward, jnp.full((3, 2), 0.9), values, follows, 0.5)
+    np.testing.assert_allclose(targets, 10.0, rtol=1e-6)
+    reward = reward.at[1:, 0].set(0.0)  # of an agent that was truncated in the first step
+    targets = losses.q_lambda_targets(reward, jnp.full((3, 2), 0.9), values, follows, 0.5)
+    np.testing.assert_allclose(targets[0], 10.0, rtol=1e-6)
 
 
 def test_errors_of_several_critics_are_added() -> None:

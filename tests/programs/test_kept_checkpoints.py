@@ -72,7 +72,7 @@ def test_the_best_checkpoint_of_each_seed_is_kept(kept, tmp_path):
 
 def test_the_best_step_is_that_of_the_highest_mean_after_the_start(tmp_path):
     path = tmp_path / tracking.METRICS_FILE
-    for step, values in ((0, [9.0]), (5, [1.0, 2.0]), (10, [3.0, 0.0]), (15, [1.5])):
+    for step, values in ((0, [9.0]), (5, [1.0, 2.0]), (10, [3.0, 0.0]), (15, [1.5, 1.5])):
         tracking.append(path, {"seed": 0, "step": step, tracking.RETURN: values})
     tracking.append(path, {"seed": 1, "step": 5, tracking.AGREEMENT: [0.1]})
     tracking.append(path, {"seed": 1, "step": 10, tracking.AGREEMENT: [0.2]})

@@ -37,10 +37,10 @@ class SwarmOptions(Validated, ABC):
     of the rotation matrix and the angular velocity in the body's frame, in radians per step), kind
     (heterogeneous teams only) and team (if there are two); then the parts of the task; then the 2
     nearest ``obstacles`` in sight (if there are any; each: relative position, 1); then its nearest
-    ``neighbours`` (each: relative position, relative velocity, kind, whether of the own team,
-    message, 1). Relative positions are in units of the observer's sensing range, and objects out of
-    sight are zeros. Unicycles observe everything in their own frame, whose first axis points ahead.
-    The observation size does not depend on N; `read` splits an observation into its parts.
+    ``neighbours`` (each: relative position, relative velocity, kind, team, message, 1). Relative
+    positions are in units of the observer's sensing range, and objects out of sight are zeros.
+    Unicycles observe everything in their own frame, whose first axis points ahead. The observation
+    size does not depend on N; `read` splits an observation into its parts.
 
     Parameters
     ----------

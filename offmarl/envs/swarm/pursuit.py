@@ -53,7 +53,7 @@ class Pursuit(GrowingArena):
     ``pursuers`` and ``evaders``. Rewards are then individual: an evader gets
     ``-10 (2 - t / time_limit)`` when it is caught, and terminates. With ``pursuers="scripted"``
     only the evaders are agents. `scripted` has a policy for either side; inside the environment,
-    scripted drones act alike, but on exact positions:
+    scripted drones act alike, but on exact positions and by continuous commands:
 
     - Evaders flee from the 3 nearest pursuers in sight, from near ones more strongly, and avoid
       walls; without a pursuer in sight they rest.
@@ -247,11 +247,16 @@ class Pursuit(GrowingArena):
         opponents, neighbours = see["opponents"], see["neighbours"]
         theirs = self._offsets(opponents)
         home = -see["own"][:, None, :dims] * self.side / 2
+        mates, apart = neighbours[..., -1:] > 0, self._offsets(neighbours)
+        if "scripted" not in (self.evaders, self.pursuers):  # then neighbours may be opponents
+            place = 2 * dims + self.heterogeneous
+            mates &= neighbours[..., place, None] == see["own"][:, None, -1:]
+            apart = jnp.where(mates, apart, 0.0)
         hunt = chase(
             theirs[:, 0],
             opponents[:, 0, dims : 2 * dims] + see["own"][:, dims : 2 * dims],
             opponents[:, 0, -1:] > 0,
-            away_from(self._offsets(neighbours), neighbours[..., -1:] > 0),
+            away_from(apart, mates),
             self._from_arena(see["own"], home)[:, 0],
         )
         if self.evaders == "scripted":

@@ -127,5 +127,5 @@ def td_loss(
 
 def valued_steps(spec: EnvSpec, batch: Sequence) -> Bool[Array, "B T N"]:
     """Return the steps of agents whose values are learned; see `offmarl.losses.has_value`."""
-    shared = spec.reward == "team"
-    return batch.mask[..., None] & has_value(batch.view_tm1.alive, batch.terminated, shared)
+    ends = batch.terminated, batch.truncated
+    return batch.mask[..., None] & has_value(batch.view_tm1.alive, *ends, spec.reward == "team")

@@ -147,14 +147,17 @@ def bootstrap(
     r_t: Float[Array, "B T *b"],
     terminated: Bool[Array, "B T *b"],
     v_t: Float[Array, "B T *b"],
+    follows: Bool[Array, "B T *b"] | bool = True,
 ) -> Float[Array, "B T *b"]:
     """Return the TD(λ) targets, through which no gradient flows.
 
     ``terminated`` says whether nothing follows a step, and ``v_t`` is the value of the slot after.
+    ``follows`` says whether the step there belongs to the same return.
     """
     r_t, discount_t = hyper.reward_scale * r_t, hyper.gamma * (1 - terminated)
     # The next slot holds the next step of the episode, if it holds a step that counts.
     goes_on = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))
+    goes_on = goes_on.reshape(goes_on.shape + (1,) * (v_t.ndim - 2)) & follows
     targets = jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))
     return targets(r_t, discount_t, v_t, goes_on, hyper.td_lambda)
 

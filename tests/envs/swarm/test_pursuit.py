@@ -46,6 +46,30 @@ def test_scripted_pursuers_catch_an_evader_that_rests():
     assert -20 <= earned <= -10
 
 
+def test_scripted_pursuers_keep_apart_from_one_another_and_not_from_their_prey():
+    """Inside the environment they do, so the policy of their side must, too."""
+    env = envs.make("swarm/pursuit-2-1:evaders=learned,action=continuous")
+    state, first = reset(env)
+    positions = jnp.array([[3.0, 3.0], [3.0, 4.5], [5.0, 3.0]])
+    state = state._replace(drones=state.drones._replace(position=positions))
+    _, step = take_step(env, state, jnp.zeros((3, 2)))
+    observation, policy = step.next_view.observation, env.scripted()
+    places = env.read(jnp.arange(observation.shape[-1], dtype=float))["neighbours"].astype(int)
+
+    def commands(of_team):
+        seen = observation
+        for agent, row in enumerate(env.read(observation)["neighbours"]):
+            for slot, neighbour in enumerate(row):
+                if neighbour[-1] > 0 and neighbour[-2] == of_team:
+                    seen = seen.at[agent, places[slot]].set(0.0)
+        action, *_ = policy.act((), (), seen, first.view.legal_actions, jax.random.key(0))
+        return np.asarray(action)[:2]
+
+    everyone, no_evader, no_mate = commands(None), commands(1), commands(0)
+    np.testing.assert_array_equal(everyone, no_evader)
+    assert (everyone != no_mate).any()
+
+
 # ------------------------------------------------------------------ rules
 
 
