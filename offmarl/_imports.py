@@ -102,9 +102,9 @@ def attribute(module: ModuleType, name: str, where: str) -> Any:
     for part in name.split("."):
         if not hasattr(value, part):
             public = {key: x for key, x in vars(module).items() if not key.startswith("_")}
-            own = [k for k, x in public.items() if getattr(x, "__module__", "") == module.__name__]
+            defined = [k for k, x in public.items() if getattr(x, "__module__", "") == module.__name__]
             raise OptionError(
-                f"{where} has no {name}: it defines {', '.join(own or public) or 'nothing'}."
+                f"{where} has no {name}: it defines {', '.join(defined or public) or 'nothing'}."
             )
         value = getattr(value, part)
     return value

@@ -43,7 +43,6 @@ from offmarl.config import (
     Seed,
     SeedCount,
     Validated,
-    changed,
     option,
     read_values,
 )
@@ -138,8 +137,6 @@ def oracle_of(args: Args) -> tuple[Callable[..., Program], OnlineArgs]:
     options = read_values(module.Args, options, "--oracle-option", refused=_SHARED)
     sizes = {"total_steps": args.response_steps, "num_envs": args.num_envs, "evaluations": 1}
     oracle = module.Args(env=args.env, **sizes, **options)
-    if getattr(oracle, "capacity", 0) is None:
-        oracle = changed(oracle, capacity=oracle.default_capacity)
     return module.make, oracle
 
 

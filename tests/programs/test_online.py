@@ -21,10 +21,9 @@ from offmarl.errors import (
     UnknownNameError,
 )
 from offmarl.programs import record_from_run
-from offmarl.programs.program import Hyperparameters, Program, Stage, state_shapes
+from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.recording import collecting, online
 from offmarl.programs.recording.collecting import collect
-from offmarl.programs.registry import origin_of
 from offmarl.programs.runs import loop
 from offmarl.programs.runs.loop import Schedule, stage_starts
 from offmarl.programs.runs.training import _Journal
@@ -167,42 +166,6 @@ def test_a_capacity_that_does_not_fit_is_an_error_that_names_one_that_does(tmp_p
         vdn.main(replace(args, capacity=most))
     with pytest.raises(OptionError, match=f"such as --capacity {most}"):
         vdn.main(replace(args, capacity=most + 1, out=tmp_path / "more"))
-
-
-def test_the_chosen_capacity_is_the_largest_that_fits_into_half_of_the_memory(
-    tmp_path, monkeypatch, notices
-):
-    sizes = {"num_envs": 4, "num_steps": 8, "length": 3, "burn_in": 7, "hidden": 4, "seeds": 2}
-    args, origin = vdn.Args(env="probe/observation", **sizes), origin_of(vdn.make)
-
-    def runs_of(args):
-        env = envs.make(args.env)
-        return online._recorders(vdn.make, args, env, origin, tmp_path / "run", {})
-
-    runs, (run, _) = runs_of(args), runs_of(replace(args, capacity=100))
-    exact = 2 * 2 * device.bytes_of(state_shapes(run.program, run.args))  # half, for two seeds
-    least, most = 3 + 7, vdn.Args.default_capacity  # of a window with its burn-in
-    for room, capacity in ((exact, 100), (exact - 1, 99), (0, least), (10**12, most)):
-        monkeypatch.setattr(device, "free_bytes", lambda room=room: room)
-        assert online._chosen_capacity(runs) == capacity
-    assert len(notices) == 3
-
-
-@pytest.mark.slow
-def test_a_chosen_capacity_fits_into_half_of_the_memory_and_is_kept(tmp_path, monkeypatch, notices):
-    options = {"tiers": "random", "steps": 64, "total_steps": 64, "num_envs": 4, "num_steps": 8}
-    options |= {"updates": 1, "evaluations": 1, "network": "feedforward", "length": 3}
-    args = vdn.Args(env="probe/observation", out=tmp_path, eval_episodes=2, hidden=4, **options)
-    monkeypatch.setattr(device, "free_bytes", lambda: 10**6)
-    vdn.main(args)
-    (run,) = tmp_path.rglob("run.json")
-    capacity = json.loads(run.read_text())["args"]["capacity"]
-    assert 8 < capacity < vdn.Args.default_capacity
-    assert f"--capacity {capacity}, so that" in "".join(notices)
-    monkeypatch.setattr(device, "free_bytes", lambda: 10**10)
-    assert "nothing was changed" in vdn.main(args).data["outcome"]
-    with pytest.raises(RunError, match="capacity"):
-        vdn.main(replace(args, capacity=capacity + 1))
 
 
 @pytest.mark.slow

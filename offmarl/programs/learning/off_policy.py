@@ -1,7 +1,7 @@
 """Arguments of recorders that learn from the buffer that they record."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from jaxtyping import PRNGKeyArray
 
@@ -16,19 +16,15 @@ from offmarl.types import Sequence
 class OffPolicyArgs(NetworkArgs):
     """Arguments of recorders that learn from a replay of their steps."""
 
-    default_capacity: ClassVar[int] = 8192
-    """The capacity that is chosen where there is memory for it."""
-
     network: Literal["feedforward", "recurrent"] = "feedforward"
     """Networks of the policies: without a memory, or with one (a GRU). Critics have none."""
     num_steps: PositiveInt = 25
     """Time steps in each environment between rounds of updates."""
     updates: PositiveInt = 16
     """Gradient updates in a round."""
-    capacity: PositiveInt | None = None
-    """Time steps that the replay holds of each environment: by default 8192, or as many as fit into
-    half of the device's memory. A large replay holds fewer where episodes have fewer than eight
-    steps on average."""
+    capacity: PositiveInt = 8192
+    """Time steps that the replay holds of each environment. A large replay holds fewer where
+    episodes have fewer than eight steps on average."""
     batch_size: PositiveInt = 512
     """Steps in a batch."""
     length: PositiveInt | None = None
@@ -58,7 +54,7 @@ class OffPolicyArgs(NetworkArgs):
     @property
     def replay_steps(self) -> int:
         """Time steps of the replay: at least those between rounds of updates."""
-        return max(self.capacity or self.default_capacity, self.num_steps)
+        return max(self.capacity, self.num_steps)
 
 
 def draw_steps(args: OffPolicyArgs, capture: Capture, key: PRNGKeyArray) -> Sequence:

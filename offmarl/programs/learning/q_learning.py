@@ -48,17 +48,15 @@ from offmarl.types import EnvSpec, Policy, Sequence, Transition
 class QArgs(OffPolicyArgs):
     """Arguments of recorders that learn action values."""
 
-    default_capacity: ClassVar[int] = 4096
     network: Literal["feedforward", "recurrent"] = "recurrent"
     """Network of the agents: with a memory, or without."""
     num_steps: PositiveInt = 32
     """Time steps in each environment between rounds of updates."""
     updates: PositiveInt = 32
     """Gradient updates in a round."""
-    capacity: PositiveInt | None = None
-    """Time steps that the replay holds of each environment: by default 4096, or as many as fit into
-    half of the device's memory. A large replay holds fewer where episodes have fewer than eight
-    steps on average."""
+    capacity: PositiveInt = 4096
+    """Time steps that the replay holds of each environment. A large replay holds fewer where
+    episodes have fewer than eight steps on average."""
     batch_size: PositiveInt = 32
     """Windows in a batch."""
     length: PositiveInt = 10

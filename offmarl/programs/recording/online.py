@@ -18,7 +18,7 @@ from rich.text import Text
 from offmarl import settings, tracking, vault
 from offmarl._compiling import pinned, quickly
 from offmarl.checkpoint import Checkpoints
-from offmarl.config import PositiveInt, changed, converted, from_json
+from offmarl.config import changed, from_json
 from offmarl.envs import Environment
 from offmarl.envs.sides import one_of, without_others
 from offmarl.errors import NotLearnedError, OptionError, RunError
@@ -167,9 +167,6 @@ def _prepared(
         source |= {"population": {"first": args.seed, "members": args.seeds}}
     layout = recorder_layout(args.seeds, args.num_envs, args.devices)
     runs = _recorders(make, args, env, origin, directory, source, layout)
-    if getattr(args, "capacity", 0) is None:
-        args = changed(args, capacity=on_first(lambda: _chosen_capacity(runs)))
-        runs = _recorders(make, args, env, origin, directory, source, layout)
     for run in runs:
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)
@@ -522,24 +519,6 @@ def _check_room(runs: Sequence[OnlineRecorder], shapes: ArrayTree) -> None:
         most = _fitting_capacity(runs, shapes, room)
         hint += f", such as --capacity {most}" if most >= runs[0].program.num_steps else ""
     require_room(num_bytes, "the environments, networks and buffers of all seeds", devices, hint)
-
-
-def _chosen_capacity(runs: Sequence[OnlineRecorder]) -> int:
-    """Return the capacity of the run's replays, or else the default one if they fit into memory."""
-    args, record = cast(Any, runs[0].args), tracking.read_run_if_any(runs[0].directory)
-    before = record.get("args", {}).get("capacity")
-    if before is not None and "capacity" not in record.get("given", ["capacity"]):
-        return cast(int, converted("capacity", PositiveInt, before))
-    shapes, room = state_shapes(runs[0].program, args), room_on(runs[0].layout.local_devices) // 2
-    least = max(runs[0].program.num_steps, args.window + args.burn_in)
-    capacity = min(max(_fitting_capacity(runs, shapes, room), least), args.default_capacity)
-    if capacity < args.default_capacity:
-        tracking.notice(
-            f"--capacity {capacity}, so that the run takes at most half of the "
-            f"{2 * room / 1e9:,.1f} GB of memory: with the default, {args.default_capacity}, it "
-            f"would take {len(runs) * bytes_of(shapes) / 1e9:,.1f} GB."
-        )
-    return capacity
 
 
 def _fitting_capacity(runs: Sequence[OnlineRecorder], shapes: ArrayTree, room: int) -> int:
