@@ -332,6 +332,15 @@ def test_a_vault_is_mixed_once(vaults) -> None:
         offmarl.mix("a.vlt")
 
 
+def test_vaults_without_a_name_are_joined_only_with_the_same_rewards(tmp_path) -> None:
+    paths = [tmp_path / "first.vlt", tmp_path / "second.vlt"]
+    for path, reward in zip(paths, ("team", "individual"), strict=True):
+        write(path, np.ones((1, 3), bool), replace(SPEC, name="", reward=reward))
+    for order in (paths, paths[::-1]):  # the spec of the first would be that of the mixture
+        with pytest.raises(ShapeError, match="differs in reward"):
+            offmarl.mix(order)
+
+
 @pytest.mark.parametrize(
     ("other", "difference"),
     [

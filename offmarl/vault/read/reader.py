@@ -513,7 +513,7 @@ def common_spec(vaults: Sequence[Reader]) -> EnvSpec:
         raise ShapeError(f"the vaults have different time limits: {', '.join(map(str, limits))}.")
     for vault in vaults:
         difference = vault.spec.difference(first.spec)
-        if vault.spec.name and not difference:
+        if not difference and (vault.spec.name or not first.spec.name):
             difference = _other_settings(vault.spec, first.spec)
         if difference:
             raise ShapeError(
