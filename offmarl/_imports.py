@@ -102,7 +102,8 @@ def attribute(module: ModuleType, name: str, where: str) -> Any:
     for part in name.split("."):
         if not hasattr(value, part):
             public = {key: x for key, x in vars(module).items() if not key.startswith("_")}
-            defined = [k for k, x in public.items() if getattr(x, "__module__", "") == module.__name__]
+            home = module.__name__
+            defined = [k for k, x in public.items() if getattr(x, "__module__", "") == home]
             raise OptionError(
                 f"{where} has no {name}: it defines {', '.join(defined or public) or 'nothing'}."
             )

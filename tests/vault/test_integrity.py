@@ -130,6 +130,7 @@ def test_a_missing_chunk_is_no_zeros(path):
     assert dataset.read(0, 8, leaves=["infos.state"])["infos.state"].any()
 
 
+@pytest.mark.filterwarnings("ignore:.*episodes lack their beginning")
 @pytest.mark.parametrize("records", [0, 1, 3])
 def test_each_row_has_its_unfinished_episode(path, records):
     record = vault.open_vault(path).manifest.running[:1]
