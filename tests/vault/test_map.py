@@ -239,7 +239,7 @@ def test_a_formula_has_the_policy_of_each_step(a, tmp_path):
         vault.map(a, tmp_path / "c.vlt", reward="reward + seed")
 
 
-@pytest.mark.filterwarnings("ignore:.*episodes lack their beginning")
+@pytest.mark.filterwarnings("ignore:Episodes without their beginning")
 def test_extras_in_formulas_and_conditions(a, tmp_path):
     cost = {"extras.cost": lambda s: s["reward"][:, 0] > 0, "extras.own": lambda s: s["reward"]}
     extra = vault.map(

@@ -101,7 +101,7 @@ def warn_of_late(selections: Sequence[tuple[LineageSource, Pieces]]) -> None:
         late += int((begins_late & whole_end & table.complete[episode]).sum())
     if late:
         warnings.warn(
-            f"{late:,} episodes lack their beginning and keep their end: they count as complete, "
+            f"Episodes without their beginning that keep their end: {late:,}. They count as complete, "
             "with the returns of the steps that are left.",
             stacklevel=3,
         )
