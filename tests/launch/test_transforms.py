@@ -34,6 +34,7 @@ def by_tasks(plan, path, tasks, block_steps=20):
     return vault.open_vault(path)
 
 
+@pytest.mark.filterwarnings("ignore:Episodes without their beginning")
 @pytest.mark.parametrize("tasks", [pytest.param(1, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize(
     ("name", "options"),

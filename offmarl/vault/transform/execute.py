@@ -101,8 +101,8 @@ def warn_of_late(selections: Sequence[tuple[LineageSource, Pieces]]) -> None:
         late += int((begins_late & whole_end & table.complete[episode]).sum())
     if late:
         warnings.warn(
-            f"Episodes without their beginning that keep their end: {late:,}. They count as complete, "
-            "with the returns of the steps that are left.",
+            f"Episodes without their beginning that keep their end: {late:,}. They count as "
+            "complete, with the returns of the steps that are left.",
             stacklevel=3,
         )
 
