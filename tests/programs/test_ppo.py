@@ -135,6 +135,21 @@ def test_values_in_an_episode_that_goes_on_are_those_of_the_next_steps():
     np.testing.assert_allclose(estimates.advantage, REWARD + change[:, None, None])
 
 
+@pytest.mark.parametrize("lag", [None, 0.0])
+def test_an_agent_with_a_reward_of_its_own_that_is_truncated_alone(lag):
+    # Agent 1 is truncated in the second of four steps and then absent. All values are right.
+    absent = jnp.arange(4)[:, None, None] > jnp.array([1, 9])
+    batch = steps(views(~absent), jnp.where(absent, 0.0, 1.0), NOBODY, ~LAST & LAST)
+    batch = batch._replace(truncated=absent.at[1, :, 0].set(True))
+    networks = networks_of(lambda view: jnp.full(view.alive.shape, 10.0))
+    hyper = hyperparameters(mappo.Args(gamma=0.9, gae_lambda=1.0))
+    ratio = None if lag is None else jnp.zeros((4, 1, 2))
+    spec = replace(SPEC, reward="individual")
+    result = ppo.estimate(networks, hyper, spec, state_of(), batch, batch.reward, batch.view, ratio)
+    np.testing.assert_allclose(jnp.where(absent, 0.0, result.advantage), 0.0, atol=1e-5)
+    np.testing.assert_allclose(result.target, 10.0, rtol=1e-6)
+
+
 class Sum:
     """A critic with memory, whose value is the sum of an episode's observations so far."""
 

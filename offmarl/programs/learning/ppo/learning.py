@@ -205,8 +205,10 @@ def estimate(
     """Return generalised advantages and λ-returns of ``reward``; see also `bootstrap_discounts`.
 
     They are V-trace's if ``log_ratio`` is given: the log-probabilities of the actions, minus those
-    of the policy that took them. ``state`` is the one before the steps.
+    of the policy that took them. ``state`` is the one before the steps. An agent with rewards of
+    its own that is truncated alone bootstraps there, and its absence counts for nothing.
     """
+    last, alone = transitions.last[..., None], transitions.truncated & (spec.reward != "team")
     carry = ActorCritic((), state.critic_carry)
     value, carries = networks.value(state.params, carry, transitions.view, begins(transitions.last))
     next_value = _next_values(networks, state.params, value, carries, transitions.last, next_views)
@@ -217,7 +219,7 @@ def estimate(
     steps = (
         reward,
         bootstrap_discounts(hyper.gamma, transitions.terminated, spec.reward == "team"),
-        jnp.broadcast_to(transitions.last[..., None], value_tm1.shape),
+        last | alone,
         value_tm1,
         value_t,
     )
@@ -230,7 +232,8 @@ def estimate(
         error = advantage = of_each(generalised_advantages)(*steps)
     else:
         error, advantage = of_each(vtrace)(*steps, log_ratio)
-    return StepEstimates(advantage, error + value_tm1, value, carries)
+    counts = transitions.view.alive | ~alone | last
+    return StepEstimates(advantage, jnp.where(counts, error, 0.0) + value_tm1, value, carries)
 
 
 def _next_values(
