@@ -70,14 +70,12 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         _key: PRNGKeyArray,
         hyper: Hyperparameters,
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        observation, view_tm1, view_t = batch.view.observation, batch.view_tm1, batch.view_t
+        observation, view_tm1 = batch.view.observation, batch.view_tm1
         q = unroll_batch(network, params, observation, batch.first)
         q_target = unroll_batch(network, target, observation, batch.first)
         q_tm1 = select(q[:, :-1], jnp.where(view_tm1.alive, batch.action, 0))
         of_living, next_known = next_values(args, batch, q_target[:, 1:], q[:, 1:])
-        # An agent that was truncated alone is absent in its last view, but would have acted there.
-        acts_t = view_t.alive | (view_tm1.alive & batch.truncated)
-        v_t = jnp.where(acts_t, of_living, q_target[:, 1:, :, 0])
+        v_t = jnp.where(batch.acts_t, of_living, q_target[:, 1:, :, 0])
         discount_t = bootstrap_discounts(hyper.gamma, batch.terminated, shares_reward)
         target_tm1 = td_targets(batch.reward, discount_t, v_t)
 

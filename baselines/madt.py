@@ -67,7 +67,7 @@ class Args(LearnerArgs):
     heads: PositiveInt = 2
     """Attention heads of each block."""
     target_return: float | None = None
-    """Return to aim for; by default that of the data's best episode."""
+    """Return that each agent aims for; by default its own in the data's best episode."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,15 +84,15 @@ class Actor(NamedTuple):
     """Parameters of the policy."""
 
     network: ArrayTree
-    target_return: Float[Array, ""]
-    """The return to aim for; it may be changed in a loaded policy's ``params``."""
+    target_return: Float[Array, "N"]
+    """The return that each agent aims for; it may be changed in a loaded policy's ``params``."""
 
 
 class State(NamedTuple):
     """Parameters and states that an update changes."""
 
     network: ArrayTree
-    target_return: Float[Array, ""]
+    target_return: Float[Array, "N"]
     optimiser: ArrayTree
     updates: Int[Array, ""]
 
@@ -124,7 +124,7 @@ def empty_memory(spec: EnvSpec, steps: int) -> Memory:
     )
 
 
-def remember(memory: Memory, target_return: Float[Array, ""], observation: ArrayTree) -> Memory:
+def remember(memory: Memory, target_return: Float[Array, "N"], observation: ArrayTree) -> Memory:
     """Add a step, whose action is not chosen yet, and drop the oldest."""
     time = memory.seen.time[-1] + 1
     to_go = jnp.where(time == 0, target_return, memory.to_go)
@@ -199,7 +199,7 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
     returns = dataset.returns()
     if not len(returns):
         raise OptionError("madt needs returns, and the data has no complete episode to learn from.")
-    best = float(returns.max()) if args.target_return is None else args.target_return
+    best = dataset.best_returns() if args.target_return is None else args.target_return
     scale = dataset.return_scale()
     scored = jnp.asarray(dataset.scored())
     remembers = args.network == "recurrent"
@@ -209,7 +209,12 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
         trajectory = empty_memory(spec, steps).seen
         params = network.init(key, trajectory)
         optimiser = programs.make_optimiser(args, hyper).init(params)
-        return State(params, jnp.float32(best), optimiser, jnp.zeros((), jnp.int32))
+        return State(
+            params,
+            jnp.full(spec.num_agents, best, jnp.float32),
+            optimiser,
+            jnp.zeros((), jnp.int32),
+        )
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1

@@ -127,7 +127,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     ) -> tuple[Float[Array, ""], tuple[Array, Array, MixerWeights, Array]]:
         q, q_tot, weights = data_values(critic, batch)
         q_target, of_data, of_team = data_values(target, batch)
-        weighted = of_data * softmax_weights(of_data, batch.mask, hyper.value_temperature)
+        temperature, weight = hyper.value_temperature, batch.weight
+        weighted = of_data * softmax_weights(of_data, batch.mask, temperature, weight)
         # The data have no action in the view that a truncated episode ended with.
         of_policy = mix(of_team, pi.mean_of(q_target) * batch.view_tm1.alive)
         values_of_slots = jnp.where(batch.mask, weighted, of_policy)
@@ -147,7 +148,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         mask = batch.mask[..., None] & batch.view_tm1.alive
         log_loss = -pi.log_prob(batch.action)
         advantage = select(q, batch.action) - pi.mean_of(q)
-        imitate = softmax_weights(advantage, mask, hyper.policy_temperature)
+        imitate = softmax_weights(advantage, mask, hyper.policy_temperature, batch.weight)
         return masked_mean(mixing_coefficients(weights) * imitate * log_loss, mask, batch.weight)
 
     def update(

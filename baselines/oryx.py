@@ -179,15 +179,20 @@ def critic_targets(
     inputs = batch.view_tm1, batch.first[:, :-1], batch.action
     decoded = decode(model, target, *inputs, order)
     values = data_values(model, target, decoded, batch.view_tm1, batch.action)
-    weighted = values * softmax_weights(values, acts, model.value_temperature)
+    weighted = values * softmax_weights(values, acts, model.value_temperature, batch.weight)
     # The data have no action in the view that a truncated episode ended with.
     of_policy = mean_values(model, target, decoded, batch.view_tm1, key)
     of_slots = jnp.where(batch.mask[..., None], weighted, of_policy)
     lives = batch.view_t.alive
-    v_t = jnp.where(lives, jnp.pad(of_slots[:, 1:], ((0, 0), (0, 1), (0, 0))), 0.0)
+    next_slots, next_policy = (
+        jnp.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0))) for x in (of_slots, of_policy)
+    )
+    v_t = jnp.where(lives, next_slots, 0.0)
     # Rewards may go on after an agent's death, as the others expect; see `has_value`.
     of_team = v_t.sum(-1, keepdims=True) / jnp.maximum(lives.sum(-1, keepdims=True), 1)
     v_t = jnp.where(lives, v_t, of_team)
+    if model.spec.reward != "team":
+        v_t = jnp.where(batch.acts_t & ~lives, next_policy, v_t)
     discount = bootstrap_discounts(hyper.gamma, batch.terminated, model.spec.reward == "team")
     known = acts & (next_in_window(batch)[..., None] | (discount == 0))
     return td_targets(batch.reward, discount, v_t), known
@@ -229,7 +234,7 @@ def loss(
     critic_loss = masked_mean(0.5 * error**2, known, batch.weight)
 
     advantage = q - mean_values(model, params, decoded, view, key)
-    imitate = softmax_weights(advantage, acts, model.policy_temperature)
+    imitate = softmax_weights(advantage, acts, model.policy_temperature, batch.weight)
     log_prob = model.head(decoded.policy, view.legal_actions).log_prob(batch.action)
     policy_loss = masked_mean(-imitate * log_prob, acts, batch.weight)
     metrics = {

@@ -233,18 +233,30 @@ def cloning_loss(
 
 
 def softmax_weights(
-    x: Float[Array, "B *rest"], mask: Bool[Array, "B *rest"], temperature: Scalar
+    x: Float[Array, "B *rest"],
+    mask: Bool[Array, "B *rest"],
+    temperature: Scalar,
+    weight: Float[Array, "B"] | Float[Array, "B T"] | None = None,
 ) -> Float[Array, "B *rest"]:
     """Return the softmax of x / temperature over the batch axis, scaled to a mean of 1 on the mask.
 
     The batch approximates the data's distribution of states and actions, so the normaliser of the
-    implicit policy need not be learned (Yang et al. 2021, arXiv 2106.03400, eq. 9). No gradient
-    flows through the weights.
+    implicit policy need not be learned (Yang et al. 2021, arXiv 2106.03400, eq. 9). Of few samples
+    it is too small: in small batches, and for agents that are seldom alive, the weights differ less
+    than at the same temperature in large ones. The mean counts each sample by its ``weight``, as
+    `masked_mean` does. No gradient flows through the weights.
     """
     logits = jnp.where(mask, x / temperature, -jnp.inf)
     nonempty = mask.any(axis=0, keepdims=True)
-    weights = jax.nn.softmax(jnp.where(nonempty, logits, 0.0), axis=0)
-    return jax.lax.stop_gradient(weights * mask.sum(axis=0, keepdims=True) * mask)
+    logits = jnp.where(nonempty, logits, 0.0)
+    if weight is None:
+        weights = jax.nn.softmax(logits, axis=0) * mask.sum(axis=0, keepdims=True)
+    else:
+        counts = mask * weight.reshape(weight.shape + (1,) * (mask.ndim - weight.ndim))
+        weights = jnp.exp(logits - logits.max(axis=0, keepdims=True))
+        total = (counts * weights).sum(axis=0, keepdims=True)
+        weights *= counts.sum(axis=0, keepdims=True) / jnp.maximum(total, _TINY)
+    return jax.lax.stop_gradient(weights * mask)
 
 
 # ---------------------------------------------------------------------- stationary distributions

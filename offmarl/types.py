@@ -698,6 +698,11 @@ class Sequence(NamedTuple):
         return self._slots(slice(1, None))
 
     @property
+    def acts_t(self) -> Bool[Array, "*b T N"]:
+        """Agents that act in the next view, or would have: one truncated alone is absent there."""
+        return self.view_t.alive | (self.view_tm1.alive & self.truncated)
+
+    @property
     def choices(self) -> Bool[Array, "*b T N"]:
         """Steps at which a live agent has a choice: of discrete actions, several are legal."""
         view, discrete = self.view_tm1, np.issubdtype(self.action.dtype, np.integer)

@@ -217,6 +217,7 @@ class EnvironmentConformance:
     def _check_only_the_time_limit_truncates(self, env: Any, recording: RecordedSteps) -> None:
         step, limit = recording.steps.timestep, env.spec.time_limit
         chex.assert_trees_all_equal(step.last, (step.terminated | step.truncated).all(-1))
+        assert not step.truncated[~step.last].any()  # an agent's alone
         for truncated, last in zip(step.truncated, step.last, strict=True):
             over = np.flatnonzero(last)
             lengths = np.diff(over, prepend=-1)

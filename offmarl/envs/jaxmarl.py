@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -102,10 +103,10 @@ class Compat(NamedTuple):
     """The global state, if JaxMARL has one."""
     legal: Callable[[Any, State], Any] | None = None
     """Legal actions by agent, if not all are legal."""
-    alive: Callable[[Any, State], Bool[Array, "N"]] = lambda env, state: jnp.ones(
-        len(env.agents), bool
-    )
+    alive: Callable[[Any, State], Bool[Array, "N"]] | None = None
     """Agents that still act, if some die."""
+    agents: Callable[[Any], Sequence[Any]] = attrgetter("agents")
+    """The agents that act; JaxMARL moves the others by rules of its own."""
     won: Callable[[Any, State], Bool[Array, ""]] | None = None
     """Whether the agents have won, if they can."""
     split: Callable[[Any, Observations], Sequence[Any]] = _by_name
@@ -270,7 +271,12 @@ COMPAT = {
     "mpe": _MPE,
     "mpe_team": _MPE._replace(reward="team"),
     "mpe_rivals": _MPE._replace(team_of=_side),
-    "mpe_facmac": _MPE._replace(state=_predators_and_prey, team_of=_side),
+    "mpe_facmac": _MPE._replace(
+        reward="team",
+        state=_predators_and_prey,
+        agents=attrgetter("adversaries"),
+        split=lambda env, observations: [observations[agent] for agent in env.adversaries],
+    ),
     "smax": _SMAX,
     "smax_self_play": _SMAX._replace(
         reward="individual",
@@ -311,7 +317,7 @@ COMPAT = {
     ),
     "mabrax": Compat(
         "mabrax",
-        lambda env: int(env.episode_length),
+        lambda env: -(-int(env.episode_length) // env.action_repeat),
         lambda env, before, action, after: after.info["truncation"] == 0,
         "team",
         state=lambda env, observations, state: state.obs,
@@ -410,7 +416,9 @@ class JaxMarl:
         wrapped = _wrap(self)
         env, compat = wrapped.env, wrapped.compat
         actions = wrapped.actions.split(action)
-        by_agent = dict(zip(env.agents, actions, strict=True))
+        by_agent = dict(zip(wrapped.agents, actions, strict=True))
+        for agent in set(env.agents) - by_agent.keys():
+            by_agent[agent] = jnp.zeros(env.action_space(agent).shape)
         joint_action = tuple(actions) if compat.tuple_of_actions else by_agent
         with quiet(*_WARNINGS):
             observations, inner, rewards, dones, info = env.step_env(key, state.inner, joint_action)
@@ -418,25 +426,28 @@ class JaxMarl:
             ended = jnp.asarray(compat.terminal(env, state.inner, by_agent, inner))
         time = state.time + 1
         over = dones["__all__"] | (time >= compat.time_limit(env))
-        everyone = jnp.ones(len(env.agents), bool)
+        everyone = jnp.ones(len(wrapped.agents), bool)
         timestep = transition(
             view,
-            _by_agent(env, rewards),
+            _by_agent(wrapped.agents, rewards),
             terminated=everyone & over & ended,
             truncated=everyone & over & ~ended,
-            shaping=_by_agent(env, info["shaped_reward"]) if "shaped_reward" in info else None,
+            shaping=_by_agent(wrapped.agents, info["shaped_reward"])
+            if "shaped_reward" in info
+            else None,
             won=compat.won and compat.won(env, inner),
         )
         return JaxMarlState(strengthen_types(inner), time), timestep
 
 
-def _by_agent(env: Any, numbers: Any) -> Float[Array, "N"]:
-    return jnp.stack([jnp.asarray(numbers[agent], jnp.float32) for agent in env.agents])
+def _by_agent(agents: Sequence[Any], numbers: Any) -> Float[Array, "N"]:
+    return jnp.stack([jnp.asarray(numbers[agent], jnp.float32) for agent in agents])
 
 
 class _Wrapped(NamedTuple):
     env: Any
     compat: Compat
+    agents: Sequence[Any]
     actions: Actions
 
 
@@ -445,8 +456,9 @@ def _wrap(env: JaxMarl) -> _Wrapped:
     """Create the JaxMARL environment once: JAX compiles once for the same object."""
     with quiet(*_WARNINGS), jax.ensure_compile_time_eval():
         inner = _construct(env)
-    actions = Actions(tuple(_action_space(inner, agent) for agent in inner.agents))
-    return _Wrapped(inner, COMPAT[env.compat], actions)
+    agents = COMPAT[env.compat].agents(inner)
+    actions = Actions(tuple(_action_space(inner, agent) for agent in agents))
+    return _Wrapped(inner, COMPAT[env.compat], agents, actions)
 
 
 @lru_cache(maxsize=256)
@@ -456,9 +468,9 @@ def _spec(env: JaxMarl) -> EnvSpec:
     with quiet(*_WARNINGS):
         observations, _ = jax.eval_shape(inner.reset, jax.random.key(0))
     sizes = _sizes(jax.eval_shape(partial(compat.split, inner), observations))
-    sides = [compat.team_of(str(agent)) for agent in inner.agents]
+    sides = [compat.team_of(str(agent)) for agent in wrapped.agents]
     teams = list(dict.fromkeys(sides))
-    names = [agent if isinstance(agent, str) else f"agent_{agent}" for agent in inner.agents]
+    names = [agent if isinstance(agent, str) else f"agent_{agent}" for agent in wrapped.agents]
     return trace_spec(
         env,
         Discrete if wrapped.actions.discrete else Continuous,
@@ -481,12 +493,12 @@ def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:
     legal = jnp.asarray(wrapped.actions.mask)
     if compat.legal and wrapped.actions.discrete:
         masks = compat.legal(env, inner)
-        legal = pad([masks[agent] for agent in env.agents], legal.shape[1]).astype(bool)
+        legal = pad([masks[agent] for agent in wrapped.agents], legal.shape[1]).astype(bool)
     return View(
         observation=observation,
         state=concatenated if state is None else state.astype(jnp.float32),
         legal_actions=legal,
-        alive=compat.alive(env, inner),
+        alive=compat.alive(env, inner) if compat.alive else jnp.ones(len(legal), bool),
     )
 
 

@@ -52,7 +52,7 @@ class OffmarlParallelEnv(ParallelEnv):
 
     Each agent has its own sizes, without padding. Images keep their type, and trees are Dict
     spaces. With discrete actions an observation is a dict of ``observation`` and ``action_mask``.
-    An agent that is no longer alive is terminated.
+    An agent that dies stays until it or the episode terminates, since it may still be rewarded.
     """
 
     def __init__(self, env: Environment, seed: int | None = None):
@@ -163,9 +163,8 @@ class OffmarlParallelEnv(ParallelEnv):
         rewards, terminations, truncations = {}, {}, {}
         for agent in agents:
             i = self.possible_agents.index(agent)
-            died = not (step.last or step.truncated[i] or step.next_view.alive[i])
             rewards[agent] = float(step.reward[i])
-            terminations[agent] = bool(step.terminated[i]) or died
+            terminations[agent] = bool(step.terminated[i])
             truncations[agent] = bool(step.truncated[i])
         return rewards, terminations, truncations
 

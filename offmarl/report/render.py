@@ -38,6 +38,7 @@ from offmarl.evaluation import require_ended
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.paths import kind_of
 from offmarl.programs import LoadedPolicy, replay_episode
+from offmarl.teams import by_team, names_by_team, teams_of
 from offmarl.tracking import replace_file
 from offmarl.types import ArrayTree, Policy, remember
 from offmarl.vault import Dataset
@@ -62,8 +63,8 @@ class Playback(NamedTuple):
     """The environment's name."""
     scenes: list[Scene]
     """T scenes, or what the environment draws by itself."""
-    score: Float[np.ndarray, "T"]
-    """Return up to each scene, mean over agents."""
+    score: dict[str, Float[np.ndarray, "T"]]
+    """Return up to each scene, by team: "return", or "return_TEAM" for each of several."""
     pictures: Callable[[Sequence[Any]], Sequence[UInt8[np.ndarray, "height width 3"]]] | None = None
     """Draws consecutive scenes, if the environment does this by itself."""
 
@@ -83,15 +84,19 @@ def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray)
 
 
 def _playback(env: Any, scenes: Any, reward: Any) -> Playback:
-    """Return an episode; the leaves of ``scenes`` have an entry more than the rewards."""
-    score = np.concatenate([[0.0], np.cumsum(reward, dtype=float)])
-    steps = [jax.tree.map(lambda leaf, t=t: leaf[t], scenes) for t in range(len(score))]
+    """Return an episode; ``scenes`` have an entry more than the rewards ``(T, N)``."""
+    teams = teams_of(env.spec)
+    totals = np.pad(np.cumsum(reward, 0, dtype=float), ((1, 0), (0, 0)))
+    score: dict[str, Any] = dict(
+        zip(names_by_team("return", teams), by_team(totals, teams), strict=True)
+    )
+    steps = [jax.tree.map(lambda leaf, t=t: leaf[t], scenes) for t in range(len(totals))]
     return Playback(env.spec.name, steps, score, getattr(env, "pictures", None))
 
 
 def _episode(
     env: Any, policy: Policy, params: ArrayTree, key: PRNGKeyArray
-) -> tuple[Scene, Float[Array, "T"], Any]:
+) -> tuple[Scene, Float[Array, "T N"], Any]:
     def step(carry: ArrayTree, keys: Any) -> tuple[ArrayTree, ArrayTree]:
         state, view, memory = carry
         action, _, memory = policy.act(
@@ -100,15 +105,15 @@ def _episode(
         state, timestep = env.step(keys[1], state, action)
         done = timestep.terminated | timestep.truncated
         memory = remember(policy, memory, timestep.reward, done)
-        outputs = env.scene(state), timestep.reward.mean(), timestep.last
+        outputs = env.scene(state), timestep.reward, timestep.last
         return (state, timestep.view, memory), outputs
 
     reset_key, step_key = jax.random.split(key)
     state, timestep = env.reset(reset_key)
-    first = env.scene(state), jnp.zeros(()), jnp.zeros((), bool)
+    first = env.scene(state), jnp.zeros(env.spec.num_agents), jnp.zeros((), bool)
     keys = jax.random.split(step_key, (env.spec.time_limit, 2))
     _, steps = jax.lax.scan(step, (state, timestep.view, policy.initial_carry()), keys)
-    episode: tuple[Scene, Float[Array, "T"], Any] = jax.tree.map(
+    episode: tuple[Scene, Float[Array, "T N"], Any] = jax.tree.map(
         lambda start, later: jnp.concatenate([jnp.asarray(start)[None], later]), first, steps
     )
     return episode
@@ -218,7 +223,8 @@ def _frame(figure: Figure, playback: Playback, time: int, image: Any) -> Picture
         axes.imshow(image)
         axes.axis("off")
         entries = []
-    title = f"{playback.name}   step {time}   return {round(playback.score[time], 1) + 0.0}"
+    scores = (f"{name} {round(x[time], 1) + 0.0}" for name, x in playback.score.items())
+    title = "   ".join([playback.name, f"step {time}", *scores])
     size = 9 * min(1.0, _TITLE / len(title))
     figure.text(0.03, 0.955, title, fontsize=size, color="#374151")
     figure.legend(
@@ -453,4 +459,4 @@ def replay(env: Environment, vault: Dataset, number: int) -> Playback:
         raise OptionError(f"episodes of {env.spec.name} cannot be drawn.")
     episode = replay_episode(vault, number, env)
     scenes = jax.device_get(jax.jit(jax.vmap(env.scene))(episode.states))
-    return _playback(env, scenes, vault.episode(number).transition.reward.mean(1))
+    return _playback(env, scenes, vault.episode(number).transition.reward)

@@ -23,6 +23,7 @@ SCORED = np.array([True, True, True, False])
 
 def program_of(**options):
     returns = {"returns": RETURNS, "scored": SCORED, "return_scale": np.array(8.0)}
+    returns["best_returns"] = np.array([6.0, 10.0], np.float32)
     sizes = {"length": 3, "hidden": 8} | options
     return build(madt, statistics=DatasetStatistics(None, returns), **sizes)
 
@@ -223,10 +224,11 @@ def test_acting_remembers_as_many_steps_as_training_sees():
     assert carry.seen.return_to_go.shape[0] == 6
 
 
-def test_the_target_is_the_best_return_or_the_one_given(monkeypatch):
+def test_the_target_is_each_agents_in_the_best_episode_or_the_one_given(monkeypatch):
+    """With rewards of their own, the mean of the agents' returns may be that of none."""
     linear(monkeypatch)
     program, hyper = program_of()
-    assert program.init(jax.random.key(0), hyper).target_return == 8
+    assert program.init(jax.random.key(0), hyper).target_return.tolist() == [6, 10]
     program, hyper = program_of(target_return=-1.5)
     state = program.init(jax.random.key(0), hyper)
     policy, legal = program.policy(True), jnp.ones((2, 3), bool)

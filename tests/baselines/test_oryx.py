@@ -155,6 +155,24 @@ def test_a_dead_agent_expects_the_mean_of_the_living(
     np.testing.assert_array_equal(known[0], [[True] * 3, [False] * 3])
 
 
+def test_an_agent_with_a_reward_of_its_own_expects_its_own_value_after_a_lone_truncation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(oryx, "decode", lambda *_: None)
+    monkeypatch.setattr(oryx, "data_values", lambda *_: jnp.array([[[1.0, 1.0], [2.0, 4.0]]]))
+    monkeypatch.setattr(oryx, "mean_values", lambda *_: jnp.array([[[0.0, 0.0], [0.0, 6.0]]]))
+    for reward, follows in (("individual", 6.0), ("team", 2.0)):
+        model = SimpleNamespace(spec=replace(SPEC, reward=reward), value_temperature=1.0)
+        batch = sequence(
+            jnp.zeros((1, 2, 2), int),
+            alive=jnp.ones((1, 3, 2), bool).at[0, 1:, 1].set(False),
+            truncated=jnp.zeros((1, 2, 2), bool).at[0, 0, 1].set(True),
+        )
+        hyper = SimpleNamespace(gamma=0.5)
+        targets, _ = oryx.critic_targets(model, None, batch, None, None, hyper)
+        np.testing.assert_allclose(targets[0, 0], [2 / 2, follows / 2])
+
+
 class Learner:
     """A program whose update is compiled once, for windows like those of `random_batch`."""
 

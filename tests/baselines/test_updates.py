@@ -210,6 +210,10 @@ def test_targets_take_the_next_action_of_the_data() -> None:
     mean = softmax([1.0, 3.0, 2.0]) @ [1, 3, 2]  # in the view that the truncated episode ended with
     np.testing.assert_allclose(v_t[2, 0], [mean, mean], rtol=1e-6)
     np.testing.assert_array_equal(known, [[True, True, False]] * 3)
+    # An agent that is truncated alone has a last view, in which the data have an action of nobody.
+    alone = batch._replace(truncated=batch.truncated.at[0, 0, 1].set(True))
+    v_t, _ = next_values(args, alone, values, -values)
+    np.testing.assert_allclose(v_t[0, 0], [3, mean], rtol=1e-6)
     with pytest.raises(OptionError, match="--length 2 or more"):
         registry.load("baseline", "iql_cql").Args(Path(), length=1)
     for name in ("maicq", "oryx"):  # runs of before can be loaded

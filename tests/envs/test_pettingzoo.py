@@ -158,6 +158,25 @@ def test_an_agent_that_is_truncated_alone_did_not_terminate():
     assert env.agents == ["agent_0"]
 
 
+def test_an_agent_that_dies_and_is_still_rewarded_stays():
+    """As in SMAX, where what a dead agent's side does is still its own."""
+
+    class Dies(Wrapper):
+        spec = property(lambda self: self.env.spec)
+
+        def step(self, key, state, action):
+            state, step = self.env.step(key, state, action)
+            view = step.next_view._replace(alive=np.array([True, False]))
+            return state, step._replace(next_view=view, reward=np.ones(2, np.float32))
+
+    env = envs.to_pettingzoo(Dies(envs.make("classic/bridge")))
+    env.reset(seed=0)
+    for _ in range(2):
+        _, rewards, terminations, _, _ = env.step({"agent_0": 0, "agent_1": 0})
+        assert rewards == {"agent_0": 1.0, "agent_1": 1.0} and not any(terminations.values())
+    assert env.agents == ["agent_0", "agent_1"]
+
+
 def test_a_policy_of_ours_acts():
     env = envs.to_pettingzoo("classic/bridge")
     calls = []

@@ -121,10 +121,11 @@ def vector(*parts):
 
 def jaxmarl(env):
     raw, name = env.wrapped, env.name.partition(":")[0]
+    agents = raw.adversaries if "facmac" in name else raw.agents  # its prey moves by itself
 
     def seen(observations, state, **of_a_step):
         return Outcome(
-            observations_of_jaxmarl(raw, observations),
+            observations_of_jaxmarl(agents, observations),
             legal_in_jaxmarl(name, raw, state),
             observations.get("world_state") if isinstance(observations, dict) else None,
             **of_a_step,
@@ -135,16 +136,17 @@ def jaxmarl(env):
             return seen(*raw.reset(key))
 
     def step(key, state, action):
-        actions = [action[i] for i in range(len(raw.agents))]
+        actions = [action[i] for i in range(len(agents))]
         if isinstance(env.spec.action, Continuous):
-            spaces = [raw.action_space(agent) for agent in raw.agents]
+            spaces = [raw.action_space(agent) for agent in agents]
             actions = [stretched(space, part) for space, part in zip(spaces, actions, strict=True)]
-        by_agent = dict(zip(raw.agents, actions, strict=True))
+        by_agent = {agent: jnp.ones(5) for agent in raw.agents[len(agents) :]}  # has no effect
+        by_agent |= dict(zip(agents, actions, strict=True))
         with quiet(*WARNINGS):
             observations, after, rewards, dones, _ = raw.step_env(
                 key, state.inner, tuple(actions) if name == "jaxmarl/storm_2p" else by_agent
             )
-        reward = jnp.stack([rewards[agent] for agent in raw.agents]).astype(jnp.float32)
+        reward = jnp.stack([rewards[agent] for agent in agents]).astype(jnp.float32)
         last = None if name in SHORTENED else dones["__all__"]
         return seen(observations, after, reward=reward, last=last), after
 
@@ -156,12 +158,12 @@ def stretched(space, action):
     return space.low + (part + 1) / 2 * (space.high - space.low)
 
 
-def observations_of_jaxmarl(raw, view):
+def observations_of_jaxmarl(agents, view):
     if isinstance(view, dict) and "inventory" in view:  # storm
         grids, inventory = view["observations"], view["inventory"]
-        return [{"grid": grids[agent], "inventory": inventory[:, agent]} for agent in raw.agents]
+        return [{"grid": grids[agent], "inventory": inventory[:, agent]} for agent in agents]
     if isinstance(view, dict):
-        return [view[agent] for agent in raw.agents]
+        return [view[agent] for agent in agents]
     if isinstance(view[0], dict):  # storm_2p
         return [{"grid": x["observation"], "inventory": x["inventory"]} for x in view]
     return list(view)

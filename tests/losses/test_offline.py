@@ -1,5 +1,6 @@
 """Losses that keep a policy near the data."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,6 +96,19 @@ def test_softmax_weights_run_over_the_batch_and_have_mean_one() -> None:
     e, (first, last) = np.exp([1.0, 2.0, 3.0]), np.exp([3.0, 4.0])
     expected = [3 * e / e.sum(), 2 * np.array([first, 0, last]) / (first + last), [0, 0, 0]]
     np.testing.assert_allclose(softmax_weights(x, mask, 1.0).T, expected, rtol=1e-6)
+
+
+def test_softmax_weights_count_samples_by_their_weight() -> None:
+    """Two draws of weight 1 are one of weight 2, and one of weight 0 is none."""
+    x, on = jnp.array([[1.0], [2.0], [2.0], [9.0]]), jnp.array([[True], [True], [True], [False]])
+    expected = softmax_weights(x, on, 0.5)
+    fewer = softmax_weights(x[jnp.array([0, 1])], on[:2], 0.5, jnp.array([1.0, 2.0]))
+    np.testing.assert_allclose(fewer, expected[:2], rtol=1e-6)
+    more = softmax_weights(x, jnp.ones((4, 1), bool), 0.5, jnp.array([[1.0], [1.0], [1.0], [0.0]]))
+    np.testing.assert_allclose(more[:3], expected[:3], rtol=1e-6)
+    chex.assert_tree_all_finite(more)
+    same = softmax_weights(x, on, 0.5, jnp.ones(4))
+    np.testing.assert_allclose(same, expected, rtol=1e-6)
 
 
 def test_softmax_weights_pass_no_gradient() -> None:

@@ -318,6 +318,9 @@ def test_a_policy_is_loaded_without_its_dataset(trained, random_data):
     moments = statistics.observation_moments()
     observations = offmarl.open(random_data(ENV)).transitions().view.observation.reshape(-1, 3)
     np.testing.assert_allclose(moments.mean, observations.mean(0), atol=1e-6)
+    table = offmarl.open(random_data(ENV)).episodes
+    best = table.returns[table.episode_returns.argmax()]
+    np.testing.assert_array_equal(statistics.best_returns(), best)
     np.testing.assert_allclose(moments.std, np.float64(observations).std(0).clip(1e-3), rtol=1e-5)
     with np.load(trained / "dataset.npz") as arrays:
         assert set(arrays) == {"observation_moments", "best"}

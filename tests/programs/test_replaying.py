@@ -107,7 +107,7 @@ def test_scenes_are_those_of_the_states(swarm, tmp_path):
     env = envs.make(swarm.spec.name)
     clip = render.replay(env, later, 0)
     states = replay_episode(later, 0).states
-    assert len(clip.scenes) == len(clip.score) == len(jax.tree.leaves(states)[0])
+    assert len(clip.scenes) == len(clip.score["return"]) == len(jax.tree.leaves(states)[0])
     for t in (0, 3):
         scene = env.scene(jax.tree.map(lambda leaf, t=t: leaf[t], states))
         np.testing.assert_array_equal(scene.drones, clip.scenes[t].drones)

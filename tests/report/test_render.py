@@ -30,11 +30,18 @@ def bridge() -> render.Playback:
 
 def test_an_episode_is_played_to_its_end_and_not_beyond(bridge):
     assert bridge.name == "classic/bridge:time_limit=6"
-    assert len(bridge.scenes) == len(bridge.score) == 7
+    assert len(bridge.scenes) == len(bridge.score["return"]) == 7
     start = np.array(bridge.scenes[0].drones)
     assert start.tolist() == [[2.5, 1.5], [3.5, 1.5]]
-    assert bridge.score[0] == 0.0
-    assert (np.diff(bridge.score) < 0).all()  # every step away from the goals costs
+    assert bridge.score["return"][0] == 0.0
+    assert (np.diff(bridge.score["return"]) < 0).all()  # every step away from the goals costs
+
+
+def test_opposing_teams_have_returns_of_their_own():
+    env = envs.make("swarm/pursuit-1-1:evaders=learned,time_limit=3")
+    film = render.play(env, make_policy(PolicyConfig("random"), env.spec), (), jax.random.key(0))
+    assert list(film.score) == ["return_pursuers", "return_evaders"]
+    assert film.score["return_pursuers"][-1] != film.score["return_evaders"][-1]
 
 
 def test_the_policy_of_a_film_is_given_its_rewards():
@@ -148,12 +155,14 @@ def test_episodes_are_done_again_as_they_were_recorded(random_data):
         episode = data.episode(number)
         start = data.episodes.start[number]
         assert number != 10 or start < 64 < start + len(episode.transition.reward)
-        assert len(film.scenes) == len(film.score) == len(episode.transition.reward) + 1
+        assert len(film.scenes) == len(film.score["return"]) == len(episode.transition.reward) + 1
         state = np.concatenate([episode.transition.view.state, episode.final.state[None]])
         position = 2 * np.stack([scene.drones for scene in film.scenes]) / env.side - 1
         recorded = state[:, :8].reshape(-1, 2, 4)[..., :2]
         np.testing.assert_allclose(position, recorded, atol=1e-5)
-        np.testing.assert_allclose(film.score[-1], data.episodes.returns[number].mean(), rtol=1e-5)
+        np.testing.assert_allclose(
+            film.score["return"][-1], data.episodes.returns[number].mean(), rtol=1e-5
+        )
 
 
 @pytest.mark.slow
@@ -181,7 +190,7 @@ def test_environments_of_jaxmarl_have_scenes(name, agents):
     assert scene.drones.shape == (agents, 2) and scene.alive.all()
     assert ((scene.drones >= 0) & (scene.drones <= scene.side)).all()
     assert sorted(set(scene.team.tolist())) == ([0] if "jaxnav" in name else [0, 1])
-    picture = render.frame(render.Playback(name, [scene], np.zeros(1)), 0)
+    picture = render.frame(render.Playback(name, [scene], {"return": np.zeros(1)}), 0)
     assert len(picture.getcolors(1 << 20)) > 10
 
 

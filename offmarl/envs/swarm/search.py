@@ -44,9 +44,10 @@ class Search(GrowingArena):
     """N drones, alternately scouts and lifters, look for targets and hold them.
 
     There is one target for every two drones, rounded up. A target moves 0.4 cells a step, turns at
-    random, and turns back at walls. It is found when a drone first sees it. It is held in a step if
-    the drones within 1.5 cells of it have a total strength of 2: one lifter or standard drone, or
-    two scouts. A drone counts for every target that it is next to.
+    random, and turns back at walls. It is found when a drone first sees it; with ``opaque``, only
+    the 3 nearest ones that a drone sees count. It is held in a step if the drones within 1.5 cells
+    of it have a total strength of 2: one lifter or standard drone, or two scouts. A drone counts
+    for every target that it is next to.
 
     The team's reward is 5 times the fraction of targets found in the step, and ``20 / time_limit``
     times the fraction held: one episode's return is at most 25 for any N. Episodes are always

@@ -184,7 +184,7 @@ def critic_loss(
     key: PRNGKeyArray,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Return the `td_loss` of the target policies' actions, valued by the smaller target critic."""
-    view_t = batch.view_t
+    view_t = batch.view_t._replace(alive=batch.acts_t)
     action_t = networks.actions(target.actor, batch)[:, 1:]
     noisy = smoothed_actions(key, action_t, hyper.target_noise, hyper.target_limit)
     q_t = networks.values(target.critics, view_t, zero_unusable(view_t, noisy)).min(0)

@@ -82,7 +82,8 @@ def next_values(
         return v_t, batch.next_known
     action_t, acts_t = (jnp.roll(x, -1, axis=1) for x in (batch.action, batch.mask))
     of_ends = categorical(q_target_t, batch.view_t.legal_actions).mean_of(q_target_t)
-    v_t = jnp.where(acts_t[..., None], select(q_target_t, action_t), of_ends)
+    acts_t = acts_t[..., None] & ~batch.truncated  # nor has an agent that was truncated alone
+    v_t = jnp.where(acts_t, select(q_target_t, action_t), of_ends)
     return v_t, next_in_window(batch)
 
 

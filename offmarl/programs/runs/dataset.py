@@ -133,6 +133,16 @@ class DatasetStatistics:
 
         return float(self.array("return_scale", compute))
 
+    def best_returns(self) -> Float[np.ndarray, "N"]:
+        """Return the agents' returns in the complete episode whose mean return is the largest."""
+
+        def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
+            table = dataset.episodes.take(self._training_episodes(dataset))
+            means = np.where(table.scored, table.episode_returns, -np.inf)
+            return np.asarray(table.returns[means.argmax()], np.float32)
+
+        return self.array("best_returns", compute)
+
     def scored(self) -> Bool[np.ndarray, "episodes"]:
         """Return which of all episodes are complete and have finite returns."""
         return self.array("scored", lambda dataset: dataset.episodes.scored)
