@@ -44,6 +44,8 @@ class Rule(NamedTuple):
 
 PositiveInt = Annotated[int, Rule("at least 1", lambda x: x >= 1)]
 NonNegativeInt = Annotated[int, Rule("at least 0", lambda x: x >= 0)]
+Updates = Annotated[PositiveInt, Rule("at most 2,147,483,647", lambda x: x < 2**31)]
+"""A number that programs count in 32 bits."""
 SeedCount = Annotated[PositiveInt, Rule("at most 10,000", lambda x: x <= 10_000)]
 Layers = Annotated[PositiveInt, Rule("at most 128", lambda x: x <= 128)]
 """Hidden layers of a network: a thousand, as of a forged record, take a minute to build."""

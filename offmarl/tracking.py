@@ -205,8 +205,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         if name != RUN_FILE and (directory / RUN_FILE).is_file():
             raise RunError(
-                f"the run in {directory} is not finished, so it has no {name}: repeat its command "
-                "to finish it."
+                f"the run in {directory} is not finished: repeat its command to finish it."
             ) from None
         refuse_benchmark(directory)
         raise RunError(

@@ -41,7 +41,10 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     "evaluate": {"run": "offmarl report {run}"},
     "compare": _RECORD,
     "cross-play": {"run": "offmarl evaluate {run}"},
-    "exploitability": {"env": "offmarl record psro --env {env}"},
+    "exploitability": {
+        "run": "offmarl report {run}",
+        "env": "offmarl record psro --env {env}",
+    },
     "ope": {"run": "offmarl evaluate {run}"},
     "ls": _SHOW | {"published": "offmarl pull {published[0][name]} --dry-run"},
     "show": {"steps": _TRAIN["path"]},  # not of an empty vault
@@ -119,6 +122,8 @@ def next_commands(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
         )
         following = _Quoting().format(next(fitting, ""), **about)
         code = options_among(rest, env=str, program=str) if "evaluate" in following else {}
+        if "--vault" in following and "--env" not in following and ".py:" in str(about.get("env")):
+            code = {"env": "none"}  # data that name code, which no command runs
         return " ".join([following, *(f"--{key} {quote(x)}" for key, x in code.items() if x)])
     return ""
 

@@ -329,8 +329,10 @@ def evaluate(
     about = {"run": run, "env": place, "acting": acting, "checkpoint": checkpoint, "render": render}
     dependent = bool(record["args"].get("pbt"))
     report = _returns_report(f"{who} of {run} in {place}: returns", about, returns, None, dependent)
-    wrote = [f"wrote {path_text(render)}"] if render else []
-    return report._replace(text=Group(report.text, *wrote))
+    notes = [f"wrote {path_text(render)}"] if render else []
+    if not record.get("complete"):
+        notes.append("The run is not finished: its last checkpoint acts. Its command continues it.")
+    return report._replace(text=Group(report.text, *notes))
 
 
 def export(

@@ -84,6 +84,7 @@ from offmarl.config import (
     Seed,
     SeedCount,
     Share,
+    Updates,
     Validated,
     Vaults,
     float_fields,
@@ -178,7 +179,7 @@ class Args(_Configurable):
     """How several seeds share a device. "map": one after the other in one compiled loop; "vmap":
     side by side; "auto": map on CPUs, where it is faster, and vmap elsewhere. With map, the seeds
     are spread over the CPU's cores. A resumed run keeps the value that it was started with."""
-    updates: PositiveInt | None = option(None, Role.SHAPES)
+    updates: Updates | None = option(None, Role.SHAPES)
     """Number of gradient updates; by default 100,000, or 3,000 on classic/* and probe/* data."""
     batch_size: PositiveInt = option(32, Role.SHAPES | Role.SEARCHED)
     """Windows in a batch."""

@@ -24,6 +24,12 @@ def test_every_command_names_the_next_one():
             {"steps": 9, "path": Path("a.vlt/r")},
             "offmarl train bc --vault a.vlt/r --seeds 5 --updates 1000",
         ),
+        (
+            "show a",
+            {"steps": 9, "path": Path("a"), "env": "my.py:F"},
+            "offmarl train bc --vault a --seeds 5 --updates 1000 --env none",
+        ),
+        ("exploitability r", {"run": "r", "env": "x"}, "offmarl report r"),
         ("train bc", {"run": Path("r"), "seeds": [1]}, "offmarl compare r --html report.html"),
         ("train bc", {"run": Path("r")}, "offmarl report r"),
         ("verify a", {"path": "a", "faults": []}, "offmarl show a"),

@@ -389,6 +389,7 @@ def test_an_only_episode_is_learnt_from_and_nothing_judges(args: bc.Args, tmp_pa
         ({"held_out": 0.1, "validation": Path("x")}, OptionError, "or --held-out, not both"),
         ({"replay": "stream", "memory": 1e-6}, OptionError, "too few to stream: a batch for each"),
         ({"seeds": 10**9}, OptionError, "seeds must be at most 10,000"),
+        ({"updates": 10**20}, OptionError, "updates must be at most 2,147,483,647, not 1000000"),
         ({"layers": 129}, OptionError, "layers must be at most 128, not 129"),
         ({"batch_size": 10**12}, OptionError, r"batches of 1,000,.* at least .* GB of memory"),
         ({"hidden": 10**9}, OptionError, "networks of all seeds need at least"),

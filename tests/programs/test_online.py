@@ -151,6 +151,11 @@ def test_several_updates_in_a_call_have_the_bits_of_single_ones(tmp_path, monkey
     assert contents[0] == contents[1]
 
 
+def test_more_updates_than_are_counted_are_refused(tmp_path):
+    with pytest.raises(OptionError, match=r"total_steps / .* must be at most 2,147,483,647, not"):
+        vdn.main(vdn.Args(env="classic/bridge", out=tmp_path, total_steps=10**20))
+
+
 def test_a_capacity_that_does_not_fit_is_an_error_that_names_one_that_does(tmp_path, monkeypatch):
     """Nothing is trained, and nothing is left behind."""
     monkeypatch.setattr(device, "free_bytes", lambda: 2 * 10**8)

@@ -155,6 +155,10 @@ def test_what_is_sound_is_taken_out_of_a_damaged_vault(path):
 def test_neither_manifest_nor_metadata(path):
     (path / METADATA).unlink()
     assert [fault.key for fault in vault.verify(path, deep=True).faults] == [METADATA]
+    with pytest.raises(
+        VaultFormatError, match="is damaged: it lacks metadata.json. `offmarl verify"
+    ):
+        vault.open_vault(path)
     (path / "manifest.ocdbt").unlink()
     (fault,) = vault.verify(path).faults
     assert "manifest cannot be read" in str(fault)

@@ -18,7 +18,7 @@ from rich.text import Text
 from offmarl import settings, tracking, vault
 from offmarl._compiling import pinned, quickly
 from offmarl.checkpoint import Checkpoints
-from offmarl.config import changed, from_json
+from offmarl.config import Updates, changed, check_rules, from_json
 from offmarl.envs import Environment
 from offmarl.envs.sides import one_of, without_others
 from offmarl.errors import NotLearnedError, OptionError, RunError
@@ -167,6 +167,7 @@ def _prepared(
         source |= {"population": {"first": args.seed, "members": args.seeds}}
     layout = recorder_layout(args.seeds, args.num_envs, args.devices)
     runs = _recorders(make, args, env, origin, directory, source, layout)
+    check_rules("total_steps / (num_envs x steps of an update)", Updates, runs[0].iterations)
     for run in runs:
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)

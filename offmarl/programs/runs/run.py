@@ -188,8 +188,11 @@ def _opened_record(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str
                 f"{theirs!r}, now {ours!r}). Choose another --out to train with what it holds "
                 f"now.{hint}"
             )
+        other = f"{path} {theirs!r}, not {ours!r}"
+        if path == "vault_digest":
+            other = "other data, or other shares of the same vaults"
         raise RunError(
-            f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
+            f"{directory} holds a run with {other}: choose another "
             f"directory with --out, or give the arguments of that run to resume it.{hint}"
         )
     if not complete:

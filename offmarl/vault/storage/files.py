@@ -243,8 +243,8 @@ def refuse_existing(path: Path) -> None:
 def exists_error(path: PurePath) -> VaultExistsError:
     """Return the error for a path where something exists."""
     return VaultExistsError(
-        f"{path} already exists: choose another path, remove it, or resume it to append to the "
-        "vault."
+        f"{path} already exists: choose another path, or remove it. In Python, vault.resume "
+        "appends to a vault."
     )
 
 

@@ -416,6 +416,11 @@ class Directory(OcdbtStore):
                 f"{self.path} is the directory of a run, and not a vault: give the directory of a "
                 "dataset, or see `offmarl report` and `offmarl compare` for what a run has done."
             )
+        if (self.directory / MANIFEST).exists():
+            return VaultFormatError(
+                f"{self.path} is damaged: it lacks {METADATA}. `offmarl verify` says what is "
+                "intact, and `offmarl salvage` copies it."
+            )
         if self.directory.exists():
             return VaultFormatError(
                 f"{self.path} is not a vault: a vault is a directory with {METADATA} and "
