@@ -1,7 +1,7 @@
 """``offmarl record``, ``train`` and ``evaluate``: run programs, and play what they trained."""
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -316,23 +316,29 @@ def evaluate(
         save(play_run(by_seed[record["seeds"][0]], environment, seed), render)
     # Episodes of their own for each training seed, so that intervals over seeds hold their chance.
     seeds = [int(np.random.SeedSequence([seed, x]).generate_state(1)[0]) >> 1 for x in by_seed]
-    returns, place = (
-        policies.play(environment, by_seed, eval_episodes, seeds),
-        environment.spec.name,
-    )
+    returns = policies.play(environment, by_seed, eval_episodes, seeds)
     acting: Acting = "greedy" if policy.act == "greedy" else "sampled"
-    who, checkpoint = labelled(record["program"], acting), policy.checkpoint
-    if checkpoint != "last":
-        who += ", best checkpoints" if checkpoint == "best" else f", step {checkpoint}"
-    if side := record["args"].get("side"):
-        who += f", {side} against {', '.join(opponents or record['args'].get('opponents', ()))},"
-    about = {"run": run, "env": place, "acting": acting, "checkpoint": checkpoint, "render": render}
-    dependent = bool(record["args"].get("pbt"))
+    who = _described(record, acting, policy.checkpoint, opponents)
+    place, dependent = environment.spec.name, bool(record["args"].get("pbt"))
+    about = {"run": run, "env": place, "acting": acting, "checkpoint": policy.checkpoint}
+    about["render"] = render
     report = _returns_report(f"{who} of {run} in {place}: returns", about, returns, None, dependent)
     notes = [f"wrote {path_text(render)}"] if render else []
     if not record.get("complete"):
         notes.append("The run is not finished: its last checkpoint acts. Its command continues it.")
     return report._replace(text=Group(report.text, *notes))
+
+
+def _described(
+    record: Mapping[str, Any], acting: Acting, checkpoint: int | str, opponents: Sequence[str]
+) -> str:
+    """Return which policies of a run act, and how, in words."""
+    who = labelled(record["program"], acting)
+    if checkpoint != "last":
+        who += ", best checkpoints" if checkpoint == "best" else f", step {checkpoint}"
+    if side := record["args"].get("side"):
+        who += f", {side} against {', '.join(opponents or record['args'].get('opponents', ()))},"
+    return who
 
 
 def export(

@@ -156,7 +156,7 @@ def test_neither_manifest_nor_metadata(path):
     (path / METADATA).unlink()
     assert [fault.key for fault in vault.verify(path, deep=True).faults] == [METADATA]
     with pytest.raises(
-        VaultFormatError, match="is damaged: it lacks metadata.json. `offmarl verify"
+        VaultFormatError, match=r"is damaged: it lacks metadata\.json\. `offmarl verify"
     ):
         vault.open_vault(path)
     (path / "manifest.ocdbt").unlink()
