@@ -84,7 +84,7 @@ def test_one_palette_keeps_the_colours_of_whatever_comes_and_goes():
         mark = np.zeros(len(marks), int)
         scenes.append(scene._replace(cells=cells, marks=marks, mark=mark))
     used: set = set()
-    playback = render.Playback("crowd", scenes, np.zeros(4))
+    playback = render.Playback("crowd", scenes, {"return": np.zeros(4)})
     with Image.open(io.BytesIO(render.to_gif(playback))) as film:
         for number in range(film.n_frames):
             film.seek(number)
@@ -206,7 +206,7 @@ def test_environments_that_draw_by_themselves_have_a_picture_of_every_state(name
     assert len(images) == 3 and {image.shape for image in images} == {images[0].shape}
     assert images[0].dtype == np.uint8 and images[0].shape[-1] == 3
     np.testing.assert_array_equal(images[1], images[2])
-    film = render.Playback(name, scenes, np.zeros(3), env.pictures)
+    film = render.Playback(name, scenes, {"return": np.zeros(3)}, env.pictures)
     assert render.frame(film, 0) != render.frame(film, 1) == render.frame(film, 1)
     render.save(film, tmp_path / "film.gif")
     with Image.open(tmp_path / "film.gif") as gif:
