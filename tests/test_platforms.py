@@ -73,6 +73,7 @@ def test_a_baseline_lowers(name: str) -> None:
     action = Continuous(2) if name in OF_CONTINUOUS else Discrete(3)
     spec = EnvSpec("shapes", 2, 4, 4, action, time_limit=8)
     returns = {"returns": np.ones(6), "return_scale": np.ones(()), "scored": np.ones(6, bool)}
+    returns["best_returns"] = np.ones(spec.num_agents, np.float32)
     statistics = DatasetStatistics(None, returns)
     program = module.make(spec, structure(args), statistics)
     replay, _ = random_replay(spec, 200, 4)

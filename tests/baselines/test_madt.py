@@ -86,7 +86,9 @@ def test_acting_predicts_what_training_does(network):
     observation = jax.random.normal(keys[0], (1, 6, 2, 2))
     action = jax.random.randint(keys[1], (1, 5, 2), 0, 3)
     reward = jax.random.normal(keys[2], (1, 5, 2))
-    to_go = jnp.array([6.0, 10.0]) - jnp.cumsum(jnp.concatenate([jnp.zeros((1, 1, 2)), reward[:, :-1]], 1), 1)
+    to_go = jnp.array([6.0, 10.0]) - jnp.cumsum(
+        jnp.concatenate([jnp.zeros((1, 1, 2)), reward[:, :-1]], 1), 1
+    )
 
     @jax.jit
     def losses(key):

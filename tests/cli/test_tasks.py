@@ -69,6 +69,7 @@ def test_all_help_lists_the_options_of_tasks(offmarl):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default:blocks of 4 steps")
 def test_a_recording_by_tasks_of_another_scheduler(offmarl, tmp_path):
     first = offmarl(*RECORD, *BLOCKS, "--task", "0/3", "--json").json
     assert (first["blocks"], first["ran"], first["missing"]) == (2, 2, 2)

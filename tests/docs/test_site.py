@@ -138,7 +138,7 @@ def test_the_flow_of_a_baseline_is_read_off_its_computation():
     assert flow.targets("state") == {"mixer", "target mixer"}
     assert flow.targets("reward") == flow.targets("target agent") == {"td_loss"}
     assert flow.targets("agent") == set(flow.results)
-    assert "truncated" not in flow.fields  # nor behaviour_log_prob: QMIX+CQL does not use them
+    assert "behaviour_log_prob" not in flow.fields  # QMIX+CQL does not use it
 
 
 def test_the_flow_passes_loops_branches_and_networks_in_a_row():

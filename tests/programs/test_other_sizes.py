@@ -42,7 +42,7 @@ def test_evaluations_play_in_the_larger_team(tmp_path: Path) -> None:
     config = PolicyConfig("feedforward", hidden=8, agent_id="sinusoidal")
     write_policy(tmp_path / "run", config, envs.make(TWO).spec, [3, 4])
     environment, loaded = policies.load(tmp_path / "run", PolicyOptions(env=FIVE), [3, 4], [])
-    (returns,) = policies.play(environment, loaded, 2, seed=0).values()
+    (returns,) = policies.play(environment, loaded, 2, [0, 0]).values()
     assert environment.spec.num_agents == 5
     assert {seed: values.shape for seed, values in returns.items()} == {3: (2,), 4: (2,)}
 
