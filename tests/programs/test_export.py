@@ -51,6 +51,7 @@ def policy(name: str, greedy: bool) -> LoadedPolicy:
         baseline, spec = registry.load("baseline", name), DISCRETE
         args = baseline.Args(Path(), hidden=8)
         returns = {"returns": np.ones(6), "return_scale": np.ones(()), "scored": np.ones(6, bool)}
+        returns["best_returns"] = np.ones(spec.num_agents, np.float32)
         source: Any = DatasetStatistics(None, returns)
         program = normalise_as_asked(args, baseline.make(spec, structure(args), source), source)
         init = partial(program.init, hyper=hyperparameters(args))
