@@ -98,8 +98,8 @@ def has_value(
 
     An agent may die and not terminate: in SMAX, what its side does is still rewarded. Targets then
     bootstrap from its values, so these are learned until the episode has ended for all agents. The
-    values of agents that terminated when they died are never used. Those of agents that were
-    truncated alone, with rewards of their own, are those of living ones, although it is absent.
+    values of agents that terminated when they died are never used. An agent with a reward of its
+    own that is truncated alone is absent after that, and its absence has no value.
     """
     ended = terminated | truncated
     is_over = reward_ends(terminated if shared_reward else ended, shared_reward)

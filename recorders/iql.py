@@ -24,9 +24,10 @@ from rich.console import Console
 
 from offmarl import cli, envs, programs
 from offmarl.distributions import select
-from offmarl.losses import has_value, masked_mean, reward_ends
+from offmarl.losses import masked_mean, reward_ends
 from offmarl.networks import AgentNetwork, unroll_batch
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program
+from offmarl.programs.learning.actor_critic import valued_steps
 from offmarl.programs.learning.q_learning import (
     AgentParams,
     QArgs,
@@ -49,7 +50,7 @@ class Args(QArgs):
 
 def loss(
     network: AgentNetwork,
-    shared_reward: bool,
+    spec: EnvSpec,
     params: AgentParams,
     target: AgentParams,
     hyper: Hyperparameters,
@@ -59,7 +60,7 @@ def loss(
 
     Those of dead agents count while their reward continues; see `offmarl.losses.has_value`.
     """
-    observation, first = batch.view.observation, batch.first
+    observation, first, shared_reward = batch.view.observation, batch.first, spec.reward == "team"
     q = unroll_batch(network, params.agent, observation, first)
     q_target = unroll_batch(network, target.agent, observation, first)
     v_t = next_values(q[:, 1:], q_target[:, 1:], batch, of_dead=True)
@@ -69,8 +70,7 @@ def loss(
     y = bootstrap(hyper, batch, batch.reward, terminated, v_t, follows)
 
     q_tm1 = select(q[:, :-1], batch.action)
-    ends = batch.terminated, batch.truncated
-    counts = batch.mask[..., None] & has_value(batch.view_tm1.alive, *ends, shared_reward)
+    counts = valued_steps(spec, batch)
     error = jnp.where(counts, q_tm1 - y, 0.0)
     value = masked_mean(0.5 * error**2, counts, batch.weight)
     metrics = {"td_loss": value, "q": masked_mean(q_tm1, counts)}
@@ -82,8 +82,7 @@ def loss(
 
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
-    shared = spec.reward == "team"
-    return agents_program(spec, args, env, lambda network: partial(loss, network, shared))
+    return agents_program(spec, args, env, lambda network: partial(loss, network, spec))
 
 
 # ---------------------------------------------------------------------------------- main

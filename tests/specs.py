@@ -1,17 +1,16 @@
 """Sizes of environments with leaves of many types, for tests."""
 
+from dataclasses import replace
+
 from offmarl.types import ArraySpec, Discrete, EnvSpec
 
 
 def typed_spec(name: str = "") -> EnvSpec:
     """Return a spec with images, a tree of observations and states, all types and extras."""
     camera = {"left": ArraySpec((2, 3, 1), "uint8"), "depth": ArraySpec((2, 3), "float16")}
-    return EnvSpec(
-        name,
-        num_agents=2,
-        observation_size=0,
-        state_size=0,
-        action=Discrete(4),
+    return replace(
+        image_spec(name),
+        state="native",
         observation={"camera": camera, "speed": ArraySpec((3,)), "gear": ArraySpec((), "int8")},
         global_state={"map": ArraySpec((3, 4), "bool"), "wind": ArraySpec((2,), "bfloat16")},
         extras={

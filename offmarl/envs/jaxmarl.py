@@ -417,8 +417,8 @@ class JaxMarl:
         env, compat = wrapped.env, wrapped.compat
         actions = wrapped.actions.split(action)
         by_agent = dict(zip(wrapped.agents, actions, strict=True))
-        for agent in set(env.agents) - by_agent.keys():
-            by_agent[agent] = jnp.zeros(env.action_space(agent).shape)
+        others = (agent for agent in env.agents if agent not in by_agent)
+        by_agent |= {agent: jnp.zeros(env.action_space(agent).shape) for agent in others}
         joint_action = tuple(actions) if compat.tuple_of_actions else by_agent
         with quiet(*_WARNINGS):
             observations, inner, rewards, dones, info = env.step_env(key, state.inner, joint_action)

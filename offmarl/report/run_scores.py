@@ -279,11 +279,11 @@ def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:
 
     The best checkpoint is the one with the best evaluation, and the largest of many noisy means is
     too large. So a half of the episodes chooses the checkpoint, all others give its score, and the
-    result is the mean over both halves. Of an evaluation with more episodes as many choose as of
-    the others, or these would be chosen more often for their noise. It still is
-    the score of a policy that was chosen in the environment, which is online tuning. The evaluation
-    before the first update does not count, as in `offmarl.programs.load_policy`: the untrained
-    policy is no checkpoint.
+    result is the mean over both halves. As many episodes of a large evaluation choose as of a small
+    one, which would otherwise be chosen more often for its noise. It still is the score of a policy
+    that was chosen in the environment, which is online tuning. The evaluation before the first
+    update does not count, as in `offmarl.programs.load_policy`: the untrained policy is no
+    checkpoint.
 
     Returns
     -------

@@ -191,9 +191,9 @@ def mix(
         vault if isinstance(vault, Dataset) else open_vault(vault, time_limit=time_limit)
         for vault in vaults
     ]
-    by_steps = not isinstance(vaults, Mapping)
-    weights = vaults.values() if isinstance(vaults, Mapping) else [x.num_steps for x in datasets]
-    shares = _checked_shares(datasets, [*weights])
+    explicit = [*vaults.values()] if isinstance(vaults, Mapping) else None
+    by_steps = explicit is None
+    shares = _checked_shares(datasets, explicit or [x.num_steps for x in datasets])
     common_spec(datasets)
     pairs = [
         (dataset, float(x)) for dataset, x in zip(datasets, shares / shares.sum(), strict=True) if x

@@ -1,5 +1,6 @@
 """QMIX, VDN and IQL against numbers computed by hand."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import chex
@@ -17,7 +18,7 @@ from offmarl.programs.learning.q_learning import AgentParams
 from offmarl.programs.program import structure
 from offmarl.types import Discrete, EnvSpec, Sequence, Transition
 from recorders import iql, qmix, vdn
-from tests.rollouts import differ, sequence
+from tests.rollouts import SPEC, differ, sequence
 
 # An agent values action a in the slot that shows the number n at n times entry a of its
 # parameters. The mixer adds the agents' values and its parameter times the state.
@@ -107,10 +108,11 @@ def test_the_loss_of_vdn_at_a_truncation_and_at_a_termination(options, targets):
 
 def iql_learn(shared_reward, steps=None):
     pair = AgentParams(ONLINE.agent), AgentParams(TARGET.agent)
+    spec = replace(SPEC, reward="team" if shared_reward else "individual")
 
     def loss(network, params, target, hyper, windows):
         windows = windows if steps is None else steps
-        return iql.loss(network, shared_reward, params, target, hyper, windows)
+        return iql.loss(network, spec, params, target, hyper, windows)
 
     return learn(loss, NETWORKS.agent, iql.Args(gamma=0.5), *pair)
 
