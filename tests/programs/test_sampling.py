@@ -147,7 +147,7 @@ def test_another_mixture_is_another_run(parts, tmp_path: Path, monkeypatch) -> N
         train(bc, shares, tmp_path / "run", **options)
 
     interrupted(monkeypatch, 1, lambda: start(2.0))
-    with pytest.raises(RunError, match="vault_digest"):
+    with pytest.raises(RunError, match="other shares of the same vaults"):
         start(3.0)
     with pytest.raises(RunError, match=r"args\.weight None, not 'return'"):
         start(2.0, weight="return")
