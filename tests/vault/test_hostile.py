@@ -315,14 +315,20 @@ def test_a_document_of_another_index(path, fields, message):
         vault.open_vault(path)
 
 
-@pytest.mark.parametrize("value", [b"", b"\1\0\0"])
-def test_an_index_that_is_no_number_is_listed_with_its_error(path, value):
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (b"", "is damaged: the data file of vault_index/0 is missing or truncated"),
+        (b"\1\0\0", "bytes instead of 4"),
+    ],
+)
+def test_an_index_that_is_no_number_is_listed_with_its_error(path, value, message):
     put(path, {layout.INDEX_KEY: value})
-    with pytest.raises(VaultFormatError, match="bytes instead of 4"):
+    with pytest.raises(VaultFormatError, match=message):
         vault.open_vault(path)
     assert not vault.verify(path).sound
     ((_, summary),) = vault.list_vaults(path.parent)
-    assert "bytes instead of 4" in summary.error
+    assert message in summary.error
 
 
 def test_an_end_of_an_unknown_cause(path):

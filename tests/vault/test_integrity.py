@@ -118,6 +118,13 @@ def test_a_lost_file_is_found_without_reading(path):
     assert "missing or truncated" in lost[0].what
 
 
+def test_a_vault_without_its_first_file_is_named(path):
+    place_of(path, layout.HEAD_KEY)[0].unlink()
+    with pytest.raises(VaultFormatError, match=f"{path} is damaged: .* data file .*is missing"):
+        vault.open_vault(path)
+    assert all(str(fault).count(fault.key) == 1 for fault in vault.verify(path).faults if fault.key)
+
+
 def test_a_missing_chunk_is_no_zeros(path):
     remove(path, "infos.state./0.1.0")
     (fault,) = vault.verify(path).faults

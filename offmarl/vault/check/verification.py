@@ -212,7 +212,7 @@ def _skipped(findings: _Findings, size: int) -> tuple[str, ...]:
     """Describe the checks that only a deep verification does."""
     if not findings.num_chunks:
         return ()
-    content = f"the content of {findings.num_chunks} chunks ({size} bytes)"
+    content = f"the content of {findings.num_chunks} chunks ({size:,} bytes)"
     table = "whether the episode table agrees with the steps"
     return (content, table) if findings.parts else (content,)
 

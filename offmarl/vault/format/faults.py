@@ -30,7 +30,8 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         if self.leaf is None or self.rows is None or self.steps is None:
-            return f"{self.key}: {self.what}" if self.key else self.what
+            named = self.key is None or self.key in self.what
+            return self.what if named else f"{self.key}: {self.what}"
         place = f"{self.leaf}, rows {_span(self.rows)}, steps {_span(self.steps)}"
         return f"{place}: {self.what}{_numbered(self.episodes)}"
 

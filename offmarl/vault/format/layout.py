@@ -423,7 +423,9 @@ def unseal(sealed_values: Mapping[str, bytes], path: PurePath) -> dict[str, byte
     """Return the values that were sealed; `VaultFormatError` if a checksum is wrong."""
     values = dict(sealed_values)
     for key, sealed in sealed_values.items():
-        if key.startswith(OWN_PREFIX) and sealed:
+        if not sealed:  # TensorStore reads a data file that is gone as empty
+            raise damage_error(path, f"the data file of {key} is missing or truncated")
+        if key.startswith(OWN_PREFIX):
             values[key], mark, checksum = sealed[:-_SIZE], sealed[-_SIZE:-4], sealed[-4:]
             crc32c = google_crc32c.value(values[key]).to_bytes(4, "big")
             if mark != _MARK or checksum != crc32c:

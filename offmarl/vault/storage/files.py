@@ -35,8 +35,8 @@ from offmarl.paths import no_empty_directories
 from offmarl.vault.format.layout import LOCK, damage_error
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
-_CUT_FILE = "Requested byte range"
-"""Error of TensorStore for a file that is shorter than its references."""
+_LOST_FILE = ("Requested byte range", "NOT_FOUND: Error reading")
+"""Errors of TensorStore for a file that is shorter than its references, or missing."""
 
 _NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quota exceeded")
 _MOST_TEXT = 1000
@@ -129,8 +129,8 @@ def vault_error(error: ValueError | OSError, path: PurePath) -> VaultError:
         return conflict_error(path)
     if "Configuration mismatch" in text:
         return VaultError(f"{path} was replaced after it was opened: open it again.")
-    if _CUT_FILE in text:
-        return damage_error(path, "a data file was cut off")
+    if any(sign in text for sign in _LOST_FILE):
+        return damage_error(path, "a data file is missing or truncated")
     if any(sign in text for sign in _NO_ROOM):
         return full_disk_error(path)
     return VaultError(f"{path} cannot be read or written: {text}")
