@@ -115,7 +115,7 @@ def empty_memory(spec: EnvSpec, steps: int) -> Memory:
     return Memory(
         Trajectory(
             jnp.zeros((steps, spec.num_agents)),
-            jax.tree.map(lambda leaf: jnp.stack([leaf] * steps), observation),
+            jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (steps, *leaf.shape)), observation),
             action=jnp.zeros((steps, spec.num_agents), jnp.int32),
             time=jnp.full(steps, -1),
             episode=jnp.full(steps, -1),

@@ -47,6 +47,10 @@ NonNegativeInt = Annotated[int, Rule("at least 0", lambda x: x >= 0)]
 Updates = Annotated[PositiveInt, Rule("at most 2,147,483,647", lambda x: x < 2**31)]
 """A number that programs count in 32 bits."""
 SeedCount = Annotated[PositiveInt, Rule("at most 10,000", lambda x: x <= 10_000)]
+_WINDOW = Rule("at most 65,536", lambda x: x <= 65_536)
+WindowLength = Annotated[PositiveInt, _WINDOW]
+"""Steps of a window, which some policies remember: a forged record could ask for all memory."""
+BurnIn = Annotated[NonNegativeInt, _WINDOW]
 Layers = Annotated[PositiveInt, Rule("at most 128", lambda x: x <= 128)]
 """Hidden layers of a network: a thousand, as of a forged record, take a minute to build."""
 Seed = Annotated[int, Rule("from 0 to 2,147,483,647", lambda x: 0 <= x < 2**31)]

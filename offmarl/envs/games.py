@@ -36,6 +36,9 @@ _BATCH = 1024
 _DRAWS = 256
 """Actions drawn from a policy without likelihoods; see `_distributions`."""
 
+_TOLERANCE = 1e-3
+"""Rounding of the sum of their probabilities."""
+
 
 class Level(NamedTuple):
     """The nodes of a tree after the same number of actions."""
@@ -175,7 +178,8 @@ def tabulate(tree: GameTree, policy: Policy, params: ArrayTree) -> Float[np.ndar
     Raises
     ------
     OptionError
-        Its agents choose after one another, so that it has no table for each.
+        Its agents choose after one another, so that it has no table for each; or it draws actions
+        and does not tell their probabilities.
     """
     if policy.joint:
         raise OptionError("agents that choose after one another have no policy of their own.")
@@ -193,6 +197,11 @@ def tabulate(tree: GameTree, policy: Policy, params: ArrayTree) -> Float[np.ndar
     draws = bool(policy.draws(params))
     probabilities = _distributions(policy, draws, params, *_rows(ends, first))
     table = np.asarray(probabilities, float)[same, tree.seats] * tree.legal
+    if not np.isfinite(table).all():
+        raise OptionError(
+            "this policy draws actions without telling their probabilities, so that it has no "
+            "table: return log-probabilities from act, or give it log_prob."
+        )
     return table / table.sum(1, keepdims=True)
 
 
@@ -221,6 +230,7 @@ def _distributions(
 
     A policy without likelihoods gives the probabilities of the actions that it draws. Actions that
     were never drawn share the remainder: for uniform and epsilon-greedy policies, this is exact.
+    They are NaN if it does not know them, or if they add up to more than one.
     """
     key, actions = jax.random.key(0), views.legal_actions.shape[-1]
 
@@ -238,7 +248,9 @@ def _distributions(
         probability = (jax.nn.one_hot(action, actions) * jnp.exp(log_prob)[..., None]).max(0)
         other = view.legal_actions & (probability == 0)
         remainder = jnp.maximum(1 - probability.sum(1), 0) / jnp.maximum(other.sum(1), 1)
-        return jnp.where(other, remainder[:, None], probability)
+        known = jnp.isfinite(log_prob).all(0) & (probability.sum(1) < 1 + _TOLERANCE)
+        probability = jnp.where(other, remainder[:, None], probability)
+        return jnp.where(known[:, None], probability, jnp.nan)
 
     return jax.lax.map(distribution, (carries, views), batch_size=min(_BATCH, len(views.alive)))
 

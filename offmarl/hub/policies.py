@@ -46,6 +46,7 @@ _PATH = re.compile(
 _MOST_BYTES = 10 * 2**30
 """Limit of the sum of a policy's files, pushed or pulled."""
 
+_COMMIT = re.compile("[0-9a-f]{7,40}")
 _COMMITTED = "commit_success.txt"
 """Name of orbax's marker files, which contain a path of this machine and are never read."""
 
@@ -314,8 +315,16 @@ def locate_players(name: str) -> str:
 
 
 def _newest_pulled(place: Path, commit: str = "") -> PulledPolicy | None:
-    """Return the newest policy of a commit on this machine, by default of any."""
-    runs = [path for path in place.glob("*/run/") if path.parent.name.startswith(commit)]
+    """Return the newest policy of a commit on this machine, by default of any.
+
+    Seven characters of the commit are enough, and fewer may be the name of a branch.
+    """
+    begins = not commit or _COMMIT.fullmatch(commit)
+    runs = [
+        path
+        for path in place.glob("*/run/")
+        if path.parent.name == commit or (begins and path.parent.name.startswith(commit))
+    ]
     if not runs:
         return None
     run = max(runs, key=lambda path: path.stat().st_mtime)

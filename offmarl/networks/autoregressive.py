@@ -353,7 +353,7 @@ def make_sequence_policy(
 
         encoded, memory = network.apply(params, memory, observation, method="observe")
         token = network.apply(params, method="first_token")
-        ids = jnp.asarray(id_features(network.agent_id, spec.num_agents))
+        ids = id_features(network.agent_id, spec.num_agents)
         xs = (encoded, legal_actions, ids, choice)
         (memory, _), (action, log_prob) = jax.lax.scan(agent, (memory, token), xs)
         return action, log_prob, memory

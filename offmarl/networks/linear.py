@@ -123,17 +123,17 @@ class InputLayer(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         of_shared, of_own, of_id = jnp.split(kernel, np.cumsum(sizes)[:-1].tolist())
         if sizes[-1]:  # without ids, the product of empty matrices would stop ONNX Runtime
-            bias += of_id if self.agent_id == "onehot" else jnp.asarray(ids) @ of_id
+            bias += of_id if self.agent_id == "onehot" else ids @ of_id
         outputs = product(own, of_own) + bias
         return outputs if shared is None else outputs + product(shared, of_shared)[..., None, :]
 
 
-def id_features(agent_id: AgentId, num_agents: int) -> Float[np.ndarray, "N F"]:
+def id_features(agent_id: AgentId, num_agents: int) -> Float[Array, "N F"]:
     """Return the numbers that distinguish N agents; F is 0 for "none"."""
     if agent_id == "onehot":
-        return np.eye(num_agents, dtype=np.float32)
+        return jnp.eye(num_agents)  # traced where shapes alone are asked for
     if agent_id == "sinusoidal":
         turns = np.arange(num_agents)[:, None] / num_agents * 2.0 ** np.arange(_OCTAVES)
         angles = 2 * np.pi * turns
-        return np.concatenate([np.sin(angles), np.cos(angles)], -1).astype(np.float32)
-    return np.zeros((num_agents, 0), np.float32)
+        return jnp.asarray(np.concatenate([np.sin(angles), np.cos(angles)], -1), jnp.float32)
+    return jnp.zeros((num_agents, 0))

@@ -104,7 +104,7 @@ class Estimates(NamedTuple):
         """Return how much more a policy is worth than another, with a paired interval."""
         values, resampled = self.values[method], self.resampled[method]
         value = values[one].value - values[other].value
-        return with_interval(value, resampled[one] - resampled[other])
+        return with_interval(value, resampled[one] - resampled[other], self.episodes)
 
     def ranks(self, method: Method) -> dict[str, tuple[int, int]]:
         """Return the best and the worst rank that each policy may have, from 1 on.
@@ -187,8 +187,13 @@ def estimate(
             effective[name], weighted = by_ratios("wis" in results, gains, followed[name], data)
             for method, value in weighted.items():
                 results[method][name] = value
+            if effective[name] < _FEW_EFFECTIVE and name in results.get("wis", {}):
+                # Resamples of a few episodes that have all of the weight are alike.
+                value, resampled = results["wis"][name]
+                results["wis"][name] = value, np.full_like(resampled, np.nan)
+    used = len(data.lengths)
     values = {
-        method: {x: with_interval(*by_policy[x]) for x in policies if x in by_policy}
+        method: {x: with_interval(*by_policy[x], used) for x in policies if x in by_policy}
         for method, by_policy in results.items()
     }
     notes += cautions_of_fqe(values.get("fqe", {}), check, data)
@@ -612,7 +617,7 @@ def cautions_of_ratios(
     if few and "wis" in methods:
         notes.append(
             f"the data weigh as much as fewer than {_FEW_EFFECTIVE} episodes of {', '.join(few)}: "
-            "do not rely on wis there."
+            "do not rely on wis there. It has no interval."
         )
     inside = [name for name in effective if not followed[name].reaches_ends]
     if inside and data.at_ends.any():

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from offmarl.losses import Scalar
-from offmarl.statistics import MIN_RUNS, Estimate, mean_interval
+from offmarl.statistics import MIN_RUNS, Estimate, expanded_tail, mean_interval
 
 _RESAMPLED = 2**24
 """Largest number of entries of an array of resamples."""
@@ -135,18 +135,22 @@ def bootstrap(
     return np.concatenate(estimates)
 
 
-def with_interval(value: float, resampled: Float[np.ndarray, "resamples"]) -> Estimate:
+def with_interval(
+    value: float, resampled: Float[np.ndarray, "resamples"], episodes: int
+) -> Estimate:
     """Return a value with the interval that the values of resamples give.
 
-    From 100 resamples on, its ends are their percentiles. Of fewer, such as those of a few critics,
-    it is Student's t interval of one of them; below `offmarl.statistics.MIN_RUNS` there is none.
+    From 100 resamples on, its ends are their percentiles, of wider ranges for few episodes, as in
+    `offmarl.statistics`. Of fewer resamples, such as those of a few critics, it is Student's t
+    interval of one of them; below `offmarl.statistics.MIN_RUNS`, and of NaN, there is none.
     """
-    if len(resampled) < MIN_RUNS:
+    if len(resampled) < MIN_RUNS or np.isnan(resampled).any():
         return Estimate(value)
     if len(resampled) < _ENOUGH_RESAMPLES:
         # The interval of one resample, and not of their mean.
         centre, _, high = mean_interval(resampled)
         half = 0.0 if high is None else (high - centre) * len(resampled) ** 0.5
         return Estimate(value, value - half, value + half)
-    low, high = np.quantile(resampled, [0.025, 0.975])
+    tail = expanded_tail(0.025, max(episodes, MIN_RUNS))
+    low, high = np.quantile(resampled, [tail, 1 - tail])
     return Estimate(value, float(low), float(high))

@@ -74,10 +74,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.config import (
     REPEATED,
+    BurnIn,
     DeviceArgs,
     Fraction,
     NonNegative,
-    NonNegativeInt,
     Positive,
     PositiveInt,
     Role,
@@ -87,6 +87,7 @@ from offmarl.config import (
     Updates,
     Validated,
     Vaults,
+    WindowLength,
     float_fields,
     option,
     with_role,
@@ -183,9 +184,9 @@ class Args(_Configurable):
     """Number of gradient updates; by default 100,000, or 3,000 on classic/* and probe/* data."""
     batch_size: PositiveInt = option(32, Role.SHAPES | Role.SEARCHED)
     """Windows in a batch."""
-    length: PositiveInt = option(20, Role.SHAPES)
+    length: WindowLength = option(20, Role.SHAPES)
     """Steps in a window."""
-    burn_in: NonNegativeInt = option(0, Role.SHAPES | Role.RARE)
+    burn_in: BurnIn = option(0, Role.SHAPES | Role.RARE)
     """Steps added before each window's that only fill the memory of recurrent networks: they do not
     count in losses."""
     replay: Literal["auto", "device", "stream", "blocks"] = option("auto", Role.FREE)

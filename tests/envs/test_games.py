@@ -3,6 +3,7 @@
 from itertools import permutations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -178,6 +179,19 @@ def test_a_table_holds_the_probabilities_with_which_a_policy_plays(config):
     greedy = tabulate(tree, make_policy(config, env.spec, greedy=True), params)
     if config.kind != "random":
         np.testing.assert_array_equal(greedy, table == table.max(1, keepdims=True))
+
+
+@pytest.mark.parametrize("told", [jnp.nan, 0.0])
+def test_a_policy_that_does_not_tell_its_probabilities_has_no_table(told):
+    env = envs.make("pgx/kuhn_poker")
+    policy = make_policy(PolicyConfig("random"), env.spec)
+
+    def act(*inputs):
+        action, log_prob, carry = policy.act(*inputs)
+        return action, jnp.full_like(log_prob, told), carry
+
+    with pytest.raises(OptionError, match="probabilities"):
+        tabulate(game_tree(env), policy._replace(act=act, log_prob=None), {})
 
 
 @pytest.mark.slow

@@ -489,6 +489,25 @@ def test_what_a_table_draws(tmp_path, observation, action, outcomes):
     assert missing.all() == missing.any() == (not outcomes) and not goes_on.any()
 
 
+def test_an_episode_that_was_truncated_early_does_not_go_on_in_the_table(tmp_path):
+    """Of 1 and of 3 steps, which all earn 1: only the longest may have met the time limit."""
+    data = offmarl.from_arrays(
+        tmp_path / "a.vlt",
+        observations=np.zeros((4, 2, 1)),
+        actions=np.repeat([[1], [0], [0], [0]], 2, 1),
+        rewards=np.ones((4, 2)),
+        terminals=np.zeros(4, bool),
+        truncations=np.array([True, False, False, True]),
+        next_observations=np.zeros((4, 2, 1)),
+    )
+    table = read_table(history.Histories(data, np.arange(2)), 5, 0)
+    for action, earned, ends in ((1, 1.0, True), (0, 3.0, False)):
+        policy = greedy(TWO, action)
+        key = jax.random.key(0)
+        returns, missing, goes_on = play(policy.policy, 3, policy.params, table, 1.0, key)
+        assert (returns[0] == earned).all() and not missing.any() and goes_on[0].all() != ends
+
+
 def test_starts_are_resampled_by_the_episode(tmp_path):
     """Three episodes with starts of their own: a resample of three has the same start in 1 of 9."""
     data = offmarl.from_arrays(

@@ -191,7 +191,7 @@ def test_the_bootstrap_of_a_mean_is_as_wide_as_its_standard_error():
         return (counts * values).sum(-1) / counts.sum(-1)
 
     resampled = bootstrap(mean, 400, np.random.default_rng(1))
-    value, low, high = with_interval(values.mean(), resampled)
+    value, low, high = with_interval(values.mean(), resampled, 400)
     half = norm.ppf(0.975) * values.std() / 400**0.5
     assert value == pytest.approx(values.mean(), rel=1e-5)
     assert [value - low, high - value] == pytest.approx([half, half], rel=0.1)
@@ -200,11 +200,26 @@ def test_the_bootstrap_of_a_mean_is_as_wide_as_its_standard_error():
 @pytest.mark.parametrize("shift", [0.0, -2.4841377117503303])  # which ends the interval at 0
 def test_the_interval_of_a_few_critics_is_that_of_one(shift):
     critics = np.array([-1.0, 0.0, 1.0]) + shift
-    value, low, high = with_interval(5.0, critics)
+    value, low, high = with_interval(5.0, critics, 400)
     half = 4.302653  # Student's t with two degrees of freedom, and a standard deviation of 1
     assert [value, low, high] == pytest.approx([5, 5 - half, 5 + half])
 
 
 def test_two_episodes_have_no_interval():
     resampled = bootstrap(lambda counts: counts.sum(-1), 2, np.random.default_rng(0))
-    assert with_interval(2.0, resampled) == (2, None, None)
+    assert with_interval(2.0, resampled, 2) == (2, None, None)
+    assert with_interval(2.0, np.full(2000, np.nan), 50) == (2, None, None)
+
+
+@pytest.mark.parametrize("episodes", [8, 12])
+def test_intervals_of_few_episodes_hold_the_truth_as_often_as_they_say(episodes):
+    """Of the mean of normal returns; plain percentiles cover less than nine times of ten."""
+    rng, held = np.random.default_rng(0), []
+    for _ in range(400):
+        values = rng.normal(size=episodes)
+        resampled = bootstrap(
+            lambda counts, x=values: np.asarray(counts) @ x / len(x), episodes, rng
+        )
+        _, low, high = with_interval(values.mean(), resampled, episodes)
+        held.append(low <= 0 <= high)
+    assert np.mean(held) == pytest.approx(0.95, abs=0.04)

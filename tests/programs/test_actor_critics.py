@@ -13,7 +13,7 @@ from offmarl import envs
 from offmarl.distributions import categorical
 from offmarl.networks import Critics, PolicyConfig, agent_head, as_vectors, make_critics
 from offmarl.programs import hyperparameters
-from offmarl.programs.learning import soft_actor_critic
+from offmarl.programs.learning import offline_actor_critic, soft_actor_critic
 from offmarl.programs.learning.actor_critic import ActorCritics, init_learner, learn
 from offmarl.programs.program import structure
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
@@ -122,6 +122,29 @@ def test_policies_with_a_memory_remember_what_comes_before_in_the_window():
     y = np.array([[1, 2], [0, 1]]) + 0.5 * (np.array([[2], [4]]) + 2 * np.tanh([[0.3], [0.6]]))
     errors = np.array([[1.5], [2.5]]) - y
     np.testing.assert_allclose(loss, 0.5 * (errors**2).mean(), rtol=1e-6)
+
+
+def test_an_agent_that_is_truncated_alone_acts_in_its_last_view():
+    """It is absent there, and what it would have done is valued, as the others' actions are."""
+    batch = steps(jnp.zeros((3, 1, 2, 1)), alive_tm1=ALIVE, alive_t=ALIVE.at[0, 0].set(False))
+    batch = batch._replace(truncated=batch.truncated.at[0, 0, 0].set(True))
+    actions = []
+
+    def values(params, view, action, own=None):
+        actions.append(action)
+        return value_of(params, view, action, own)
+
+    def apply(output, observation, _first, **_):
+        return jnp.full((*observation.shape[:-1], 1), output)
+
+    actor = SimpleNamespace(apply=apply, initial_carry=lambda _: ())
+    critics = SimpleNamespace(values=values)
+    networks = offline_actor_critic.Networks(GO, PolicyConfig("feedforward"), actor, critics)
+    hyper = hyperparameters(maddpg.Args(target_noise=0.0, target_limit=0.0))
+    target = ActorCritics(jnp.float32(0.5), (jnp.float32(1.0),))
+    arguments = networks, hyper, target.critics, target, target, batch
+    offline_actor_critic.critic_loss(*arguments, jax.random.key(0))
+    assert batch.acts_t[0].all() and (actions[0][0] == jnp.tanh(0.5)).all()
 
 
 @pytest.mark.slow

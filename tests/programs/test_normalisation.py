@@ -12,6 +12,7 @@ import pytest
 
 import offmarl
 from offmarl import programs, vault
+from offmarl.errors import RunError
 from offmarl.programs import registry
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd, read
@@ -180,6 +181,27 @@ def test_moments_of_trees_leave_whole_numbers_alone(tmp_path):
     again = DatasetStatistics(None, source.used).observation_moments()
     assert isinstance(again, MeanAndStd)
     np.testing.assert_array_equal(again.mean["speed"], mean["speed"])
+
+
+def test_numbers_of_agents_are_pooled_as_vectors_are(tmp_path):
+    """Agent 0 holds 0 and 2, and agent 1 10 and 12: what tells them apart is kept."""
+    spec = dataclasses.replace(
+        SPEC, observation={"number": ArraySpec(()), "vector": ArraySpec((1,))}
+    )
+    data = written(tmp_path / "a.vlt", make(spec, steps=30), spec=spec)
+    view = data.transitions().view
+    values = view.observation["number"][view.alive].astype(float)
+    moments = DatasetStatistics(data).observation_moments()
+    for statistic, of_all in zip(moments, (values.mean(), values.std()), strict=True):
+        assert statistic["number"].shape == () and statistic["vector"].shape == (1,)
+        assert statistic["number"] == pytest.approx(of_all, rel=1e-4)
+
+
+@pytest.mark.parametrize("moments", [[[0.0], [0.0]], [[np.nan], [1.0]], [[0.0], [np.inf]], [[1.0]]])
+def test_moments_that_are_none_are_refused(tmp_path, moments):
+    np.savez(tmp_path / "dataset.npz", observation_moments=np.array(moments))
+    with pytest.raises(RunError, match="damaged"):
+        read(tmp_path / "dataset.npz")
 
 
 def test_a_run_stores_nothing_in_its_dataset(tmp_path):

@@ -185,7 +185,9 @@ def critic_loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Return the `td_loss` of the target policies' actions, valued by the smaller target critic."""
     view_t = batch.view_t._replace(alive=batch.acts_t)
-    action_t = networks.actions(target.actor, batch)[:, 1:]
+    # An agent that is truncated alone acts in the view that it reached.
+    view = batch.view._replace(alive=batch.view.alive.at[:, 1:].set(batch.acts_t))
+    action_t = networks.actions(target.actor, batch._replace(view=view))[:, 1:]
     noisy = smoothed_actions(key, action_t, hyper.target_noise, hyper.target_limit)
     q_t = networks.values(target.critics, view_t, zero_unusable(view_t, noisy)).min(0)
     q_tm1 = networks.values(critics, batch.view_tm1, data_action(batch))

@@ -170,6 +170,8 @@ class DatasetStatistics:
             if not jnp.issubdtype(leaf.numpy_dtype, jnp.floating):
                 return np.array([0, 1], np.float32)
             ranges = self._ranges(dataset, f"{field}.{path}" if path else field)
+            if field == "observation" and len(leaf.shape) < 2:
+                ranges = ranges.pooled(0)
             mean, std = (np.where(ranges.finite > 0, x, 0) for x in (ranges.mean, ranges.std))
             return np.stack([mean, std.clip(_LEAST_STD)]).astype(np.float32)
 
@@ -189,7 +191,7 @@ class DatasetStatistics:
         return MeanAndStd(unflatten_tree(mean), unflatten_tree(std))
 
     def _ranges(self, dataset: Dataset | Mixture, column: str) -> Ranges:
-        """Return the statistics of a column over all agents."""
+        """Return the statistics of a column, of each agent if it has agents."""
         episodes = self._training_episodes(dataset)
         parts = (
             dataset.parts(episodes)
@@ -197,10 +199,7 @@ class DatasetStatistics:
             else [MixturePart(dataset, episodes, 1.0)]
         )
         by_part = [self._ranges_of(part, column) for part in parts]
-        ranges = by_part[0][0] if len(by_part) == 1 else _shared(by_part, parts)
-        if column.startswith("observation") and ranges.mean.ndim == 2:
-            return ranges.pooled(0)
-        return ranges
+        return by_part[0][0] if len(by_part) == 1 else _shared(by_part, parts)
 
     def _ranges_of(self, part: MixturePart, column: str) -> tuple[Ranges, int]:
         """Return the statistics of a column in a part, and the steps that they are of."""
@@ -260,6 +259,12 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
         if size > packed or any(member.compress_type != ZIP_STORED for member in members):
             raise ValueError(f"its {packed} bytes would become {size}")
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return dict(file)
+            arrays = dict(file)
+        for name, array in arrays.items():
+            if name.endswith("_moments"):
+                mean, std = np.asarray(array, float)
+                if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+                    raise ValueError(f"{name} are no means and standard deviations")
+        return arrays
     except Exception as error:  # NumPy raises any for a forged header
         raise RunError(f"{path} is damaged ({error}): delete the run and train again.") from None
