@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         one_step_network as one_step_network,
     )
     from offmarl.networks.linear import (
+        SMALL as SMALL,
         AgentId as AgentId,
         InputLayer as InputLayer,
         Inputs as Inputs,

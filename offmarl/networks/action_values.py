@@ -22,7 +22,7 @@ from offmarl.networks.encoders import (
     observation_encoder,
     state_encoder,
 )
-from offmarl.networks.linear import AgentId, Dense, InputLayer, Inputs, orthogonal
+from offmarl.networks.linear import SMALL, AgentId, Dense, InputLayer, Inputs, orthogonal
 from offmarl.types import ArrayTree, Continuous, EnvSpec, View
 
 CriticInput = Literal["observation", "state", "joint"]
@@ -106,7 +106,7 @@ class ActionValue(nn.Module):
             x = x + jnp.einsum("...ra,rah->...rh", change, kernel[agents])
         x = Dense(self.hidden, kernel_init=wide)(self._activated(x))
         x = self._activated(x)
-        return Dense(self.outputs, kernel_init=orthogonal())(x)
+        return Dense(self.outputs, kernel_init=orthogonal(SMALL))(x)
 
     def _activated(self, x: Array) -> Array:
         return nn.relu(nn.LayerNorm()(x) if self.normalised else x)

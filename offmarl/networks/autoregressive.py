@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl.distributions import Distribution
 from offmarl.networks.action_values import as_vectors
 from offmarl.networks.encoders import Encoder, blank_view, observation_encoder
-from offmarl.networks.linear import AgentId, Dense, InputLayer, id_features, orthogonal
+from offmarl.networks.linear import SMALL, AgentId, Dense, InputLayer, id_features, orthogonal
 from offmarl.networks.policies import Head
 from offmarl.networks.retention import GatedLayer, Retention
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
@@ -101,8 +101,7 @@ class _Output(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*b _"]) -> Float[Array, "*b outputs"]:
         x = nn.gelu(Dense(self.hidden, kernel_init=orthogonal(2**0.5))(x))
-        small = orthogonal(0.01)
-        return Dense(self.outputs, kernel_init=small)(nn.RMSNorm()(x))
+        return Dense(self.outputs, kernel_init=orthogonal(SMALL))(nn.RMSNorm()(x))
 
 
 class AgentSequence(nn.Module):

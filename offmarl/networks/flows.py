@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.distributions import categorical
 from offmarl.networks.encoders import Encoder, blank_view, observation_encoder
+from offmarl.networks.linear import SMALL
 from offmarl.networks.policies import AgentNetwork, PolicyConfig, make_network
 from offmarl.networks.torsos import FeedForward
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
@@ -112,7 +113,7 @@ def one_step_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
     actions before they are clipped, or the logits of discrete ones.
     """
     encoder = _WithNoise(observation_encoder(spec, config.hidden))
-    return make_network(config, spec, spec.action_size, encoder, output_scale=0.01)
+    return make_network(config, spec, spec.action_size, encoder, output_scale=SMALL)
 
 
 def init_one_step(network: AgentNetwork, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:

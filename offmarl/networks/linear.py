@@ -26,6 +26,16 @@ def product(
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
+SMALL = 0.01
+"""Scale of a last layer's first weights, of policies and of values that bootstrap.
+
+Policies begin near the uniform one. Values begin near 0, as in DDPG (Lillicrap et al. 2016,
+arXiv 1509.02971, section 7): where episodes are truncated, targets repeat what the first networks
+make of a state, and this shrinks only by γ with each copy to the target networks. So for thousands
+of updates policies would follow differences that no reward has made.
+"""
+
+
 @cache
 def orthogonal(scale: float = 1.0) -> Callable[..., Float[Array, "..."]]:
     """Return an initialiser of kernels with orthogonal columns, or rows if these are fewer.

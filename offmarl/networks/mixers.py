@@ -22,7 +22,7 @@ from offmarl.networks.encoders import (
     observation_encoder,
     state_encoder,
 )
-from offmarl.networks.linear import Dense, InputLayer, orthogonal
+from offmarl.networks.linear import SMALL, Dense, InputLayer, orthogonal
 from offmarl.networks.policies import AgentNetwork, init_network
 from offmarl.networks.torsos import unroll_batch
 from offmarl.types import ArrayTree, EnvSpec, Sequence, View
@@ -161,7 +161,8 @@ class LinearMixer(nn.Module):
         state = state if self.encoder is None else self.encoder(state)
         x = nn.relu(Dense(self.hidden, name="hidden_layer")(state))
         weights = Dense(self.num_agents, name="weights")(x)
-        return LinearWeights(jnp.abs(weights), Dense(1, name="constant")(x).squeeze(-1))
+        constant = Dense(1, kernel_init=orthogonal(SMALL), name="constant")(x)
+        return LinearWeights(jnp.abs(weights), constant.squeeze(-1))
 
 
 def _dense(scale: float | None) -> Callable[..., Dense]:

@@ -25,7 +25,7 @@ from offmarl.distributions import (
 )
 from offmarl.errors import ShapeError
 from offmarl.networks.encoders import blank_view, observation_encoder
-from offmarl.networks.linear import AgentId
+from offmarl.networks.linear import SMALL, AgentId
 from offmarl.networks.torsos import Activation, FeedForward, Recurrent, Unshared
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
@@ -156,10 +156,11 @@ def make_network(
     return Unshared(network, spec, sees)
 
 
-def agent_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
+def agent_network(config: PolicyConfig, spec: EnvSpec, output_scale: float = SMALL) -> AgentNetwork:
     """Build the network of a policy, with one output per action.
 
     Observations that are not float32 vectors are encoded first: see `offmarl.networks.Encoder`.
+    ``output_scale`` is that of `offmarl.networks.FeedForward`.
 
     A Gaussian head has two outputs for each entry of the action: first all means, then all
     spreads, from which softplus makes the standard deviations. The spreads of a "soft_gaussian"
@@ -184,7 +185,7 @@ def agent_network(config: PolicyConfig, spec: EnvSpec) -> AgentNetwork:
         spec,
         outputs=2 * outputs if config.head == "soft_gaussian" else outputs,
         encoder=observation_encoder(spec, config.hidden),
-        output_scale=1.0 if config.head == "q" else 0.01,
+        output_scale=output_scale,
         constants=outputs if constants else 0,
     )
 

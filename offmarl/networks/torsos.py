@@ -66,8 +66,7 @@ class FeedForward(nn.Module):
     agent_id
         How agents are distinguished; see `AgentId`.
     output_scale
-        Scale of the orthogonal initialisation of the last layer; small for policies, so that
-        they are close to uniform at first.
+        Scale of the orthogonal initialisation of the last layer; see `SMALL`.
     constants
         Number of additional outputs that are learned and do not depend on the input. They are zero
         at first.

@@ -20,6 +20,7 @@ from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
 from offmarl.networks import (
+    SMALL,
     ActionEncoder,
     AgentNetwork,
     Head,
@@ -111,7 +112,7 @@ class ActionValues(NamedTuple):
         if not isinstance(spec.action, Continuous):
             return cls(agent_network(config, spec), spec)
         encoder = ActionEncoder(observation_encoder(spec, args.hidden))
-        return cls(make_network(config, spec, 1, encoder), spec)
+        return cls(make_network(config, spec, 1, encoder, output_scale=SMALL), spec)
 
     def init(self, key: PRNGKeyArray) -> ArrayTree:
         """Draw the parameters."""
@@ -153,7 +154,7 @@ class Networks(NamedTuple):
             config,
             policy=agent_network(config, spec),
             head=agent_head(config),
-            value=make_network(policy_config(args, "q"), spec, 1, encoder),
+            value=make_network(policy_config(args, "q"), spec, 1, encoder, output_scale=SMALL),
             action_values=ActionValues.of(spec, args),
             mixer=make_linear_mixer(spec, args.mixer_hidden),
         )

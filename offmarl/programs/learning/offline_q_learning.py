@@ -61,7 +61,8 @@ class MixedArgs(QLearningArgs):
 
 def make_mixed_values(spec: EnvSpec, args: MixedArgs) -> MixedValues:
     """Build the agents' network of action values, and their mixer."""
-    network = agent_network(policy_config(args, "q"), spec)
+    # The mixer begins near 0. Beside agents that do, too, both would hardly learn at first.
+    network = agent_network(policy_config(args, "q"), spec, output_scale=1.0)
     return MixedValues(network, make_mixer(spec, args.mixer_embed, args.mixer_hidden))
 
 
