@@ -232,7 +232,7 @@ def coverage(name: str, repeats: int, episodes: int, directory: Path) -> tuple[f
         subset = tuple(x[start : start + episodes] for x in arrays)
         estimator = partial(value, subset)
         resampled = bootstrap(estimator, episodes, draw, 1000)
-        _, low, high = with_interval(float(estimator(jnp.ones(episodes))), resampled)
+        _, low, high = with_interval(float(estimator(jnp.ones(episodes))), resampled, episodes)
         covered += low <= TRUTH[name] <= high
         width += high - low
     return covered / repeats, width / repeats
