@@ -248,9 +248,9 @@ def _distributions(
         probability = (jax.nn.one_hot(action, actions) * jnp.exp(log_prob)[..., None]).max(0)
         other = view.legal_actions & (probability == 0)
         remainder = jnp.maximum(1 - probability.sum(1), 0) / jnp.maximum(other.sum(1), 1)
-        known = jnp.isfinite(log_prob).all(0) & (probability.sum(1) < 1 + _TOLERANCE)
+        is_told = jnp.isfinite(log_prob).all(0) & (probability.sum(1) < 1 + _TOLERANCE)
         probability = jnp.where(other, remainder[:, None], probability)
-        return jnp.where(known[:, None], probability, jnp.nan)
+        return jnp.where(is_told[:, None], probability, jnp.nan)
 
     return jax.lax.map(distribution, (carries, views), batch_size=min(_BATCH, len(views.alive)))
 

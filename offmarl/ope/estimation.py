@@ -185,12 +185,11 @@ def estimate(
         gains = advantages(data.histories, *arrays, options.gamma) if "local" in results else None
         for name in (name for name in policies if name not in unlikely):
             effective[name], weighted = by_ratios("wis" in results, gains, followed[name], data)
-            for method, value in weighted.items():
-                results[method][name] = value
-            if effective[name] < _FEW_EFFECTIVE and name in results.get("wis", {}):
+            for method, (point, resampled) in weighted.items():
                 # Resamples of a few episodes that have all of the weight are alike.
-                value, resampled = results["wis"][name]
-                results["wis"][name] = value, np.full_like(resampled, np.nan)
+                is_unsure = method == "wis" and effective[name] < _FEW_EFFECTIVE
+                bootstrapped = np.full_like(resampled, np.nan) if is_unsure else resampled
+                results[method][name] = point, bootstrapped
     used = len(data.lengths)
     values = {
         method: {x: with_interval(*by_policy[x], used) for x in policies if x in by_policy}
