@@ -32,7 +32,7 @@ def test_first_values_are_near_0(name, spec):
     count = spec.num_agents
     actions = jnp.zeros((3, 2, count, 3)) if spec is CONTINUOUS else jnp.zeros((3, 2, count), int)
     view = sequence(actions, spec).view_tm1
-    view = jax.tree.map(lambda leaf: leaf if leaf.dtype == bool else spread_like(leaf, 3.0), view)
+    view = jax.tree.map(lambda leaf: leaf if leaf.dtype == bool else spread_like(leaf, 2.0), view)
     first = jnp.zeros((3, 2), bool)
     critic = program.values
     values = jax.jit(critic.apply)(critic.params(state), view, first, actions)
