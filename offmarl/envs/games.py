@@ -37,7 +37,7 @@ _DRAWS = 256
 """Actions drawn from a policy without likelihoods; see `_distributions`."""
 
 _TOLERANCE = 1e-3
-"""Rounding of the sum of their probabilities."""
+"""By how much rounding may raise a sum of probabilities above 1."""
 
 
 class Level(NamedTuple):

@@ -97,6 +97,8 @@ class Estimates(NamedTuple):
     episodes alone. None without fqe or complete episodes."""
     episodes: int
     """Number of episodes used."""
+    weighted: int
+    """Number of those that ratios weigh: the complete ones with possible actions."""
     notes: tuple[str, ...]
     """Values that could not be computed, and cautions."""
 
@@ -104,7 +106,8 @@ class Estimates(NamedTuple):
         """Return how much more a policy is worth than another, with a paired interval."""
         values, resampled = self.values[method], self.resampled[method]
         value = values[one].value - values[other].value
-        return with_interval(value, resampled[one] - resampled[other], self.episodes)
+        drawn = self.weighted if method in _BY_RATIOS else self.episodes
+        return with_interval(value, resampled[one] - resampled[other], drawn)
 
     def ranks(self, method: Method) -> dict[str, tuple[int, int]]:
         """Return the best and the worst rank that each policy may have, from 1 on.
@@ -190,9 +193,13 @@ def estimate(
                 is_unsure = method == "wis" and effective[name] < _FEW_EFFECTIVE
                 bootstrapped = np.full_like(resampled, np.nan) if is_unsure else resampled
                 results[method][name] = point, bootstrapped
-    used = len(data.lengths)
+    drawn = {method: int(data.weighted.sum()) for method in _BY_RATIOS}
     values = {
-        method: {x: with_interval(*by_policy[x], used) for x in policies if x in by_policy}
+        method: {
+            x: with_interval(*by_policy[x], drawn.get(method, len(data.lengths)))
+            for x in policies
+            if x in by_policy
+        }
         for method, by_policy in results.items()
     }
     notes += cautions_of_fqe(values.get("fqe", {}), check, data)
@@ -204,6 +211,7 @@ def estimate(
         data.behaviour,
         check,
         len(data.lengths),
+        drawn["wis"],
         tuple(notes),
     )
 

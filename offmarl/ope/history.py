@@ -63,6 +63,7 @@ class Histories:
         self._source, self.episodes, self.spec = source, episodes, source.spec
         self.lengths = np.asarray(source.episodes.length)[episodes]
         self.longest = int(self.lengths.max(initial=1))
+        self.complete = np.asarray(source.episodes.complete)[episodes]
 
     @property
     def size(self) -> int:

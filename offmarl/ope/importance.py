@@ -140,11 +140,11 @@ def with_interval(
 ) -> Estimate:
     """Return a value with the interval that the values of resamples give.
 
-    From 100 resamples on, its ends are their percentiles, of wider ranges for few episodes, as in
+    From 100 resamples on, its ends are their percentiles, farther apart for few episodes, as in
     `offmarl.statistics`. Of fewer resamples, such as those of a few critics, it is Student's t
-    interval of one of them; below `offmarl.statistics.MIN_RUNS`, and of NaN, there is none.
+    interval of one of them. Below `offmarl.statistics.MIN_RUNS`, or if all are NaN, there is none.
     """
-    if len(resampled) < MIN_RUNS or np.isnan(resampled).any():
+    if len(resampled) < MIN_RUNS or np.isnan(resampled).all():
         return Estimate(value)
     if len(resampled) < _ENOUGH_RESAMPLES:
         # The interval of one resample, and not of their mean.

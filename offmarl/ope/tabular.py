@@ -35,7 +35,7 @@ class Table(NamedTuple):
     """0 for agents that are not alive."""
     reward: Float[Array, "S"]
     over: Bool[Array, "S"]
-    """The episode terminated, or was truncated before the time limit."""
+    """The episode terminated, or the environment truncated it before the time limit."""
     after: Int[Array, "S"]
     """The number of the next view."""
     checksum: UInt32[Array, "S"]
@@ -65,10 +65,10 @@ def read_table(histories: Histories, members: int, seed: int) -> Table | None:
                 views.append(jax.tree.map(lambda leaf, place=place: leaf[place], block.view))
             if len(views) > _MOST_VIEWS:
                 return None
-        # An episode goes on only after the time limit: that of the longest.
-        lengths = block.mask.sum(1, keepdims=True)
-        ended = (block.terminated | block.truncated).all(-1) & (lengths < histories.longest)
-        over = block.terminated.all(-1) | ended
+        # What the environment truncated goes on only after the time limit: that of the longest.
+        early = histories.complete[part] & (histories.lengths[part] < histories.longest)
+        ended = (block.terminated | block.truncated).all(-1)
+        over = block.terminated.all(-1) | (ended & early[:, None])
         action = np.where(block.view_tm1.alive, block.action, 0)
         steps = number[:, :-1], action, block.reward.mean(-1), over, number[:, 1:]
         known = block.mask & (block.next_known | over)

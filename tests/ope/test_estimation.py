@@ -489,8 +489,12 @@ def test_what_a_table_draws(tmp_path, observation, action, outcomes):
     assert missing.all() == missing.any() == (not outcomes) and not goes_on.any()
 
 
-def test_an_episode_that_was_truncated_early_does_not_go_on_in_the_table(tmp_path):
-    """Of 1 and of 3 steps, which all earn 1: only the longest may have met the time limit."""
+@pytest.mark.parametrize("complete", [True, False])
+def test_an_episode_that_was_truncated_early_does_not_go_on_in_the_table(tmp_path, complete):
+    """Of 1 and of 3 steps, which all earn 1: only the longest may have met the time limit.
+
+    Where the recording was cut, it goes on.
+    """
     data = offmarl.from_arrays(
         tmp_path / "a.vlt",
         observations=np.zeros((4, 2, 1)),
@@ -500,8 +504,11 @@ def test_an_episode_that_was_truncated_early_does_not_go_on_in_the_table(tmp_pat
         truncations=np.array([True, False, False, True]),
         next_observations=np.zeros((4, 2, 1)),
     )
-    table = read_table(history.Histories(data, np.arange(2)), 5, 0)
-    for action, earned, ends in ((1, 1.0, True), (0, 3.0, False)):
+    histories = history.Histories(data, np.arange(2))
+    histories.complete = np.array([complete, True])
+    table = read_table(histories, 5, 0)
+    earned_by_first = 1.0 if complete else 3.0
+    for action, earned, ends in ((1, earned_by_first, complete), (0, 3.0, False)):
         policy = greedy(TWO, action)
         key = jax.random.key(0)
         returns, missing, goes_on = play(policy.policy, 3, policy.params, table, 1.0, key)
@@ -612,7 +619,7 @@ def test_policies_are_ordered_by_paired_differences():
     noise, other_noise = np.random.default_rng(0).normal(size=(2, 500))
     resampled = {"a": 1 + noise, "b": 2 + noise, "c": 2.5 + other_noise, "d": np.full(500, np.nan)}
     values = {"a": Estimate(1.0), "b": Estimate(2.0), "c": Estimate(2.5), "d": Estimate(np.nan)}
-    estimates = Estimates({"wis": values}, {"wis": resampled}, {}, Estimate(0.0), None, 9, ())
+    estimates = Estimates({"wis": values}, {"wis": resampled}, {}, Estimate(0.0), None, 9, 9, ())
     assert estimates.difference("wis", "b", "a") == pytest.approx((1, 1, 1))
     assert estimates.ranks("wis") == {"a": (2, 3), "b": (1, 2), "c": (1, 3)}
     single = estimates._replace(resampled={"wis": dict.fromkeys(values, np.zeros(0))})

@@ -209,6 +209,7 @@ def test_two_episodes_have_no_interval():
     resampled = bootstrap(lambda counts: counts.sum(-1), 2, np.random.default_rng(0))
     assert with_interval(2.0, resampled, 2) == (2, None, None)
     assert with_interval(2.0, np.full(2000, np.nan), 50) == (2, None, None)
+    assert not with_interval(2.0, np.array([1.0, np.nan, 3.0]), 50).finite  # a diverged critic
 
 
 @pytest.mark.parametrize("episodes", [8, 12])

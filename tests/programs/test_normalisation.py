@@ -197,7 +197,9 @@ def test_numbers_of_agents_are_pooled_as_vectors_are(tmp_path):
         assert statistic["number"] == pytest.approx(of_all, rel=1e-4)
 
 
-@pytest.mark.parametrize("moments", [[[0.0], [0.0]], [[np.nan], [1.0]], [[0.0], [np.inf]], [[1.0]]])
+@pytest.mark.parametrize(
+    "moments", [[[0.0], [0.0]], [[np.nan], [1.0]], [[0.0], [np.inf]], [[1.0]], [["0"], ["1"]]]
+)
 def test_moments_that_are_none_are_refused(tmp_path, moments):
     np.savez(tmp_path / "dataset.npz", observation_moments=np.array(moments))
     with pytest.raises(RunError, match="damaged"):

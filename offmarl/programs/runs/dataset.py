@@ -35,7 +35,7 @@ class MeanAndStd(NamedTuple):
     """
 
     mean: ArrayTree
-    """``(size,)``, or a tree of such arrays."""
+    """``(size,)``, or ``()`` of a leaf that is a number; or a tree of such arrays."""
     std: ArrayTree
     """At least 1e-3, so that constant entries can be divided by it."""
 
@@ -262,8 +262,9 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
             arrays = dict(file)
         for name, array in arrays.items():
             if name.endswith("_moments"):
-                mean, std = np.asarray(array, float)
-                if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+                _, std = array
+                is_finite = array.dtype.kind == "f" and np.isfinite(array).all()
+                if not is_finite or (std <= 0).any():
                     raise ValueError(f"{name} are no means and standard deviations")
         return arrays
     except Exception as error:  # NumPy raises any for a forged header
