@@ -26,6 +26,7 @@ from offmarl.distributions import Categorical, mask_illegal
 from offmarl.errors import OptionError
 from offmarl.losses import divergence
 from offmarl.networks import (
+    SMALL,
     make_network,
     observation_encoder,
     view_encoder,
@@ -122,7 +123,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         spec,
         options * (1 + spec.num_actions),
         observation_encoder(spec, args.hidden),
-        output_scale=0.01,
+        output_scale=SMALL,
     )
     outputs = options * (1 + len(teams_of(spec)))
     critic = make_network(config, spec, outputs, view_encoder(spec, args.hidden), sees="view")
