@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from offmarl.networks.encoders import central, state_encoder, view_encoder
-from offmarl.networks.linear import Inputs
+from offmarl.networks.linear import SMALL, Inputs
 from offmarl.networks.torsos import FeedForward
 from offmarl.types import ArrayTree, EnvSpec, View
 
@@ -49,7 +49,7 @@ class OwnCritic(nn.Module):
 
     def setup(self) -> None:  # noqa: D102
         self.encoder = view_encoder(self.spec, self.hidden)
-        self.torso = FeedForward(self.outputs, self.hidden, "none", layers=self.layers)
+        self.torso = FeedForward(self.outputs, self.hidden, "none", SMALL, layers=self.layers)
 
     def __call__(self, view: View) -> Float[Array, "*b outputs"]:
         """Return the values of views of one agent, as `view_of_agent` returns them."""
