@@ -319,13 +319,8 @@ def _newest_pulled(place: Path, commit: str = "") -> PulledPolicy | None:
 
     Seven characters of the commit are enough, and fewer may be the name of a branch.
     """
-    begins = not commit or _COMMIT.fullmatch(commit)
-    runs = [
-        path
-        for path in place.glob("*/run/")
-        if path.parent.name == commit or (begins and path.parent.name.startswith(commit))
-    ]
-    if not runs:
+    runs = [path for path in place.glob("*/run/") if path.parent.name.startswith(commit)]
+    if not runs or (commit and not _COMMIT.fullmatch(commit)):
         return None
     run = max(runs, key=lambda path: path.stat().st_mtime)
     return _installed(run, "", run.parent.name)._replace(asked=False)

@@ -97,8 +97,8 @@ class Estimates(NamedTuple):
     episodes alone. None without fqe or complete episodes."""
     episodes: int
     """Number of episodes used."""
-    weighted: int
-    """Number of those that ratios weigh: the complete ones with possible actions."""
+    drawn: dict[Method, int]
+    """How many of them a resample of each method draws."""
     notes: tuple[str, ...]
     """Values that could not be computed, and cautions."""
 
@@ -106,8 +106,7 @@ class Estimates(NamedTuple):
         """Return how much more a policy is worth than another, with a paired interval."""
         values, resampled = self.values[method], self.resampled[method]
         value = values[one].value - values[other].value
-        drawn = self.weighted if method in _BY_RATIOS else self.episodes
-        return with_interval(value, resampled[one] - resampled[other], drawn)
+        return with_interval(value, resampled[one] - resampled[other], self.drawn[method])
 
     def ranks(self, method: Method) -> dict[str, tuple[int, int]]:
         """Return the best and the worst rank that each policy may have, from 1 on.
@@ -193,13 +192,10 @@ def estimate(
                 is_unsure = method == "wis" and effective[name] < _FEW_EFFECTIVE
                 bootstrapped = np.full_like(resampled, np.nan) if is_unsure else resampled
                 results[method][name] = point, bootstrapped
-    drawn = {method: int(data.weighted.sum()) for method in _BY_RATIOS}
+    by_weight, episodes = int(data.weighted.sum()), len(data.lengths)
+    drawn = {method: by_weight if method in _BY_RATIOS else episodes for method in results}
     values = {
-        method: {
-            x: with_interval(*by_policy[x], drawn.get(method, len(data.lengths)))
-            for x in policies
-            if x in by_policy
-        }
+        method: {x: with_interval(*by_policy[x], drawn[method]) for x in policies if x in by_policy}
         for method, by_policy in results.items()
     }
     notes += cautions_of_fqe(values.get("fqe", {}), check, data)
@@ -210,8 +206,8 @@ def estimate(
         effective,
         data.behaviour,
         check,
-        len(data.lengths),
-        drawn["wis"],
+        episodes,
+        drawn,
         tuple(notes),
     )
 

@@ -619,7 +619,9 @@ def test_policies_are_ordered_by_paired_differences():
     noise, other_noise = np.random.default_rng(0).normal(size=(2, 500))
     resampled = {"a": 1 + noise, "b": 2 + noise, "c": 2.5 + other_noise, "d": np.full(500, np.nan)}
     values = {"a": Estimate(1.0), "b": Estimate(2.0), "c": Estimate(2.5), "d": Estimate(np.nan)}
-    estimates = Estimates({"wis": values}, {"wis": resampled}, {}, Estimate(0.0), None, 9, 9, ())
+    estimates = Estimates(
+        {"wis": values}, {"wis": resampled}, {}, Estimate(0.0), None, 9, {"wis": 9}, ()
+    )
     assert estimates.difference("wis", "b", "a") == pytest.approx((1, 1, 1))
     assert estimates.ranks("wis") == {"a": (2, 3), "b": (1, 2), "c": (1, 3)}
     single = estimates._replace(resampled={"wis": dict.fromkeys(values, np.zeros(0))})
