@@ -153,7 +153,7 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
         raise VaultError(f"{source} is a zarr v2 group: write it again as zarr v3.")
     with readable(source):
         group = zarr.open_group(source, mode="r", zarr_format=3)
-        arrays: dict[str, Any] = dict(group.arrays())
+        arrays: dict[str, Any] = dict(sorted(group.arrays()))
         check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _NEEDED)
         for name, array in arrays.items():
             require_numbers(array, name)
