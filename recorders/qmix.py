@@ -25,7 +25,6 @@ from offmarl.networks import (
     CentralInput,
     MixedParams,
     MixedValues,
-    agent_network,
     make_mixer,
     mix,
 )
@@ -88,8 +87,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     require_one_team(spec, "qmix", "recorder")
     config = q_config(args)
     mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden, args.mixer)
-    # The mixer begins near 0. Beside agents that do, too, both would hardly learn at first.
-    networks = MixedValues(agent_network(config, spec, output_scale=1.0), mixer)
+    networks = MixedValues.make(config, spec, mixer)
 
     def init_params(key: PRNGKeyArray) -> MixedParams:
         return networks.init(spec, *jax.random.split(key))

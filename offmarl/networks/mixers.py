@@ -23,7 +23,7 @@ from offmarl.networks.encoders import (
     state_encoder,
 )
 from offmarl.networks.linear import SMALL, Dense, InputLayer, orthogonal
-from offmarl.networks.policies import AgentNetwork, init_network
+from offmarl.networks.policies import AgentNetwork, PolicyConfig, agent_network, init_network
 from offmarl.networks.torsos import unroll_batch
 from offmarl.types import ArrayTree, EnvSpec, Sequence, View
 
@@ -243,6 +243,12 @@ class MixedValues(NamedTuple):
 
     agent: AgentNetwork
     mixer: Mixer | PooledMixer
+
+    @classmethod
+    def make(cls, config: PolicyConfig, spec: EnvSpec, mixer: Mixer | PooledMixer) -> "MixedValues":
+        """Build the agents' network beside a mixer."""
+        # The mixer begins near 0. Beside agents that do, too, both would hardly learn at first.
+        return cls(agent_network(config, spec, output_scale=1.0), mixer)
 
     def init(self, spec: EnvSpec, agent_key: PRNGKeyArray, mixer_key: PRNGKeyArray) -> MixedParams:
         """Draw the parameters."""

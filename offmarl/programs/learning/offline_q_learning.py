@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from offmarl.config import NonNegative, PositiveInt
 from offmarl.distributions import categorical, select
 from offmarl.losses import double_q_values, td_targets
-from offmarl.networks import MixedValues, QParams, agent_network, make_mixer
+from offmarl.networks import MixedValues, QParams, make_mixer
 from offmarl.programs.learning.learner import (
     ValueArgs,
     next_in_window,
@@ -61,9 +61,8 @@ class MixedArgs(QLearningArgs):
 
 def make_mixed_values(spec: EnvSpec, args: MixedArgs) -> MixedValues:
     """Build the agents' network of action values, and their mixer."""
-    # The mixer begins near 0. Beside agents that do, too, both would hardly learn at first.
-    network = agent_network(policy_config(args, "q"), spec, output_scale=1.0)
-    return MixedValues(network, make_mixer(spec, args.mixer_embed, args.mixer_hidden))
+    mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
+    return MixedValues.make(policy_config(args, "q"), spec, mixer)
 
 
 def next_values(
