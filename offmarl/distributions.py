@@ -45,12 +45,13 @@ class Distribution(Protocol):
 def mask_illegal(
     scores: Float[Array, "*b A"], legal_actions: Bool[Array, "*b A"]
 ) -> Float[Array, "*b A"]:
-    """Replace the logits or values of illegal actions by -1e9.
+    """Replace the logits or values of illegal actions by -1e9, in float16 by -16376.
 
     The number is finite, because gradients through infinities are NaN. It is far from the largest
     float, so that sums of several such entries stay finite too.
     """
-    return jnp.where(legal_actions, scores, -1e9)
+    least = -16376.0 if scores.dtype == jnp.float16 else -1e9
+    return jnp.where(legal_actions, scores, least)
 
 
 def select(values: Float[Array, "*b A"], action: Int[Array, "*b"]) -> Float[Array, "*b"]:

@@ -215,10 +215,11 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         state: State, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
-        uniform = (state.iteration < random_rounds).astype(jnp.float32)
-        explore = NoisyParams(state.params.actor, hyper.noise, uniform)
+        is_random = state.iteration < random_rounds
+        explore = NoisyParams(state.params.actor, hyper.noise, is_random.astype(jnp.float32))
+        number = jnp.where(is_random, -1, state.iteration)
         after, transitions, next_views, _ = rollout(
-            env, policy, explore, state.rollout, rollout_key, args.num_steps, state.iteration
+            env, policy, explore, state.rollout, rollout_key, args.num_steps, number
         )
         capture = add(buffer, state.capture, transitions, next_views)
         progress = training_progress(args, state.iteration)

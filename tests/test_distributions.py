@@ -177,3 +177,13 @@ def test_illegal_actions_are_never_drawn_and_add_no_entropy():
     np.testing.assert_allclose(log_prob, np.log(0.5), rtol=1e-6)
     np.testing.assert_allclose(distribution.entropy(), np.log(2), rtol=1e-6)
     assert (categorical(jnp.arange(3.0), jnp.array([True, True, False])).mode()) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_illegal_actions_are_masked_in_half_precision(dtype):
+    def entropy(logits):
+        return categorical(logits, jnp.array([True, True, False])).entropy()
+
+    logits = jnp.zeros(3, dtype)
+    assert float(entropy(logits)) == pytest.approx(np.log(2), rel=1e-2)
+    assert np.isfinite(np.asarray(jax.grad(entropy)(logits), np.float32)).all()

@@ -86,7 +86,8 @@ def _report(work: Any, html: Path | None) -> Report:
         "page": html,
     }
     for acting, table in work.tables().items():
-        data[acting] = summary = scores(table[..., 0], names, work.scored, work.partners)
+        of = work.scored, work.partners, work.dependent
+        data[acting] = summary = scores(table[..., 0], names, *of)
         for key, values in zip(("returns", "standard_errors"), table.T, strict=True):
             orders = zip(seats, (values.T, values), strict=True)
             summary[key] = {seat: plain(x[work.scored][:, work.partners]) for seat, x in orders}
@@ -103,7 +104,9 @@ def _report(work: Any, html: Path | None) -> Report:
 
 def _notes(work: "CrossPlayWork") -> Iterator[str]:
     num_partners = len({*work.partners} - {*work.scored})
-    if len(work.scored) < MIN_RUNS:
+    if work.dependent:
+        yield "No intervals: members of a population (--pbt) have replaced one another."
+    elif len(work.scored) < MIN_RUNS:
         yield f"Intervals need at least {MIN_RUNS} policies: train more seeds."
     elif len(work.scored) < ENOUGH_RUNS:
         yield f"Intervals over fewer than {ENOUGH_RUNS} policies cover less often than 95%."

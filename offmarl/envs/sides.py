@@ -361,8 +361,9 @@ class SideState(NamedTuple):
 class Side:
     """An environment whose agents are some of another's; other policies act for the others.
 
-    Its episodes end when they have ended for all agents of the side. The other agents' part of each
-    step is in its extras, from which `join_agents` makes steps of all agents.
+    Its episodes end when they have ended for all agents of the side, or for all agents where they
+    share one reward, which goes on until then. The other agents' part of each step is in its
+    extras, from which `join_agents` makes steps of all agents.
 
     Parameters
     ----------
@@ -418,13 +419,17 @@ class Side:
         after = SideState(inner, timestep.next_view, carry)
         view = _part(timestep.next_view, self.team.agents)
         terminated, truncated = timestep.terminated[agents], timestep.truncated[agents]
+        last = (terminated | truncated).all()
+        if self.env.spec.reward == "team":
+            goes_on, last = last & ~timestep.last, timestep.last
+            terminated, truncated = terminated & ~goes_on, truncated & ~goes_on
         return after, Timestep(
             view,
             view,
             timestep.reward[agents],
             terminated,
             truncated,
-            last=(terminated | truncated).all(),
+            last=last,
             shaping=None if timestep.shaping is None else timestep.shaping[agents],
             extras=_pack(_others_of(self.team, state.view, joint, log_prob, number, timestep)),
             won=timestep.won,

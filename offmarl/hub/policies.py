@@ -186,7 +186,7 @@ def _card(
         "licence": licence,
         "offmarl": record["offmarl"],
         "acting": tracking.acting_of(record),
-        "returns": _returns(directory),
+        "returns": _returns(directory, bool(args.get("pbt"))),
         "arguments": {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in args.items()
@@ -195,9 +195,10 @@ def _card(
     }
 
 
-def _returns(directory: Path) -> dict[str, Any]:
+def _returns(directory: Path, dependent: bool) -> dict[str, Any]:
     """Return the mean return of each seed's last policy, and of all seeds; empty if unknown.
 
+    ``dependent`` seeds, those of a population, have no interval.
     Returns that are not finite are null in the metrics, and then the means are unknown.
     """
     rows = tracking.read(directory / tracking.METRICS_FILE)
@@ -207,7 +208,8 @@ def _returns(directory: Path) -> dict[str, Any]:
     if not by_seed or any(None in values for values in by_seed.values()):
         return {}
     means = np.array([np.mean(values) for values in by_seed.values()])
-    value, low, high = estimate(mean, means[:, None])
+    runs = means.mean(keepdims=True) if dependent else means
+    value, low, high = estimate(mean, runs[:, None])
     interval = {} if low is None else {"low": low, "high": high}
     sizes = {"seeds": means.tolist(), "episodes": len(next(iter(by_seed.values())))}
     return {"mean": value, **interval, **sizes}

@@ -326,7 +326,8 @@ def _epsilon_greedy(
     key: PRNGKeyArray,
 ) -> tuple[Int[Array, "N"], Float[Array, "N"]]:
     best = mask_illegal(values, legal_actions).argmax(-1)
-    uniform = legal_actions / legal_actions.sum(-1, keepdims=True)
+    legal = legal_actions | ~legal_actions.any(-1, keepdims=True)  # the dead may have none
+    uniform = legal / legal.sum(-1, keepdims=True)
     log_probs = jnp.log((1 - epsilon) * jax.nn.one_hot(best, values.shape[-1]) + epsilon * uniform)
     action = jax.random.categorical(key, log_probs)
     return action, select(log_probs, action)

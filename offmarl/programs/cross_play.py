@@ -7,6 +7,7 @@ holds the parameters of two policies at a time. A block of the work is a row of 
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -72,8 +73,10 @@ class CrossPlayWork(Work):
         self.env, self.side, self.rest = _environment((*policies, *partners), env, side)
         self.episodes, self._seed, self._programs = episodes, check_seed(seed), programs
         self._pool: dict[str, Member] = {}
-        self.scored = self._numbers(policies)
-        self.partners = self._numbers(partners) if partners else self.scored
+        populations: Counter[Path] = Counter()
+        self.scored = self._numbers(policies, populations)
+        self.partners = self._numbers(partners, populations) if partners else self.scored
+        self.dependent = max(populations.values(), default=0) > 1
         self.members = [*self._pool.values()]
         ways = [member.ways for member in self.members]
         self._policies = (*dict.fromkeys(policy for way in ways for policy in way.values()),)
@@ -89,20 +92,25 @@ class CrossPlayWork(Work):
         path = Path("runs") / safe_path(name, option="--env") / f"cross-play-{sha256[:8]}"
         super().__init__("cross-play", local(path), about, len(self.members))
 
-    def _numbers(self, sources: Sequence[str]) -> list[int]:
-        """Load the policies of some names; return their numbers, the same for the same policy."""
+    def _numbers(self, sources: Sequence[str], populations: Counter[Path]) -> list[int]:
+        """Load the policies of some names; return their numbers, the same for the same policy.
+
+        Members of runs with ``--pbt`` are counted in ``populations``.
+        """
         numbers = []
         for source, (name, weight) in ((x, entry) for x in sources for entry in names_in(x)):
             if weight != 1:
                 raise OptionError(f"{source} has a weight, but pairs count alike: leave it out.")
             run = run_of(name)
-            trained = tracking.read_run(local(run[0]))["args"].get("side") if run else None
-            seat = self.rest if trained == self.rest.name else self.side
+            args = tracking.read_run(local(run[0]))["args"] if run else {}
+            seat = self.rest if args.get("side") == self.rest.name else self.side
             full_name = f"{name}@*" if run and run[1] is None else name
             file = file_of_run(local(run[0]), self._programs) if run else None
             best, samplers = (
                 members_of(full_name, self.env, seat, greedy=x, program=file) for x in (True, False)
             )
+            if run and args.get("pbt"):
+                populations[local(run[0])] += len(best)
             for greedy, sampled in zip(best, samplers, strict=True):
                 full = f"{run[0]}{greedy.name.removeprefix(local(run[0]).name)}" if run else name
                 about = (greedy.about.get(x, "") for x in ("policy", "parameters", "acting"))
@@ -244,13 +252,15 @@ def scores(
     names: Sequence[str],
     scored: Sequence[int],
     partners: Sequence[int],
+    dependent: bool = False,
 ) -> dict[str, Any]:
     """Return the scores of policies and partners in a table of mean returns, for JSON.
 
     A pair counts with the mean of both seats; one that met in one seat only, with that one. The
     diagonal is self-play and no part of cross-play. The share of the best response is what a policy
     gets beside its partners, divided by what the best of the table gets beside each of them, the
-    partner itself included; None if that is not positive. Intervals are over policies.
+    partner itself included; None if that is not positive. Intervals are over policies; there are
+    none if they are ``dependent``, as the members of a population.
     """
     pair = np.where(np.isnan(mean), mean.T, np.where(np.isnan(mean.T), mean, (mean + mean.T) / 2))
     apart = np.where(np.eye(len(mean), dtype=bool), np.nan, pair)
@@ -274,7 +284,8 @@ def scores(
         }
 
     rows = [row(number) for number in scored]
-    statistics = _over_policies(play, scored, [x for x in partners if x not in scored])
+    samples = [] if dependent else [scored, [x for x in partners if x not in scored]]
+    statistics = _over_policies(play, *samples)
     means = {x: _mean([cells[x] for cells in rows]) for x in ("worst", "best_response_share")}
     estimates = zip(("self_play", "cross_play", "gap"), statistics, strict=True)
     table = {name: estimate._asdict() for name, estimate in estimates} | means | {"policies": rows}

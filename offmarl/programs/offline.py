@@ -250,7 +250,7 @@ class _Training(Training):
     def begin(self) -> Learned:
         states = start(self.program, self._keys, self.learners.hyper)
         if self.args.init is not None:
-            states = begin_states(self._start, self.program, states)
+            states = begin_states(self._start, self.program, states, self.seeds)
         return Learned(states, self._priorities())
 
     def _priorities(self) -> Priorities | None:

@@ -251,7 +251,7 @@ def shuffle(
     finite domains", CT-RSA 2002).
     """
     keys = _round_keys(seed, epoch)
-    bits = max(2, (count - 1).bit_length())
+    bits = max(6, (count - 1).bit_length())  # fewer leave few orders to choose from
     numbers = places.astype(np.uint64)
     numbers = _permute(numbers, bits, keys)
     while (outside := np.flatnonzero(numbers >= count)).size:

@@ -26,6 +26,13 @@ class Curve(NamedTuple):
     """Updates of a baseline, or environment steps of a recorder."""
     values: Float[np.ndarray, "seeds points"]
     """The mean of each evaluation, or the logged number."""
+    dependent: bool = False
+    """Whether the seeds are a population, whose members replaced one another."""
+
+    @property
+    def runs(self) -> Float[np.ndarray, "runs points"]:
+        """Values of independent runs: a population counts as one."""
+        return self.mean[None] if self.dependent else self.values
 
     @property
     def mean(self) -> Float[np.ndarray, "points"]:
@@ -34,10 +41,10 @@ class Curve(NamedTuple):
 
     def interval(self) -> Float[np.ndarray, "2 points"] | None:
         """Return the pointwise 95% bootstrap interval of the mean; None for too few seeds."""
-        if len(self.values) < MIN_RUNS:
+        if len(self.runs) < MIN_RUNS:
             return None
         low, high = bootstrap_interval(
-            lambda scores: scores.mean(-2), self.values, seed=0, resamples=_RESAMPLES
+            lambda scores: scores.mean(-2), self.runs, seed=0, resamples=_RESAMPLES
         )
         return np.stack([low, high])
 
@@ -88,9 +95,9 @@ def common_curves(
     for entry in next(iter(curves.values())):
         group = {name: entries[entry] for name, entries in curves.items() if entry in entries}
         steps = reduce(np.intersect1d, (curve.steps for curve in group.values()))
-        if len(group) < len(curves) or len({len(curve.values) for curve in group.values()}) > 1:
+        if len(group) < len(curves) or len({len(curve.runs) for curve in group.values()}) > 1:
             continue
-        shared = {name: x.values[:, np.isin(x.steps, steps)].T for name, x in group.items()}
+        shared = {name: x.runs[:, np.isin(x.steps, steps)].T for name, x in group.items()}
         scaled = [
             normalise(values, references[name]) if references else values
             for name, values in shared.items()
@@ -108,14 +115,18 @@ def curves_of(directory: Path) -> dict[str, Curve]:
     RunError
         The directory is not a run.
     """
-    seeds: list[int] = read_run(directory)["seeds"]
+    record = read_run(directory)
+    seeds: list[int] = record["seeds"]
     rows = read(directory / METRICS_FILE)
     names = dict.fromkeys(name for row in rows for name in row if name not in ("seed", "step"))
-    curves = {name: _curve([row for row in rows if name in row], name, seeds) for name in names}
+    dependent = bool(record["args"].get("pbt"))
+    curves = {x: _curve([row for row in rows if x in row], x, seeds, dependent) for x in names}
     return {name: curve for name, curve in curves.items() if len(curve.steps)}
 
 
-def _curve(rows: Iterable[Mapping[str, Any]], name: str, seeds: list[int]) -> Curve:
+def _curve(
+    rows: Iterable[Mapping[str, Any]], name: str, seeds: list[int], dependent: bool
+) -> Curve:
     points: dict[int, dict[int, float]] = {}
     for row in rows:
         value = row[name]
@@ -123,7 +134,7 @@ def _curve(rows: Iterable[Mapping[str, Any]], name: str, seeds: list[int]) -> Cu
             points.setdefault(row["step"], {})[row["seed"]] = float(np.mean(value))
     steps = sorted(step for step, by_seed in points.items() if len(by_seed) == len(seeds))
     values = np.array([[points[step][seed] for step in steps] for seed in seeds], float)
-    return Curve(np.array(steps, int), values.reshape(len(seeds), len(steps)))
+    return Curve(np.array(steps, int), values.reshape(len(seeds), len(steps)), dependent)
 
 
 def learning_curves(curves: Curves) -> Section:

@@ -278,6 +278,8 @@ def test_scores_of_known_numbers():
     without = np.array([15 - 1, 15 - 0, 10 - 7])
     half = 4.302652729911275 * np.sqrt(2 / 3 * ((without - without.mean()) ** 2).sum())
     np.testing.assert_allclose(result["gap"]["high"] - result["gap"]["value"], half)
+    of_population = scores(table, NAMES, [0, 1, 2], [0, 1, 2], dependent=True)
+    assert of_population["gap"] == result["gap"] | {"low": None, "high": None}
 
 
 def test_scores_beside_partners_and_in_one_seat():
@@ -329,11 +331,13 @@ def test_intervals_of_the_gap_cover_as_often_as_they_claim(partners):
         (5, [0, 5, 6], [], "Intervals hold for these partners: fewer than 3 are no sample of par"),
         (5, [5, 6, 7], [4, 6], "They act for one side only, without self-play: m4, m6."),
         (5, range(5), [], None),
+        (0, [], [], "No intervals: members of a population (--pbt) have replaced one another."),
     ],
 )
 def test_what_intervals_are_of_is_said(scored, partners, one_side, note):
     members = [SimpleNamespace(name=f"m{n}", seats=(True, n not in one_side)) for n in range(8)]
     work = SimpleNamespace(scored=[*range(scored)], partners=partners, members=members)
+    work.dependent = not scored
     notes = [*_notes(work)]
     assert len(notes) == (note is not None) and all(x.startswith(note) for x in notes)
 

@@ -1,5 +1,7 @@
 """One side of an adversarial environment, and policies composed of several."""
 
+from dataclasses import replace
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -180,6 +182,24 @@ def test_memory_of_rewards_reaches_each_policy():
 def test_each_agent_has_one_policy(seats, message):
     with pytest.raises(ShapeError, match=message):
         compose(ENV.spec, [Seat(agents, UNIFORM, EVERYONE) for agents in seats])
+
+
+def test_a_side_is_paid_by_its_team_after_its_death():
+    class Together(Rivals):
+        """One team, paid 1 a step."""
+
+        @property
+        def spec(self):
+            return replace(super().spec, reward="team", teams=None, team_names=None)
+
+        def step(self, key, state, action):
+            after, timestep = super().step(key, state, action)
+            return after, timestep._replace(reward=jnp.ones(3))
+
+    env = Together()
+    seat = TeamPolicy(make_policy(PolicyConfig("random"), env.spec), (), EVERYONE)
+    side = play_side(env, "agent_1", {"agent_0,agent_2": seat})
+    assert evaluate(side, always(2), (), jax.random.key(0), 2).returns.tolist() == [4.0] * 2
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,16 @@ def test_log_probs_are_those_of_the_distribution_acted_with() -> None:
     np.testing.assert_allclose(np.unique(np.exp(log_prob[:, 1]).round(4)), [0.1, 0.7], rtol=1e-6)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_an_agent_without_legal_actions_acts_all_the_same(epsilon: float) -> None:
+    """The dead may have none."""
+    config = PolicyConfig("feedforward", "q")
+    params = init_policy(config, SPEC, jax.random.key(0))._replace(epsilon=jnp.asarray(epsilon))
+    arguments = params, (), jnp.ones((3, 7)), jnp.zeros((3, 4), bool)
+    _, log_prob, _ = make_policy(config, SPEC).act(*arguments, jax.random.key(2))
+    np.testing.assert_allclose(log_prob, epsilon * -np.log(4), rtol=1e-6)
+
+
 def test_greedy_takes_the_best_legal_action() -> None:
     config = PolicyConfig("feedforward")
     network, params = agent_network(config, SPEC), init_policy(config, SPEC, jax.random.key(3))

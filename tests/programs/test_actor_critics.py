@@ -329,6 +329,18 @@ def test_a_temperature_may_be_kept():
     assert differ(state.params.actor, after.params.actor)
 
 
+def test_random_steps_are_of_no_policy():
+    sizes = {"num_envs": 2, "num_steps": 1, "capacity": 4, "hidden": 2, "batch_size": 2}
+    args = maddpg.Args(random_steps=3, updates=1, **sizes)
+    env, hyper = envs.make("probe/match"), hyperparameters(args)
+    program = maddpg.make(env.spec, structure(args), env)
+    state, update = jax.jit(program.init)(jax.random.key(0), hyper), program.stages[0].update
+    for number in range(3):
+        state, _ = jax.jit(update)(state, None, jax.random.key(number), hyper)
+    ids = state.capture.buffer.experience.transition.policy_id
+    assert ids[0, :3].flatten().tolist() == [-1, -1, 2]
+
+
 # ---------------------------------------------------------------------------------- learning
 
 SMALL = {

@@ -22,6 +22,8 @@ from offmarl.programs.recording import online
 from offmarl.programs.runs import training
 from offmarl.programs.runs.continuing import (
     InitialRun,
+    TrainingStart,
+    begin_states,
     carry_over,
     learned_fields,
     start_of,
@@ -29,6 +31,7 @@ from offmarl.programs.runs.continuing import (
 )
 from offmarl.programs.runs.dataset import DatasetStatistics, is_scale, read
 from offmarl.programs.runs.normalisation import normalise_as_asked
+from offmarl.programs.runs.trained import stack_seeds
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
 from tests.runs import least_record
 from tests.vault.experience import make, written
@@ -258,6 +261,18 @@ def test_a_baseline_keeps_the_unit_of_the_values_of_a_run(before, tmp_path):
     )
     start = start_of_baseline(replace(args, init=unscaled), ENV.spec)
     assert start.scale == {"gamma": 0.9} and start.statistics["return_scale"] == 20
+
+
+def test_a_seed_continues_from_the_same_one_alone_and_beside_others():
+    ours, fresh = built(iql_cql)
+    runs = [jax.tree.map(lambda leaf, i=i: jnp.full_like(leaf, i), fresh) for i in range(3)]
+    start = TrainingStart({}, InitialRun("run", ours, runs, {}, "", {}))
+    for seeds in ([5], [4, 5, 6]):
+        states = stack_seeds([fresh] * len(seeds))
+        began = begin_states(start, ours, states, seeds)
+        assert [float(x.ravel()[0]) for x in jax.tree.leaves(began.params)[0]] == [
+            seed % 3 for seed in seeds
+        ]
 
 
 @pytest.mark.slow

@@ -198,6 +198,8 @@ def test_exploration_comes_down_linearly_and_stays(rounds):
     np.testing.assert_allclose([m["epsilon"] for m in metrics], [1.0, 0.7, 0.4, 0.1], rtol=1e-6)
     logs = states[1].capture.buffer.experience.transition.behaviour_log_prob[:, :2]
     np.testing.assert_allclose(logs, np.log(0.5), rtol=1e-6)  # all of the first round is chance
+    replay = states[-1].capture.buffer.experience.transition.policy_id
+    assert {*replay.flatten().tolist()} == {-1, 3}  # the versions before did not act alone
 
 
 def test_recorded_data_has_the_final_epsilon_and_the_newest_parameters(rounds):

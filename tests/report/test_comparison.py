@@ -102,6 +102,7 @@ def test_a_population_counts_as_one_run(tmp_path):
     (results,) = report.read_runs([run]).results.values()
     (result,) = results.values()
     assert (result.scores.tolist(), result.seeds) == ([3.5], (0,))
+    assert report.curves_of(run)[RETURN].interval() is None
 
 
 @pytest.mark.parametrize("others", [0, 8])

@@ -227,15 +227,17 @@ def q_program(
         rollout_key, learn_key = jax.random.split(key)
         progress = training_progress(args, state.iteration)
         epsilon = linear_schedule(progress, 1.0, hyper.epsilon, hyper.exploration)
-        acting, params, number = policy, QParams(state.params.agent, epsilon), state.iteration
+        # The version of an iteration is evaluated with the last ε, so it did not act before.
+        number = jnp.where(progress < hyper.exploration, -1, state.iteration)
+        acting, params, policy_id = policy, QParams(state.params.agent, epsilon), number
         if state.guide is not None:
-            acting, params, number = mixture, _members(params, state.guide, hyper), jnp.int32(0)
+            acting, params, policy_id = mixture, _members(params, state.guide, hyper), jnp.int32(0)
         after, transitions, next_views, _ = rollout(
-            env, acting, params, state.rollout, rollout_key, args.num_steps, number
+            env, acting, params, state.rollout, rollout_key, args.num_steps, policy_id
         )
         extra = {"epsilon": epsilon}
         if state.guide is not None:
-            guide, transitions = _judged(state.guide, transitions, state.iteration)
+            guide, transitions = _judged(state.guide, transitions, number)
             state, extra = state._replace(guide=guide), extra | {"guided": 1.0 - guide.is_worse}
         capture = add(buffer, state.capture, transitions, next_views)
         state = state._replace(rollout=after, capture=capture)

@@ -394,7 +394,7 @@ class _Training(Training):
         # The buffers are replaced one by one.
         hypers = self._population.members
         fresh = (init(run.key(INIT), hyper) for run, hyper in zip(self.runs, hypers, strict=True))
-        states = (self._start.begin(program, state, number) for number, state in enumerate(fresh))
+        states = map(partial(self._start.begin, program), fresh, self.seeds)
         return self._beside_prior([meet_others(first.env, state) for state in states])
 
     def resume(self, tree: Mapping[str, ArrayTree]) -> list[ArrayTree]:

@@ -6,6 +6,7 @@ parts of the policy, wherever the two programs keep them; other networks by thei
 that they belong to. What the run lacks starts anew.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -66,9 +67,9 @@ class TrainingStart(NamedTuple):
                 "to: leave out --prefill."
             )
 
-    def begin(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
-        """Return the state of a seed, from its fresh one and its number."""
-        return state if self.run is None else self.run.begin(program, state, number)
+    def begin(self, program: Program, state: ArrayTree, seed: int) -> ArrayTree:
+        """Return the state of a training seed, from its fresh one."""
+        return state if self.run is None else self.run.begin(program, state, seed)
 
 
 def start_of(args: OnlineArgs, env: Environment) -> TrainingStart:
@@ -131,11 +132,12 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> TrainingStart:
     return TrainingStart({"init": run.about}, run, run.taken_over(args), statistics)
 
 
-def begin_states(start: TrainingStart, program: Program, states: ArrayTree) -> ArrayTree:
-    """Return the states of all seeds, ``(seeds, ...)``, after `TrainingStart.begin`."""
-    seeds = len(jax.tree.leaves(states)[0])
-    fresh = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(seeds)]
-    return stack_seeds([start.begin(program, state, i) for i, state in enumerate(fresh)])
+def begin_states(
+    start: TrainingStart, program: Program, states: ArrayTree, seeds: Iterable[int]
+) -> ArrayTree:
+    """Return the states of training seeds, ``(seeds, ...)``, after `TrainingStart.begin`."""
+    fresh = (jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in itertools.count())
+    return stack_seeds([start.begin(program, *x) for x in zip(fresh, seeds, strict=False)])
 
 
 # ---------------------------------------------------------------------------------- the run
@@ -210,12 +212,14 @@ class InitialRun(NamedTuple):
             theirs, ours = _by_name(self.program, self.states[0]), _by_name(program, state)
             _common_parts(theirs, ours, self.name, self.sizes)
 
-    def begin(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
-        """Return the state of a seed with what the run's seeds, which take turns, have learned.
+    def begin(self, program: Program, state: ArrayTree, seed: int) -> ArrayTree:
+        """Return the state of a seed with what one of the run's seeds has learned.
 
-        A recorder whose learner is guided starts anew, and the run's policy is its guide.
+        Those take turns by the number of the seed, so that a seed trained alone starts as it does
+        beside others. A recorder whose learner is guided starts anew, and the run's policy is its
+        guide.
         """
-        trained = self.states[number % len(self.states)]
+        trained = self.states[seed % len(self.states)]
         if program.guided is None:
             return carry_over(self.program, trained, program, state, self.name, self.sizes)
         theirs = _by_name(self.program, trained)
