@@ -5,9 +5,13 @@ traceback is a bug in offmarl.
 """
 
 import difflib
+import os
+import signal
+import sys
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class OffmarlError(Exception):
@@ -156,6 +160,38 @@ class Stopped(KeyboardInterrupt):
 def raise_stopped(signum: int, _frame: object) -> NoReturn:
     """Handle a signal by raising `Stopped`, so that what is half written is removed."""
     raise Stopped("stopped: repeat the command to finish it.", signum)
+
+
+_REPEAT_SECONDS = 0.05
+
+
+_repeats = False
+
+
+def repeat_lost_interrupts() -> None:
+    """Repeat a Ctrl-C whose exception Python discards.
+
+    An exception in a callback of the garbage collector, such as JAX's, or in a finaliser is printed
+    and discarded, and a program that has not yet installed its own handler would run on.
+    """
+    global _repeats
+    if _repeats:
+        return
+    _repeats, before = True, sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) == "Event loop is closed":
+            return  # another write of a checkpoint that failed and was reported
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            before(unraisable)
+            return
+        # Later, because a signal in this function would be discarded, too.
+        signum = getattr(unraisable.exc_value, "signum", signal.SIGINT)
+        repeat = threading.Timer(_REPEAT_SECONDS, os.kill, (os.getpid(), signum))
+        repeat.daemon = True
+        repeat.start()
+
+    sys.unraisablehook = hook
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], see: str = "") -> UnknownNameError:

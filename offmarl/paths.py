@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -11,6 +11,9 @@ from offmarl.errors import OptionError
 
 _OF_FILES = (".vlt", ".zip")
 """Suffixes of paths: a text with one of these is never looked up as a dataset's name."""
+
+SERVER = re.compile(r"(\[[^\]/@]*\]|[^\[\]/:@]+)(:\d+)?(?=/|$)")
+"""A host and perhaps a port, without a user name or password."""
 
 
 def local(path: str | os.PathLike[str]) -> Path:
@@ -174,3 +177,25 @@ openers: dict[str, Callable[[Any], Any]] = {}
 
 STREAM_CACHE = "OFFMARL_STREAM_CACHE_GB"
 """Environment variable: the most that pages of remote datasets take on the disk, in GB."""
+
+
+def hide_credentials(text: str) -> str:
+    """Return a URL with its user name and password replaced by ``***``.
+
+    A password may contain ``/`` or ``@`` that should have been percent-encoded. So unless the URL
+    begins with a server, everything before its last ``@`` is hidden.
+    """
+    scheme, separator, address = text.partition("://")
+    server = address.lstrip("/")
+    if not separator or "@" not in server or SERVER.match(server):
+        return text
+    return f"{scheme}://***@{server.rpartition('@')[2]}"
+
+
+def hide_all_credentials(value: Any) -> Any:
+    """Return plain data with the credentials of all URLs in it hidden."""
+    if isinstance(value, Mapping):
+        return {key: hide_all_credentials(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(hide_all_credentials, value)]
+    return hide_credentials(value) if isinstance(value, str) else value

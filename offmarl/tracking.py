@@ -333,6 +333,17 @@ def replace_file(path: Path, content: str | bytes) -> None:
         raise type(error)(error.errno, error.strerror, str(path)) from error
 
 
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write a file that the user named, through links; a device or a pipe stays what it is.
+
+    Other files are replaced, atomically. `OSError` if it cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    else:
+        replace_file(path.resolve() if path.is_symlink() else path, content)
+
+
 def plain(value: Any) -> Any:
     """Return data converted to JSON and back; see `to_json`."""
     match value:
@@ -370,7 +381,22 @@ Advance = Callable[..., None]
 
 The note replaces the last one.
 """
-_console = Console(stderr=True, emoji=False)
+
+
+class _Console(Console):
+    """Standard error; nothing that fails there ends what it tells of."""
+
+    def on_broken_pipe(self) -> None:
+        """Be quiet, since nobody reads it."""
+        self.quiet = True
+
+    def say(self, text: str) -> None:
+        """Print a line; none where there is no room for it."""
+        with suppress(OSError):
+            self.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+_console = _Console(stderr=True, emoji=False)
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -405,7 +431,7 @@ def progress(
 def notice(text: str) -> None:
     """Print a line on standard error, as progress is shown."""
     if not is_quiet():
-        _console.print(one_line(text), highlight=False, markup=False, soft_wrap=True)
+        _console.say(one_line(text))
 
 
 def console() -> Console:
@@ -475,8 +501,7 @@ class _Lines:
 
     def show(self, *parts: str) -> None:
         """Print a line."""
-        line = f"{self._description}: {', '.join(part for part in parts if part)}"
-        _console.print(line, highlight=False, markup=False, soft_wrap=True)
+        _console.say(f"{self._description}: {', '.join(part for part in parts if part)}")
 
 
 def _rate(speed: float, unit: str = "") -> str:

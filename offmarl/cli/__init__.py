@@ -11,14 +11,12 @@ a shell after Ctrl-C, 143 after SIGTERM.
 import os
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from inspect import cleandoc
-from typing import Any
 
 from offmarl._ahead import call_briefly
 from offmarl._memory import collect_rarely
@@ -36,6 +34,7 @@ from offmarl.errors import (
     Stopped,
     UnknownNameError,
     raise_stopped,
+    repeat_lost_interrupts,
     unknown_name,
 )
 from offmarl.paths import remember_paths
@@ -91,32 +90,6 @@ def exit_codes(as_json: bool = False) -> Iterator[None]:
             yield
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         _end_by_signal(signal.SIGPIPE)
-
-
-_REPEAT_SECONDS = 0.05
-
-
-def repeat_lost_interrupts() -> None:
-    """Repeat a Ctrl-C whose exception Python discards.
-
-    An exception in a callback of the garbage collector, such as JAX's, or in a finaliser is printed
-    and discarded, and a program that has not yet installed its own handler would run on.
-    """
-    before = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) == "Event loop is closed":
-            return  # another write of a checkpoint that failed and was reported
-        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
-            before(unraisable)
-            return
-        # Later, because a signal in this function would be discarded, too.
-        signum = getattr(unraisable.exc_value, "signum", signal.SIGINT)
-        repeat = threading.Timer(_REPEAT_SECONDS, os.kill, (os.getpid(), signum))
-        repeat.daemon = True
-        repeat.start()
-
-    sys.unraisablehook = hook
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from offmarl import report as reports
 from offmarl.cli.output import Report, as_is, check_file
 from offmarl.report.figures import KINDS
 from offmarl.statistics import Reference
-from offmarl.tracking import replace_file
+from offmarl.tracking import write_output
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Files:
         if self.html:
             from offmarl.report import pages
 
-            replace_file(self.html, pages.comparison_page(compared, program))
+            write_output(self.html, pages.comparison_page(compared, program))
         lines, printed = [f"wrote {path}" for path in (self.html, self.figure) if path], []
         for name, path in self._tables().items():
             text = getattr(compared, name)()
             if str(path) == "-":
                 printed.append(as_is(text.rstrip("\n")))
             else:
-                replace_file(path, text)
+                write_output(path, text)
                 lines.append(f"wrote {path}")
         parts = printed or [*compared.sections, *compared.notes, *lines]
         return Report(compared.data(), Group(*parts))

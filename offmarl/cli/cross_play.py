@@ -14,7 +14,7 @@ from offmarl.cli.tasks import Divided
 from offmarl.report.tables import Section
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS
 from offmarl.terminal import bars, interval, number
-from offmarl.tracking import plain, replace_file
+from offmarl.tracking import plain, write_output
 
 if TYPE_CHECKING:
     from offmarl.programs.cross_play import CrossPlayWork
@@ -95,7 +95,7 @@ def _report(work: Any, html: Path | None) -> Report:
     if html:
         from offmarl.report import pages
 
-        replace_file(html, pages.render("cross_play.html", data=data, shown=by_way, ways=_WAYS))
+        write_output(html, pages.render("cross_play.html", data=data, shown=by_way, ways=_WAYS))
     parts: list[Any] = [part for sections in by_way.values() for part in sections]
     if data["partners"] != data["policies"]:
         parts.append(f"partners: {', '.join(data['partners'])}")

@@ -12,7 +12,7 @@ from typing import Any
 from offmarl.cli.parse import options_among
 from offmarl.cli.verbs import VERBS, function_of
 from offmarl.paths import path_text
-from offmarl.tracking import is_run
+from offmarl.tracking import is_run, read_run
 
 _SHOW = {"vaults": "offmarl show {vaults[0][path]}"}
 _TRAIN = {"path": "offmarl train bc --vault {path} --seeds 5 --updates 1000"}
@@ -122,10 +122,18 @@ def next_commands(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
         )
         following = _Quoting().format(next(fitting, ""), **about)
         code = options_among(rest, env=str, program=str) if "evaluate" in following else {}
+        if "record --policy" in following and _needs_code(Path(about["run"])):
+            return ""  # which its record names, and only the user may
         if "--vault" in following and "--env" not in following and ".py:" in str(about.get("env")):
             code = {"env": "none"}  # data that name code, which no command runs
         return " ".join([following, *(f"--{key} {quote(x)}" for key, x in code.items() if x)])
     return ""
+
+
+def _needs_code(run: Path) -> bool:
+    """Whether a run is of a program or an environment of the user's own."""
+    record = read_run(run)
+    return bool(record.get("file")) or ":" in str(record["args"].get("env"))
 
 
 def _flags_of(verb: str) -> set[str]:

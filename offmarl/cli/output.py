@@ -15,7 +15,7 @@ from rich.text import Text
 
 from offmarl import terminal
 from offmarl.errors import OptionError
-from offmarl.paths import kind_of, local, no_empty_directories, path_text
+from offmarl.paths import hide_credentials, kind_of, local, no_empty_directories, path_text
 from offmarl.terminal import one_line, printable
 from offmarl.tracking import to_json
 
@@ -48,11 +48,8 @@ def hide_credentials_in(arguments: Iterable[str]) -> None:
     _credentials.clear()
     for argument in arguments:
         url = argument.partition("=")[2] if argument.startswith("--") else argument
-        if "://" in url and "@" in url:
-            from offmarl.vault.storage.location import hide_credentials  # it imports TensorStore
-
-            if hide_credentials(url) != url:
-                _credentials.append(url.partition("://")[2].lstrip("/").rpartition("@")[0] + "@")
+        if hide_credentials(url) != url:
+            _credentials.append(url.partition("://")[2].lstrip("/").rpartition("@")[0] + "@")
 
 
 def mask_credentials(text: str) -> str:
@@ -187,6 +184,9 @@ def check_file(path: Path | None, option: str, example: str, kinds: Collection[s
         )
     if kinds:
         kind_of(path, kinds, option)
+    if full.exists() and not full.is_file():
+        return  # a device or a pipe
+    full = full.resolve() if full.is_symlink() else full
     partial = full.with_name(f".{full.name}.partial")
     try:
         with no_empty_directories(full.parent, always=True):

@@ -14,7 +14,7 @@ from offmarl.cli.parse import AT_LEAST_ONE, refuse_unused
 from offmarl.errors import OptionError, ShapeError
 from offmarl.report import pages, tables
 from offmarl.report.contents import Survey, Surveys, survey, warnings_by_dataset
-from offmarl.tracking import is_run, progress, refuse_benchmark, replace_file
+from offmarl.tracking import is_run, progress, refuse_benchmark, write_output
 from offmarl.vault import Dataset
 from offmarl.vault.dataset import open_vault
 from offmarl.vault.read.open import place_of
@@ -58,7 +58,7 @@ def report(
     if len(vaults) == 1:  # one path may stand for several vaults: sort them by return
         surveys = dict(sorted(surveys.items(), key=lambda item: _mean_return(item[1])))
     if html:
-        replace_file(html, pages.dataset_page(surveys, played_in))
+        write_output(html, pages.dataset_page(surveys, played_in))
     return Report(
         {"vaults": {name: entry.data() for name, entry in surveys.items()}, "page": html},
         Group(*_view(surveys), *([f"wrote {html}"] if html else [])),
@@ -74,7 +74,7 @@ def _run_report(runs: Sequence[Path], paths: Sequence[str], html: Path | None) -
         )
     described = pages.describe_run(runs[0])
     if html:
-        replace_file(html, pages.run_page(described))
+        write_output(html, pages.run_page(described))
     parts = [*described.sections(), *map(as_is, described.notes())]
     data = {"run": runs[0], "record": described.record, "page": html, "notes": described.notes()}
     data |= {"curves": {name: curve.data() for name, curve in described.curves.items()}}

@@ -112,7 +112,7 @@ def launch(
     if work.is_complete():
         return Launched(join_work(work))
     engine = _launcher(launcher)(work.directory, work.name, workers, options)
-    with closing(engine), hold_lock(work.directory / "launch.lock", work.path, take_over):
+    with closing(engine), hold_lock(work.lock, work.path, take_over):
         work.check()
         for note in work.notes(tasks or 1):
             tracking.notice(note)

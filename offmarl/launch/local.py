@@ -100,7 +100,8 @@ class _Worker:
         root, pythonpath = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
         path = os.pathsep.join([root, pythonpath] if pythonpath else [root])  # also from a checkout
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "offmarl.launch.local"],
+            # Files of the current directory must not stand in for modules of others.
+            [sys.executable, "-P", "-m", "offmarl.launch.local"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(cores) | {"PYTHONPATH": path},

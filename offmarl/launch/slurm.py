@@ -118,6 +118,8 @@ class SlurmLauncher:
             "name": name,
             "timeout_min": _MINUTES,
             "slurm_array_parallelism": workers or _MOST,
+            # Files of the current directory must not stand in for modules of others.
+            "slurm_setup": ["export PYTHONSAFEPATH=1"],
         }
         try:
             self._executor.update_parameters(**{**defaults, **parameters})

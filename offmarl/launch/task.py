@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from offmarl import tracking
-from offmarl.errors import OffmarlError
+from offmarl.errors import OffmarlError, repeat_lost_interrupts
 from offmarl.launch.work import Share, Work, run_share
+from offmarl.paths import hide_all_credentials
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "crashed"]
 """failed: an error that the user can fix, so the task is not repeated. crashed: any other."""
@@ -67,6 +68,7 @@ def read_status(call: Call) -> Status:
 
 def run_task(call: Call) -> State:
     """Run a task in this process, with the standard outputs in its log."""
+    repeat_lost_interrupts()
     os.chdir(call.cwd)
     status = Status("running", host=socket.gethostname(), pid=os.getpid(), since=time.time())
 
@@ -76,7 +78,8 @@ def run_task(call: Call) -> State:
         tracking.write_json(call.status, status._asdict())
 
     with _logging_to(call.log):
-        sys.stdout.write(f"# task {call.number} of {call.of}: {' '.join(call.arguments)}\n")
+        words = " ".join(hide_all_credentials(call.arguments))
+        sys.stdout.write(f"# task {call.number} of {call.of}: {words}\n")
         tracking.write_json(call.status, status._asdict())
         state, error = _outcome(call, report)
         tracking.write_json(call.status, {**status._asdict(), "state": state, "error": error})

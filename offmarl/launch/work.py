@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from offmarl import tracking
 from offmarl._lock import take_over_locks
 from offmarl.errors import OffmarlError, OptionError, RunError
+from offmarl.paths import hide_all_credentials
 
 _DONE = "done"
 _IDENTITY = "job.json"
@@ -44,6 +45,11 @@ class Share(NamedTuple):
                 f"--task must be I/N with I from 0 to N-1, such as 0/16 and 15/16: got {text!r}."
             )
         return cls(int(index), int(of))
+
+
+def launch_lock(path: Path) -> Path:
+    """Return the lock that a launch of tasks holds whose result is at a path."""
+    return path.parent / f".{path.name}.tasks" / "launch.lock"
 
 
 class Work(ABC):
@@ -80,12 +86,17 @@ class Work(ABC):
         self, name: str, path: Path, identity: Mapping[str, Any], num_blocks: int = 1
     ) -> None:
         self.name, self.path, self.num_blocks = name, path, num_blocks
-        self.identity: dict[str, Any] = tracking.plain(identity)
+        self.identity: dict[str, Any] = hide_all_credentials(tracking.plain(identity))
 
     @property
     def directory(self) -> Path:
         """Directory of everything but the result: blocks, logs and locks."""
-        return self.path.parent / f".{self.path.name}.tasks"
+        return self.lock.parent
+
+    @property
+    def lock(self) -> Path:
+        """The lock of the process that launches the tasks, or runs the blocks by itself."""
+        return launch_lock(self.path)
 
     def label(self, block: int) -> str:
         """Return the name of a block in messages."""

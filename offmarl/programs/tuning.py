@@ -8,6 +8,7 @@ trial is the default: the values with which the program would run without a sear
 
 import json
 import math
+import os
 import shutil
 import uuid
 import warnings
@@ -314,6 +315,8 @@ class TrialsWork(Work):
 
     def missing(self) -> list[int]:
         """Return the trials that have not ended."""
+        if not self._journal.exists():
+            return [*range(self.num_blocks)]
         done = {trial.user_attrs["block"] for trial in self._ended(self._open())}
         return [block for block in range(self.num_blocks) if block not in done]
 
@@ -340,9 +343,10 @@ class TrialsWork(Work):
 
     def is_complete(self) -> bool:
         """Return whether all trials have ended, and their best is in the file."""
+        if self.missing() or not self.file.exists():
+            return False
         study = self._open()
-        is_done = not self.missing() and self._best(study) is not None and self.file.exists()
-        return is_done and self.file.read_text() == self._text(study)
+        return self._best(study) is not None and self.file.read_text() == self._text(study)
 
     def join(self) -> None:
         """Write the settings of the best trial."""
@@ -351,26 +355,28 @@ class TrialsWork(Work):
     def search(self) -> Tuned:
         """Run the trials that are missing; see `tune`."""
         take_over = getattr(self.args, "take_over", False)
-        with hold_lock(Path(f"{self.file}.lock"), self.file, take_over):
-            self.check()
-            missing = self.missing()
-            done = self.num_blocks - len(missing)
-            try:
-                with tracking.progress(self.name, self.num_blocks, done) as advance:
-                    for block in missing:
-                        self.run(block)
-                        advance(1, self.best_score())
-            except KeyboardInterrupt as stop:
-                raise Stopped(
-                    f"stopped after {self.num_blocks - len(self.missing())} trials: the same "
-                    "command continues.",
-                    getattr(stop, "signum", 2),
-                ) from stop
-            finally:
-                self.clean()
-                with suppress(OSError):  # it has the logs of tasks
-                    self.directory.rmdir()
-            return self.tuned()
+        try:
+            with hold_lock(self.lock, self.file, take_over):
+                self.check()
+                missing = self.missing()
+                done = self.num_blocks - len(missing)
+                try:
+                    with tracking.progress(self.name, self.num_blocks, done) as advance:
+                        for block in missing:
+                            self.run(block)
+                            advance(1, self.best_score())
+                finally:
+                    self.clean()
+                return self.tuned()
+        except KeyboardInterrupt as stop:
+            raise Stopped(
+                f"stopped after {self.num_blocks - len(self.missing())} trials: the same command "
+                "continues.",
+                getattr(stop, "signum", 2),
+            ) from stop
+        finally:
+            with suppress(OSError):  # it has the logs of tasks
+                self.directory.rmdir()
 
     def tuned(self) -> Tuned:
         """Write the settings of the best trial, and return the result."""
@@ -397,8 +403,9 @@ class TrialsWork(Work):
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
-        file = self.file.with_suffix(".journal")
+        file = self._journal
         try:
+            _drop_unfinished_line(file)
             study = self._optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(file))),
                 study_name="tune",
@@ -413,6 +420,10 @@ class TrialsWork(Work):
                 "file, make it writable, restore it from a copy, or give another --out."
             ) from error
         return study
+
+    @property
+    def _journal(self) -> Path:
+        return self.file.with_suffix(".journal")
 
     @staticmethod
     def _ended(study: Any) -> list[Any]:
@@ -580,6 +591,20 @@ class TrialsWork(Work):
             and (value := getattr(self.args, field.name)) is not None
             and (value != field.default or field.name in explicit)
         }
+
+
+def _drop_unfinished_line(journal: Path) -> None:
+    """Cut off a last line that a full disk has left without its end, before others follow it."""
+    from optuna.storages.journal import JournalFileSymlinkLock
+
+    if not journal.exists() or journal.read_bytes()[-1:] in (b"", b"\n"):
+        return
+    lock = JournalFileSymlinkLock(str(journal))
+    lock.acquire()
+    try:  # another process may have been writing the line
+        os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
+    finally:
+        lock.release()
 
 
 def _require_file(file: Path) -> None:

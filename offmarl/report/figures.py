@@ -21,7 +21,7 @@ from offmarl.report.comparison import Comparison, estimate
 from offmarl.report.curves import Curve, Curves, common_curves
 from offmarl.report.run_scores import Entry, RunScores, Scores
 from offmarl.statistics import MIN_RUNS, bootstrap_interval, iqm, performance_profile
-from offmarl.tracking import replace_file
+from offmarl.tracking import write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,7 +149,7 @@ def save(figure: Figure, path: Path) -> None:
         The format is not supported.
     """
     kind = kind_of(path, KINDS, "a figure")
-    replace_file(path, to_bytes(figure, kind))
+    write_output(path, to_bytes(figure, kind))
 
 
 def to_bytes(figure: Figure, kind: str) -> bytes:

@@ -19,6 +19,7 @@ import numpy as np
 from offmarl._html import templates
 from offmarl._version import __version__
 from offmarl.errors import OffmarlError, OptionError, RunError
+from offmarl.paths import hide_all_credentials
 from offmarl.programs.registry import file_of_run
 from offmarl.report import dataset_figures, tables
 from offmarl.report.accumulators import DiscreteActions
@@ -174,7 +175,7 @@ class RunReport(NamedTuple):
 
 def describe_run(directory: Path) -> RunReport:
     """Read a run; `RunError` if the directory is none."""
-    return RunReport(directory, read_run(directory), curves_of(directory))
+    return RunReport(directory, hide_all_credentials(read_run(directory)), curves_of(directory))
 
 
 def unit_of(metric: str) -> str | None:
@@ -207,7 +208,7 @@ def comparison_page(
     """
     curves, origins = compared.curves, []
     for directory in compared.runs:
-        run = read_run(directory)
+        run = hide_all_credentials(read_run(directory))
         settings = ", ".join(f"{key}={value}" for key, value in run["args"].items())
         data = [str(run.get("vault") or ""), str(run.get("vault_digest") or "")[:12]]
         origins.append([str(directory), run["program"], *data, settings])

@@ -39,7 +39,7 @@ from offmarl.networks import PolicyConfig, make_policy
 from offmarl.paths import kind_of
 from offmarl.programs import LoadedPolicy, replay_episode
 from offmarl.teams import by_team, names_by_team, teams_of
-from offmarl.tracking import replace_file
+from offmarl.tracking import write_output
 from offmarl.types import ArrayTree, Policy, remember
 from offmarl.vault import Dataset
 
@@ -149,7 +149,7 @@ def save(playback: Playback, path: Path) -> None:
     kind = kind_of(path, KINDS, "an episode")
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == "gif":
-        replace_file(path, to_gif(playback))
+        write_output(path, to_gif(playback))
     else:
         middle = len(playback.scenes) // 2
         frame(playback, middle).save(path)

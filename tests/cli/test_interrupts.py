@@ -7,7 +7,7 @@ from tests.children import python
 
 PROGRAM = """
 import gc, os, signal, sys, time
-from offmarl.cli import repeat_lost_interrupts
+from offmarl.errors import repeat_lost_interrupts
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as by nohup
 repeat_lost_interrupts()

@@ -1,6 +1,7 @@
 """Recording of policies that do not learn: random, scripted or trained, one for each team."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import jax
 
 from offmarl import envs
+from offmarl._lock import hold_lock
 from offmarl.config import NonNegative, PositiveInt, RecordingArgs, Role, option
 from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import returns_by_team
+from offmarl.launch.work import launch_lock
 from offmarl.paths import safe_path
 from offmarl.programs.cluster import is_first, join
 from offmarl.programs.recording.online import Recorded, describe_vault, summarise, summary_elsewhere
@@ -81,7 +84,9 @@ def record_fixed(args: FixedArgs) -> Recorded:
     call resumes from the last checkpoint and ends with the data of an uninterrupted call.
     """
     recording = fixed_recording(args)
-    return recorded_summary(recording.path, recording.record())
+    lock = launch_lock(recording.path)
+    with hold_lock(lock, recording.path) if lock.exists() else nullcontext():  # tasks record it
+        return recorded_summary(recording.path, recording.record())
 
 
 def recorded_summary(path: Path, fresh: bool) -> Recorded:

@@ -451,7 +451,7 @@ def _checked_provenance(path: Path, recipe: Mapping[str, Any], partly: bool) -> 
         advice = (
             "give the same arguments to resume it, or another path (--out) for the new recording."
             if existing.length
-            else "it holds no steps, so remove it to start again."
+            else "it holds no steps yet: if no process is writing it, remove it to start again."
         )
         raise RunError(f"{path} was started with {how}: {advice}")
     if not provenance.get("complete"):

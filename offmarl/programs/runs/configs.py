@@ -51,7 +51,7 @@ class Config(NamedTuple):
         is_file = name is not None and (name.endswith(".py") or "/" in name)
         if name is not None and self.program not in (None, name) and not is_file:
             raise OptionError(f"{self.label} is for {self.program}, not for {name}.")
-        return name or str(self.program)
+        return name or self.program or ""  # str() would lose the mark of a `RecordedName`
 
     def arguments(self, kind: type[Validated]) -> dict[str, Any]:
         """Return the arguments as a program's ``Args`` holds them; `OptionError` for others.

@@ -115,10 +115,19 @@ class SeedsWork(Work):
         return super().is_done(block) and (self._run(block) / tracking.RUN_FILE).exists()
 
     def is_complete(self) -> bool:
-        """Whether the run of all seeds exists; if it is another one, `join` raises `RunError`."""
+        """Whether the run of all seeds exists; `RunError` if it has other arguments."""
         record = tracking.read_run_if_any(self.path)
         seeds = [self._args.seed + block for block in range(self.num_blocks)]
-        return bool(record.get("complete")) and record.get("seeds") == seeds
+        if not record.get("complete") or record.get("seeds") != seeds:
+            return False
+        given = {"args": tracking.plain(recorded_args(self._args))}
+        free = (*MAY_DIFFER, *(f"args.{name}" for name in record.get("resolved", ())))
+        for name, theirs, ours in differences({"args": record["args"]}, given, free):
+            raise RunError(
+                f"{self.path} holds a run with {name} {theirs!r}, not {ours!r}: choose another "
+                "with --out."
+            )
+        return True
 
     def join(self) -> None:
         """Gather the runs of all seeds."""

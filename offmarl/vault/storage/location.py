@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from offmarl._ahead import end_if_abandoned
 from offmarl.errors import VaultError
-from offmarl.paths import local, openers
+from offmarl.paths import SERVER, hide_credentials, local, openers
 from offmarl.vault.format.layout import MANIFEST, METADATA
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ SCHEMES = (*BUCKETS, HUB, *WEB)
 """The schemes of offmarl; `offmarl.paths.openers` has others."""
 _COLLAPSED = re.compile(r"([a-z][a-z0-9+.-]+):/(?=[^/])", re.IGNORECASE)
 """How `pathlib` writes the beginning of a URL."""
-_SERVER = re.compile(r"(\[[^\]/@]*\]|[^\[\]/:@]+)(:\d+)?(?=/|$)")
-"""A host and perhaps a port, without a user name or password."""
 
 
 class Url(PurePosixPath):
@@ -94,7 +92,7 @@ def _url(text: str) -> Url:
             f"{display} has a user name or password in it, which buckets do not accept: set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in with the provider's tools."
         )
-    if not _SERVER.match(host.rpartition("@")[2]):
+    if not SERVER.match(host.rpartition("@")[2]):
         raise VaultError(
             f"{display} names no server: write / in a user name or password as %2F, and @ as %40."
         )
@@ -102,19 +100,6 @@ def _url(text: str) -> Url:
     if key.split("/")[0] == "..":
         raise VaultError(f"{display} leads out of its bucket or server.")
     return Url(f"{scheme}://{host}", key)
-
-
-def hide_credentials(text: str) -> str:
-    """Return a URL with its user name and password replaced by ``***``.
-
-    A password may contain ``/`` or ``@`` that should have been percent-encoded. So unless the URL
-    begins with a server, everything before its last ``@`` is hidden.
-    """
-    scheme, separator, address = text.partition("://")
-    server = address.lstrip("/")
-    if not separator or "@" not in server or _SERVER.match(server):
-        return text
-    return f"{scheme}://***@{server.rpartition('@')[2]}"
 
 
 def _checked(path: Path) -> Path:
