@@ -5,11 +5,11 @@ import io
 import json
 import math
 import os
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rich.console import Console
 
 from offmarl import tracking
 
@@ -109,13 +109,39 @@ def test_a_file_that_cannot_be_written_stays_and_is_named(tmp_path, monkeypatch)
     assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
 
 
+def test_outputs_go_through_links_and_to_pipes(tmp_path):
+    pipe, link, real = (tmp_path / name for name in ("pipe", "link", "real"))
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    tracking.write_output(pipe, "text")
+    assert os.read(reader, 9) == b"text" and pipe.is_fifo()
+    os.close(reader)
+    real.write_text("before")
+    link.symlink_to(real)
+    tracking.write_output(link, b"after")
+    assert link.is_symlink() and real.read_text() == "after"
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "full")])
+def test_progress_that_cannot_be_written_ends_nothing(error, monkeypatch):
+    def fail(_text):
+        raise error
+
+    file = SimpleNamespace(write=fail, flush=lambda: None, isatty=lambda: False)
+    monkeypatch.setattr(tracking, "_console", tracking._Console(file=file))
+    monkeypatch.setenv("OFFMARL_QUIET", "0")
+    tracking.notice("nobody reads this")
+    with tracking.progress("train", 2) as advance:
+        advance(2)
+
+
 @pytest.fixture
 def screen(monkeypatch):
     """Return the output of progress on a terminal, or elsewhere."""
 
     def watch(terminal: bool) -> io.StringIO:
         text = io.StringIO()
-        console = Console(file=text, force_terminal=terminal, width=120)
+        console = tracking._Console(file=text, force_terminal=terminal, width=120)
         monkeypatch.setattr(tracking, "_console", console)
         monkeypatch.setenv("OFFMARL_QUIET", "0")
         return text

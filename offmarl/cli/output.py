@@ -48,7 +48,7 @@ def hide_credentials_in(arguments: Iterable[str]) -> None:
     _credentials.clear()
     for argument in arguments:
         url = argument.partition("=")[2] if argument.startswith("--") else argument
-        if hide_credentials(url) != url:
+        if "://" in url and hide_credentials(url) != url:
             _credentials.append(url.partition("://")[2].lstrip("/").rpartition("@")[0] + "@")
 
 

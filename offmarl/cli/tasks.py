@@ -120,7 +120,9 @@ class CommandWork(Work):
 
     def __init__(self, verb: str, arguments: list[str], run: Callable[[list[str]], Report]):
         self._arguments, self._run = arguments, run
-        path = local("runs") / f"{verb}-{checksum([verb, *arguments])}"
+        out = options_among(arguments, out=str).get("out")
+        beside = local(out).parent if out else local("runs")
+        path = beside / f"{verb}-{checksum([verb, *arguments])}"
         super().__init__(f"{verb} {arguments[0]}", path, {"command": [verb, *arguments]})
 
     def run(self, block: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from offmarl import tracking
 from offmarl.cli import parse_script
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, UnknownNameError
 from offmarl.programs import registry
 from offmarl.programs.program import recorded_args
 from offmarl.programs.runs.configs import read_config
@@ -104,6 +104,15 @@ def test_a_record_does_not_say_where_to_write_or_whom_to_tell(tmp_path):
     forged |= {"coordinator": "evil:1", "vault": ["x"]}
     (run / "run.json").write_text(json.dumps(record | {"args": forged}))
     assert read_config(run).arguments(bc.Args) == {"vault": ("x",)}
+
+
+def test_a_record_names_no_file_of_a_program(tmp_path):
+    run = write_run(tmp_path / "bc", "bc", "a/x", [[1]])
+    (run / "helper.py").write_text("raise SystemExit")
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(record | {"program": str(run / "helper.py")}))
+    with pytest.raises(UnknownNameError, match="offmarl does not run code that data names"):
+        registry.load("baseline", read_config(run).program_for(None))
 
 
 def test_a_record_repeats_all_that_changes_the_result(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from offmarl.cli.following import _NEXT, next_commands
 from offmarl.cli.verbs import VERBS
 from offmarl.paths import remember_paths
+from tests.runs import write_run
 
 
 def test_every_command_names_the_next_one():
@@ -87,12 +88,13 @@ def test_the_next_command_has_the_path_or_name(arguments, data, text):
 
 def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "run.json").write_text("{}")
+    write_run(tmp_path / "r", "bc", "a/x", [[1]])
     expected = "offmarl record --policy r --steps 50000 --out vaults"
     assert next_commands(["compare", "none", "r"], {"datasets": {"a": 1}}) == expected
     expected = "offmarl evaluate r"
     assert next_commands(["cross-play", "r@0"], {"policies": ["r@0"]}) == expected
+    write_run(tmp_path / "own", "bc", "a/x", [[1]], args={"env": "mine.py:make"})
+    assert next_commands(["compare", "own"], {"datasets": {"a": 1}}) == ""  # the record names code
 
 
 def test_paths_are_as_the_arguments_write_them(tmp_path, monkeypatch):

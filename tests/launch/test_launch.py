@@ -33,6 +33,15 @@ def test_tasks_are_run_and_joined(launch, tmp_path, directory):
 
 
 @each_engine
+def test_workers_import_nothing_from_the_current_directory(launch, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "queue.py").write_text("raise SystemExit")
+    monkeypatch.chdir(here)
+    assert launch() and is_whole(tmp_path)
+
+
+@each_engine
 def test_a_task_that_was_killed_is_run_again(launch, tmp_path, directory):
     assert launch("once:5") and is_whole(tmp_path)
     assert (directory / "deaths").read_text() == "xx"  # it ran twice

@@ -323,6 +323,19 @@ def test_a_damaged_journal_is_named(tmp_path, line):
             call()
 
 
+def test_a_line_that_a_full_disk_cut_is_left_out(tmp_path):
+    work = TrialsWork(
+        bandit, arguments(), SPACE, tmp_path / "new" / "t.toml", SearchSpace(trials=2)
+    )
+    assert work.missing() == [0, 1] and not work.is_complete()  # before there is a directory
+    work.check()
+    journal = tmp_path / "new" / "t.journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"op_')
+    assert work.missing() == [0, 1] and journal.read_bytes().startswith(whole)
+    assert journal.read_bytes().endswith(b"\n")
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

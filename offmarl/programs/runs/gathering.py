@@ -120,9 +120,9 @@ class SeedsWork(Work):
         seeds = [self._args.seed + block for block in range(self.num_blocks)]
         if not record.get("complete") or record.get("seeds") != seeds:
             return False
-        given = {"args": tracking.plain(recorded_args(self._args))}
+        current = {"args": tracking.plain(recorded_args(self._args))}
         free = (*MAY_DIFFER, *(f"args.{name}" for name in record.get("resolved", ())))
-        for name, theirs, ours in differences({"args": record["args"]}, given, free):
+        for name, theirs, ours in differences({"args": record["args"]}, current, free):
             raise RunError(
                 f"{self.path} holds a run with {name} {theirs!r}, not {ours!r}: choose another "
                 "with --out."
