@@ -147,5 +147,7 @@ def test_a_wrong_function_can_be_put_right(tmp_path):
     assert record_policy(ENV, right, (), path, steps=8, num_envs=2)
     killed = tmp_path / "a.vlt" / "killed"
     vault.create(killed, ENV.spec, rows=2, provenance={"recipe": {}}).close()
-    with pytest.raises(RunError, match="holds no steps, so remove it to start again"):
+    with pytest.raises(
+        RunError, match="holds no steps yet: if no process is writing it, remove it"
+    ):
         record_policy(ENV, right, (), killed, steps=8, num_envs=2)

@@ -30,14 +30,19 @@ def test_a_shuffle_has_every_number_once(count: int) -> None:
     np.testing.assert_array_equal(shuffle(part, count, 0, 0), first[part])
 
 
-@pytest.mark.parametrize("count", [3, 10])
+@pytest.mark.parametrize("count", [3, 5, 8, 10])
 def test_all_orders_are_equally_likely(count: int) -> None:
     """A chi-squared test of the number at each place, and of neighbours."""
-    trials = 600
+    trials = 1500
     orders = np.stack([shuffle(np.arange(count), count, 7, epoch) for epoch in range(trials)])
     counts = np.stack([np.bincount(column, minlength=count) for column in orders.T])
     chi = ((counts - trials / count) ** 2 / (trials / count)).sum()
     freedom = (count - 1) ** 2
+    assert abs(chi - freedom) < 4.5 * np.sqrt(2 * freedom)
+    pairs = orders[:, 0] * count + orders[:, 1]
+    ordered = np.bincount(pairs, minlength=count**2)[~np.eye(count, dtype=bool).ravel()]
+    expected, freedom = trials / ordered.size, ordered.size - 1
+    chi = ((ordered - expected) ** 2 / expected).sum()
     assert abs(chi - freedom) < 4.5 * np.sqrt(2 * freedom)
     follows = ((np.diff(orders) % count) == 1).sum() / (trials * (count - 1))
     assert abs(follows - 1 / (count - 1)) < 0.2 / (count - 1)
