@@ -278,17 +278,17 @@ def test_a_guide_acts_until_the_learner_returns_more():
     assert not guide.is_worse
     # The learner ends an episode of 1 + 2, with a step before; the guide's goes on with 3 + 4 + 5.
     steps = played([[2.0, 3], [8, 4], [9, 5]], [[1, 0], [0, 0], [0, 0]], [[0, 1]] * 3)
-    guide, steps = q_learning._judged(guide, steps, jnp.array([-1, 7]))
+    guide, steps = q_learning._judged(guide, steps, jnp.int32(-1), jnp.int32(7))
     np.testing.assert_allclose(guide.scores, [[3, 1], [0, 0]])
     np.testing.assert_allclose(guide.totals, [17, 12])
     np.testing.assert_array_equal(steps.policy_id, [[-1, 7]] * 3)  # the version is the guide
     ends = played([[0.0, 1], [1, 2], [0, 0]], [[0, 1], [1, 1], [0, 0]], [[0, 1], [0, 1], [1, 0]])
-    guide, _ = q_learning._judged(guide, ends, jnp.array([8, 8]))
+    guide, _ = q_learning._judged(guide, ends, jnp.int32(8), jnp.int32(8))
     np.testing.assert_allclose(guide.scores, [[3 * 0.98 + 18, 0.98 + 1], [13 + 2, 2]])
     assert not guide.is_worse  # 10.6 and 7.5 on average, of too few episodes
     guide = guide._replace(scores=15 * guide.scores)
     assert guide.is_worse
-    after, steps = q_learning._judged(guide, ends, jnp.array([9, 9]))
+    after, steps = q_learning._judged(guide, ends, jnp.int32(9), jnp.int32(9))
     counts = after.scores[:, 1] - jnp.array([0.98, 1]) * guide.scores[:, 1]
     np.testing.assert_allclose(counts, [1, 2], rtol=1e-5)  # only the learner's fade
     np.testing.assert_array_equal(steps.policy_id, [[9, -1], [9, -1], [-1, 9]])

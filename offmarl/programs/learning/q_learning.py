@@ -237,8 +237,7 @@ def q_program(
         )
         extra = {"epsilon": epsilon}
         if state.guide is not None:
-            numbers = jnp.stack([number, state.iteration])
-            guide, transitions = _judged(state.guide, transitions, numbers)
+            guide, transitions = _judged(state.guide, transitions, number, state.iteration)
             state, extra = state._replace(guide=guide), extra | {"guided": 1.0 - guide.is_worse}
         capture = add(buffer, state.capture, transitions, next_views)
         state = state._replace(rollout=after, capture=capture)
@@ -279,11 +278,12 @@ def _members(learner: QParams, guide: Guide, hyper: Hyperparameters) -> Any:
     return Population((agents,), jnp.stack([jnp.ones(()), 1.0 - guide.is_worse]))
 
 
-def _judged(guide: Guide, steps: Transition, numbers: Int[Array, "2"]) -> tuple[Guide, Transition]:
+def _judged(
+    guide: Guide, steps: Transition, number: Array, number_of_guide: Array
+) -> tuple[Guide, Transition]:
     """Score the episodes that ended in a round, and number its steps by their policy.
 
-    The version of an iteration is the better of the two, with its number; the other's steps have no
-    known policy. ``numbers`` are the learner's and the guide's.
+    The version of an iteration is the better of the two; the other's steps have no known policy.
     """
     by_guide, outcomes = steps.policy_id[..., 0], (steps.reward.mean(-1), steps.last)
     totals, returns = jax.lax.scan(
@@ -293,7 +293,8 @@ def _judged(guide: Guide, steps: Transition, numbers: Int[Array, "2"]) -> tuple[
     new = jnp.stack([(ended * returns[..., None]).sum((0, 1)), ended.sum((0, 1))], axis=-1)
     decay = jnp.array([[1 - 1 / _REMEMBERED], [1.0]])
     scores = decay ** new[:, 1:] * guide.scores + new
-    steps = steps._replace(policy_id=jnp.where(by_guide == ~guide.is_worse, numbers[by_guide], -1))
+    version = jnp.where(by_guide, number_of_guide, number)
+    steps = steps._replace(policy_id=jnp.where(by_guide == ~guide.is_worse, version, -1))
     return guide._replace(totals=totals, scores=scores), steps
 
 
