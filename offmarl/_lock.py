@@ -162,10 +162,10 @@ def _holder(file: FileLock) -> _Holder | None:
 
 
 def _last_change(lock: Path, target: Path) -> float:
-    """Return when a file beside a lock changed last; with a file's lock, only those of its name."""
-    names = f"{glob.escape(target.stem)}.*" if target.parent == lock.parent else "*"
+    """Return when a file beside a lock, or one of the target's name, changed last."""
+    named = target.parent.glob(f"{glob.escape(target.stem)}.*")
     times = [0.0]
-    for path in lock.parent.glob(names):
+    for path in (*lock.parent.glob("*"), *named):
         with suppress(OSError):
             times.append(path.lstat().st_mtime)
     return max(times)

@@ -165,7 +165,7 @@ def raise_stopped(signum: int, _frame: object) -> NoReturn:
 _REPEAT_SECONDS = 0.05
 
 
-_repeats = False
+_hook_is_set = False
 
 
 def repeat_lost_interrupts() -> None:
@@ -174,10 +174,10 @@ def repeat_lost_interrupts() -> None:
     An exception in a callback of the garbage collector, such as JAX's, or in a finaliser is printed
     and discarded, and a program that has not yet installed its own handler would run on.
     """
-    global _repeats
-    if _repeats:
+    global _hook_is_set
+    if _hook_is_set:
         return
-    _repeats, before = True, sys.unraisablehook
+    _hook_is_set, before = True, sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         if str(unraisable.exc_value) == "Event loop is closed":

@@ -14,6 +14,8 @@ _OF_FILES = (".vlt", ".zip")
 
 SERVER = re.compile(r"(\[[^\]/@]*\]|[^\[\]/:@]+)(:\d+)?(?=/|$)")
 """A host and perhaps a port, without a user name or password."""
+_URL = re.compile(r"((?:--[\w-]+=)?[a-z][a-z0-9+.-]+):/{1,2}(?=[^/])", re.IGNORECASE)
+"""How a URL begins, also as the value of an option."""
 
 
 def local(path: str | os.PathLike[str]) -> Path:
@@ -198,4 +200,7 @@ def hide_all_credentials(value: Any) -> Any:
         return {key: hide_all_credentials(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [*map(hide_all_credentials, value)]
-    return hide_credentials(value) if isinstance(value, str) else value
+    if not isinstance(value, str) or not (url := _URL.match(value)):
+        return value
+    hidden = hide_credentials(f"{url[1]}://{value[url.end() :]}")  # a path has one slash
+    return hidden if "***@" in hidden else value

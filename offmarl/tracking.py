@@ -338,10 +338,14 @@ def write_output(path: Path, content: str | bytes) -> None:
 
     Other files are replaced, atomically. `OSError` if it cannot be written.
     """
-    if path.exists() and not path.is_file():
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    raw = content.encode() if isinstance(content, str) else content
+    if path.exists() and os.path.samestat(path.stat(), os.fstat(1)):  # as /dev/stdout
+        with open(1, "wb", closefd=False) as output:
+            output.write(raw)
+    elif path.exists() and not path.is_file():
+        path.write_bytes(raw)
     else:
-        replace_file(path.resolve() if path.is_symlink() else path, content)
+        replace_file(Path(os.path.realpath(path)) if path.is_symlink() else path, raw)
 
 
 def plain(value: Any) -> Any:
@@ -384,7 +388,7 @@ The note replaces the last one.
 
 
 class _Console(Console):
-    """Standard error; nothing that fails there ends what it tells of."""
+    """Standard error, as progress uses it."""
 
     def on_broken_pipe(self) -> None:
         """Be quiet, since nobody reads it."""

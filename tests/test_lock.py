@@ -106,7 +106,7 @@ def test_a_task_takes_over_by_itself(lock):
 
 
 def test_the_age_of_a_file_is_that_of_the_files_of_its_name(tmp_path):
-    lock, file = tmp_path / "t.toml.lock", tmp_path / "t.toml"
+    lock, file = tmp_path / ".t.toml.tasks" / "launch.lock", tmp_path / "t.toml"
     forge(lock)
     os.utime(lock, (0, 0))
     (tmp_path / "other.db").touch()

@@ -104,3 +104,18 @@ def test_paths_are_shown_as_the_arguments_write_them(tmp_path, monkeypatch):
     paths.remember_paths([f"--out={tmp_path}/b", "--flag", "", "-x"])
     places = (tmp_path / "b" / "x", tmp_path / "c", Path("/elsewhere"))
     assert [*map(paths.path_text, places)] == [f"{tmp_path}/b/x", "c", "/elsewhere"]
+
+
+def test_credentials_of_urls_are_hidden_wherever_they_stand():
+    clean = {
+        "mixture": ["a@b", "hf://org/name@revision", "RUN@*", "https://host/x@y=0.5"],
+        "text": '{"vault": "https://host/x", "weight": "a@b"}',
+        "path": "https:/host/a",
+        "number": 3,
+    }
+    assert paths.hide_all_credentials(clean) == clean
+    secret = {"path": "https:/u:p@host/a", "words": ("--vault=s3://u:p@host/b", "https://u@host")}
+    assert paths.hide_all_credentials(secret) == {
+        "path": "https://***@host/a",
+        "words": ["--vault=s3://***@host/b", "https://***@host"],
+    }

@@ -186,7 +186,7 @@ def check_file(path: Path | None, option: str, example: str, kinds: Collection[s
         kind_of(path, kinds, option)
     if full.exists() and not full.is_file():
         return  # a device or a pipe
-    full = full.resolve() if full.is_symlink() else full
+    full = Path(os.path.realpath(full)) if full.is_symlink() else full
     partial = full.with_name(f".{full.name}.partial")
     try:
         with no_empty_directories(full.parent, always=True):

@@ -9,11 +9,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from offmarl import tracking
+from offmarl._imports import import_module
 from offmarl.errors import OffmarlError, repeat_lost_interrupts
 from offmarl.launch.work import Share, Work, run_share
 from offmarl.paths import hide_all_credentials

@@ -7,7 +7,6 @@ holds the parameters of two policies at a time. A block of the work is a row of 
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -73,10 +72,10 @@ class CrossPlayWork(Work):
         self.env, self.side, self.rest = _environment((*policies, *partners), env, side)
         self.episodes, self._seed, self._programs = episodes, check_seed(seed), programs
         self._pool: dict[str, Member] = {}
-        populations: Counter[Path] = Counter()
+        populations: dict[Path, set[str]] = {}
         self.scored = self._numbers(policies, populations)
         self.partners = self._numbers(partners, populations) if partners else self.scored
-        self.dependent = max(populations.values(), default=0) > 1
+        self.dependent = any(len(members) > 1 for members in populations.values())
         self.members = [*self._pool.values()]
         ways = [member.ways for member in self.members]
         self._policies = (*dict.fromkeys(policy for way in ways for policy in way.values()),)
@@ -92,10 +91,10 @@ class CrossPlayWork(Work):
         path = Path("runs") / safe_path(name, option="--env") / f"cross-play-{sha256[:8]}"
         super().__init__("cross-play", local(path), about, len(self.members))
 
-    def _numbers(self, sources: Sequence[str], populations: Counter[Path]) -> list[int]:
+    def _numbers(self, sources: Sequence[str], populations: dict[Path, set[str]]) -> list[int]:
         """Load the policies of some names; return their numbers, the same for the same policy.
 
-        Members of runs with ``--pbt`` are counted in ``populations``.
+        Members of runs with ``--pbt`` are added to ``populations``.
         """
         numbers = []
         for source, (name, weight) in ((x, entry) for x in sources for entry in names_in(x)):
@@ -110,7 +109,8 @@ class CrossPlayWork(Work):
                 members_of(full_name, self.env, seat, greedy=x, program=file) for x in (True, False)
             )
             if run and args.get("pbt"):
-                populations[local(run[0])] += len(best)
+                members = populations.setdefault(local(run[0]), set())
+                members |= {member.name for member in best}
             for greedy, sampled in zip(best, samplers, strict=True):
                 full = f"{run[0]}{greedy.name.removeprefix(local(run[0]).name)}" if run else name
                 about = (greedy.about.get(x, "") for x in ("policy", "parameters", "acting"))

@@ -52,7 +52,7 @@ from offmarl.errors import (
     unknown_name,
 )
 from offmarl.launch import Work
-from offmarl.paths import local
+from offmarl.paths import hide_all_credentials, local
 from offmarl.programs.offline import digests
 from offmarl.programs.program import Args, OnlineArgs, shared_names
 from offmarl.programs.recording.sides import learning_environment, opponents_of
@@ -311,7 +311,8 @@ class TrialsWork(Work):
         search = {name: getattr(self._search, name) for name in names}
         space = {name: entry.words() for name, entry in self.space.items()}
         facts: dict[str, Any] = tracking.plain({**self._made_from, **search, "ranges": space})
-        return facts | {"arguments": json.dumps(tracking.plain(fixed), sort_keys=True)}
+        arguments = hide_all_credentials(tracking.plain(fixed))
+        return facts | {"arguments": json.dumps(arguments, sort_keys=True)}
 
     def missing(self) -> list[int]:
         """Return the trials that have not ended."""
@@ -597,7 +598,8 @@ def _drop_unfinished_line(journal: Path) -> None:
     """Cut off a last line that a full disk has left without its end, before others follow it."""
     from optuna.storages.journal import JournalFileSymlinkLock
 
-    if not journal.exists() or journal.read_bytes()[-1:] in (b"", b"\n"):
+    content = journal.read_bytes() if journal.exists() else b""
+    if not content.startswith(b'{"op_code"') or content.endswith(b"\n"):
         return
     lock = JournalFileSymlinkLock(str(journal))
     lock.acquire()

@@ -95,6 +95,8 @@ def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
     assert next_commands(["cross-play", "r@0"], {"policies": ["r@0"]}) == expected
     write_run(tmp_path / "own", "bc", "a/x", [[1]], args={"env": "mine.py:make"})
     assert next_commands(["compare", "own"], {"datasets": {"a": 1}}) == ""  # the record names code
+    write_run(tmp_path / "rps", "bc", "a/x", [[1]], args={"env": "classic/rps:rock=2"})
+    assert "--policy rps" in next_commands(["compare", "rps"], {"datasets": {"a": 1}})
 
 
 def test_paths_are_as_the_arguments_write_them(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Launches of a toy, by any of the launchers."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,6 @@ def engine(request, tmp_path, monkeypatch):
     if name == "slurm" and "OFFMARL_REAL_SLURM" not in os.environ:
         slurm.install(tmp_path / "bin")
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # for the toy
     return name
 
 

@@ -266,12 +266,12 @@ def test_a_baseline_keeps_the_unit_of_the_values_of_a_run(before, tmp_path):
 def test_a_seed_continues_from_the_same_one_alone_and_beside_others():
     ours, fresh = built(iql_cql)
     runs = [jax.tree.map(lambda leaf, i=i: jnp.full_like(leaf, i), fresh) for i in range(3)]
-    start = TrainingStart({}, InitialRun("run", ours, runs, {}, "", {}))
-    for seeds in ([5], [4, 5, 6]):
+    start = TrainingStart({}, InitialRun("run", ours, runs, {"seeds": [4, 5, 6]}, "", {}))
+    for seeds in ([5], [4, 5, 6, 7], [3]):
         states = stack_seeds([fresh] * len(seeds))
         began = begin_states(start, ours, states, seeds)
         assert [float(x.ravel()[0]) for x in jax.tree.leaves(began.params)[0]] == [
-            seed % 3 for seed in seeds
+            (seed - 4) % 3 for seed in seeds
         ]
 
 
@@ -279,7 +279,7 @@ def test_a_seed_continues_from_the_same_one_alone_and_beside_others():
 @pytest.mark.parametrize("source", [qmix_cql, iql_cql, qmix_bcq])
 def test_the_policy_of_a_run_is_the_guide_of_a_learner_that_starts_anew(source):
     (theirs, run), (ours, fresh) = trained(source), built(qmix)
-    state = InitialRun("run", theirs, [run], {}, "", {}).begin(ours, fresh, 0)
+    state = InitialRun("run", theirs, [run], {"seeds": [0]}, "", {}).begin(ours, fresh, 0)
     same(state._replace(rollout=None, guide=None), fresh._replace(rollout=None))
     same(ours.policy_params(state).network, theirs.policy_params(run).network)
     same(state.guide.agent, theirs.policy_params(run).network)

@@ -85,7 +85,3 @@ def test_other_arguments_are_refused(args, tmp_path):
     SeedsWork(BC.main, args("run"), tmp_path / "run").check()
     with pytest.raises(RunError, match="started with arguments"):
         SeedsWork(BC.main, args("run", hidden=16), tmp_path / "run").check()
-    run = BC.main(args("one"))
-    assert SeedsWork(BC.main, args("one"), run).is_complete()
-    with pytest.raises(RunError, match=r"holds a run with args\.updates 6, not 9: choose another"):
-        SeedsWork(BC.main, args("one", updates=9), run).is_complete()

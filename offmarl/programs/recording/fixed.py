@@ -1,7 +1,6 @@
 """Recording of policies that do not learn: random, scripted or trained, one for each team."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import returns_by_team
 from offmarl.launch.work import launch_lock
 from offmarl.paths import safe_path
-from offmarl.programs.cluster import is_first, join
+from offmarl.programs.cluster import is_first, join, on_first
 from offmarl.programs.recording.online import Recorded, describe_vault, summarise, summary_elsewhere
 from offmarl.programs.recording.record import Recording
 from offmarl.programs.recording.sides import (
@@ -84,9 +83,15 @@ def record_fixed(args: FixedArgs) -> Recorded:
     call resumes from the last checkpoint and ends with the data of an uninterrupted call.
     """
     recording = fixed_recording(args)
-    lock = launch_lock(recording.path)
-    with hold_lock(lock, recording.path) if lock.exists() else nullcontext():  # tasks record it
-        return recorded_summary(recording.path, recording.record())
+    on_first(lambda: _refuse_launched(recording.path))
+    return recorded_summary(recording.path, recording.record())
+
+
+def _refuse_launched(path: Path) -> None:
+    """Raise `RunError` if tasks are recording the vault."""
+    if (lock := launch_lock(path)).exists():
+        with hold_lock(lock, path, take_over=True):
+            pass
 
 
 def recorded_summary(path: Path, fresh: bool) -> Recorded:

@@ -137,7 +137,8 @@ def begin_states(
 ) -> ArrayTree:
     """Return the states of training seeds, ``(seeds, ...)``, after `TrainingStart.begin`."""
     fresh = (jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in itertools.count())
-    return stack_seeds([start.begin(program, *x) for x in zip(fresh, seeds, strict=False)])
+    pairs = zip(seeds, fresh, strict=False)
+    return stack_seeds([start.begin(program, state, seed) for seed, state in pairs])
 
 
 # ---------------------------------------------------------------------------------- the run
@@ -215,11 +216,11 @@ class InitialRun(NamedTuple):
     def begin(self, program: Program, state: ArrayTree, seed: int) -> ArrayTree:
         """Return the state of a seed with what one of the run's seeds has learned.
 
-        Those take turns by the number of the seed, so that a seed trained alone starts as it does
-        beside others. A recorder whose learner is guided starts anew, and the run's policy is its
-        guide.
+        It is the one of the same number, and others take turns, so that a seed trained alone starts
+        as it does beside others. A recorder whose learner is guided starts anew, and the run's
+        policy is its guide.
         """
-        trained = self.states[seed % len(self.states)]
+        trained = self.states[(seed - self.about["seeds"][0]) % len(self.states)]
         if program.guided is None:
             return carry_over(self.program, trained, program, state, self.name, self.sizes)
         theirs = _by_name(self.program, trained)
