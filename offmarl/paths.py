@@ -195,12 +195,12 @@ def hide_credentials(text: str) -> str:
 
 
 def hide_all_credentials(value: Any) -> Any:
-    """Return plain data with the credentials of all URLs in it hidden."""
+    """Return data with the credentials of all URLs in it hidden."""
     if isinstance(value, Mapping):
         return {key: hide_all_credentials(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [*map(hide_all_credentials, value)]
-    if not isinstance(value, str) or not (url := _URL.match(value)):
+    if type(value) in (list, tuple):
+        return type(value)(map(hide_all_credentials, value))
+    if not isinstance(value, str | PurePath) or not (url := _URL.match(text := str(value))):
         return value
-    hidden = hide_credentials(f"{url[1]}://{value[url.end() :]}")  # a path has one slash
+    hidden = hide_credentials(f"{url[1]}://{text[url.end() :]}")  # a path has one slash
     return hidden if "***@" in hidden else value

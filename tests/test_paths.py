@@ -114,8 +114,11 @@ def test_credentials_of_urls_are_hidden_wherever_they_stand():
         "number": 3,
     }
     assert paths.hide_all_credentials(clean) == clean
-    secret = {"path": "https:/u:p@host/a", "words": ("--vault=s3://u:p@host/b", "https://u@host")}
+    secret = {
+        "path": Path("https://u:p@host/a"),
+        "words": ("--vault=s3://u:p@host/b", "https://u@host"),
+    }
     assert paths.hide_all_credentials(secret) == {
         "path": "https://***@host/a",
-        "words": ["--vault=s3://***@host/b", "https://***@host"],
+        "words": ("--vault=s3://***@host/b", "https://***@host"),
     }

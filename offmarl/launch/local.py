@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from offmarl.errors import OptionError, RunError
-from offmarl.launch.task import Call, run_task
+from offmarl.launch.task import Call, State, run_task
 
 _END_SECONDS = 2.0
 """How long a process may take to end once it has nothing to do or nobody waits for its task."""
@@ -119,7 +119,9 @@ class _Worker:
             self._input.flush()
         if line := self._output.readline():
             state: str = json.loads(line)
-            return state
+            if state in get_args(State):
+                return state
+            raise RunError(state)
         code = self.process.wait()
         raise RunError(f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
 
@@ -194,7 +196,10 @@ def main() -> None:
         threading.Thread(target=_read, args=(lines,), daemon=True).start()
         while line := lines.get():
             entry, arguments, *rest = json.loads(line)
-            state = run_task(Call(entry, tuple(arguments), *rest))
+            try:
+                state: str = run_task(Call(entry, tuple(arguments), *rest))
+            except OSError as error:  # of a full disk, which takes neither its log nor its state
+                state = str(error)
             answers.write(f"{json.dumps(state)}\n")
             if state in ("stopped", "crashed"):
                 break

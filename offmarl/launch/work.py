@@ -98,6 +98,10 @@ class Work(ABC):
         """The lock of the process that launches the tasks, or runs the blocks by itself."""
         return launch_lock(self.path)
 
+    def lock_of(self, name: str) -> Path:
+        """Return the lock of a block, or of the join."""
+        return self.directory / "locks" / f"{name}.lock"
+
     def label(self, block: int) -> str:
         """Return the name of a block in messages."""
         return f"block {block}"
@@ -213,7 +217,10 @@ def _run_block(work: Work, block: int, failed: dict[int, Exception], wait_second
     if block in failed:
         raise failed[block]
     try:
-        with _locked(work, str(block), f"run block {block}", wait_seconds), take_over_locks():
+        with (
+            _locked(work.lock_of(str(block)), f"run block {block}", wait_seconds),
+            take_over_locks(),
+        ):
             if work.is_done(block):
                 return False
             work.run(block)
@@ -240,7 +247,7 @@ def join_work(work: Work) -> bool:
             "run the tasks that have not ended, and join them then."
         )
     work.check()
-    with _locked(work, "join", "joined the blocks", WAIT_SECONDS):
+    with _locked(work.lock_of("join"), "joined the blocks", WAIT_SECONDS):
         if not work.is_complete():
             work.join()
     work.clean()
@@ -248,9 +255,8 @@ def join_work(work: Work) -> bool:
 
 
 @contextmanager
-def _locked(work: Work, name: str, doing: str, wait_seconds: float) -> Iterator[None]:
+def _locked(path: Path, doing: str, wait_seconds: float = -1) -> Iterator[None]:
     """Hold a lock, which is released if the process dies; a negative time waits without a limit."""
-    path = work.directory / "locks" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(path, timeout=wait_seconds).acquire()
@@ -259,6 +265,10 @@ def _locked(work: Work, name: str, doing: str, wait_seconds: float) -> Iterator[
             f"another process has {doing} for longer than {wait_seconds:.0f} s: wait for it to "
             "end, or stop it."
         ) from None
+    except (OSError, NotImplementedError) as error:
+        raise RunError(
+            f"{path} cannot be locked ({error}), as tasks need: choose another path for the result."
+        ) from error
     with lock:
         yield
 
@@ -266,8 +276,7 @@ def _locked(work: Work, name: str, doing: str, wait_seconds: float) -> Iterator[
 def make_once(path: Path, make: Callable[[], Any]) -> Any:
     """Return the content of a JSON file, which the first of several processes makes."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
+        with _locked(path.with_name(f"{path.name}.lock"), f"made {path.name}"):
             if not path.exists():
                 tracking.write_json(path, make())
     try:

@@ -92,6 +92,7 @@ from offmarl.config import (
     option,
     with_role,
 )
+from offmarl.paths import hide_all_credentials
 from offmarl.programs.registry import origin_of
 from offmarl.settings import fill
 from offmarl.types import ArrayTree, Policy, View
@@ -371,9 +372,17 @@ def shared_names(args: Validated) -> set[str]:
 
 
 def recorded_args(args: Validated) -> dict[str, Any]:
-    """Return the arguments that records hold, by name: those that may change the result."""
+    """Return the arguments that records hold, by name: those that may change the result.
+
+    Passwords of URLs are no part of them.
+    """
     free = with_role(type(args), Role.FREE)
-    return {name: value for name, value in asdict(args).items() if name not in free}  # type: ignore[call-overload]
+    recorded: dict[str, Any] = asdict(args)  # type: ignore[call-overload]
+    return {
+        name: hide_all_credentials(value) if ":/" in str(value) else value
+        for name, value in recorded.items()
+        if name not in free
+    }
 
 
 class _Unusable:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,13 @@ def test_a_record_does_not_say_where_to_write_or_whom_to_tell(tmp_path):
     forged |= {"coordinator": "evil:1", "vault": ["x"]}
     (run / "run.json").write_text(json.dumps(record | {"args": forged}))
     assert read_config(run).arguments(bc.Args) == {"vault": ("x",)}
+
+
+def test_a_record_has_no_passwords():
+    args = bc.Args(vault=("https://me:secret@host/a", "b"), init=Path("https://me:secret@host/c"))
+    recorded = recorded_args(args)
+    assert recorded["vault"] == ("https://***@host/a", "b")
+    assert recorded["init"] == "https://***@host/c"
 
 
 def test_a_record_names_no_file_of_a_program(tmp_path):

@@ -32,6 +32,13 @@ def test_tasks_are_run_and_joined(launch, tmp_path, directory):
     assert not launch()  # complete
 
 
+def test_a_task_that_cannot_write_says_why(launch, directory):
+    directory.mkdir()
+    (directory / "logs").touch()  # where its directory of logs would be
+    with pytest.raises(RunError, match=r"it died 3 times, at last: .*File exists"):
+        launch()
+
+
 @each_engine
 def test_workers_import_nothing_from_the_current_directory(launch, tmp_path, monkeypatch):
     here = tmp_path / "here"

@@ -91,6 +91,15 @@ def test_a_process_that_does_not_end_is_named(lock, doing, tmp_path, monkeypatch
         join_work(work)
 
 
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def refuse(_lock):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    with pytest.raises(RunError, match=r"job\.json\.lock cannot be locked .*No locks available"):
+        run_share(Squares(tmp_path / "out", 1), Share(0, 1))
+
+
 def test_other_work_at_the_path_is_refused(tmp_path):
     run_share(Squares(tmp_path / "out", 4), Share(0, 2))
     with pytest.raises(RunError, match="were started with count=4, not 5: give the same arguments"):
