@@ -163,7 +163,8 @@ def _holder(file: FileLock) -> _Holder | None:
 
 def _last_change(lock: Path, target: Path) -> float:
     """Return when a file beside a lock, or one of the target's name, changed last."""
-    named = target.parent.glob(f"{glob.escape(target.stem)}.*")
+    stem = glob.escape(target.stem)
+    named = () if target.is_dir() else target.parent.glob(f"{stem}.*")
     times = [0.0]
     for path in (*lock.parent.glob("*"), *named):
         with suppress(OSError):

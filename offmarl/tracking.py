@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -339,13 +340,20 @@ def write_output(path: Path, content: str | bytes) -> None:
     Other files are replaced, atomically. `OSError` if it cannot be written.
     """
     raw = content.encode() if isinstance(content, str) else content
-    if path.exists() and os.path.samestat(path.stat(), os.fstat(1)):  # as /dev/stdout
+    if path.exists() and _is_standard_output(path):  # as /dev/stdout
+        sys.stdout.flush()
         with open(1, "wb", closefd=False) as output:
             output.write(raw)
     elif path.exists() and not path.is_file():
         path.write_bytes(raw)
     else:
         replace_file(Path(os.path.realpath(path)) if path.is_symlink() else path, raw)
+
+
+def _is_standard_output(path: Path) -> bool:
+    with suppress(OSError):  # it is closed
+        return os.path.samestat(path.stat(), os.fstat(1))
+    return False
 
 
 def plain(value: Any) -> Any:

@@ -133,7 +133,7 @@ def next_commands(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
 def _needs_code(run: Path) -> bool:
     """Whether a run is of a program or an environment of the user's own."""
     record = read_run(run)
-    code = re.fullmatch(r".+\.py:\w+(:.*)?|[\w.]+:\w+(:.*)?", str(record["args"].get("env")))
+    code = re.fullmatch(r"(.+\.py|[\w.]+):[\w.]+(:.*)?", str(record["args"].get("env")))
     return bool(record.get("file") or code)
 
 

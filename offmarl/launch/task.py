@@ -9,11 +9,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from offmarl import tracking
-from offmarl._imports import import_module
+from offmarl import _imports, tracking
 from offmarl.errors import OffmarlError, repeat_lost_interrupts
 from offmarl.launch.work import Share, Work, run_share
 from offmarl.paths import hide_all_credentials
@@ -106,7 +106,13 @@ def _outcome(call: Call, report: Callable[[int, int], None]) -> tuple[State, str
 def _work(entry: str, arguments: tuple[str, ...]) -> Work:
     """Make the work; a process that runs several tasks of it compiles its programs once."""
     module, _, name = entry.partition(":")
-    make: Callable[[tuple[str, ...]], Work] = getattr(import_module(module), name)
+    try:
+        home = import_module(module)
+    except ModuleNotFoundError as error:  # the user's own, in the current directory
+        if error.name != module.partition(".")[0]:
+            raise
+        home = _imports.import_module(module)
+    make: Callable[[tuple[str, ...]], Work] = getattr(home, name)
     return make(arguments)
 
 

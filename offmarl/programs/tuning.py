@@ -599,7 +599,8 @@ def _drop_unfinished_line(journal: Path) -> None:
     from optuna.storages.journal import JournalFileSymlinkLock
 
     content = journal.read_bytes() if journal.exists() else b""
-    if not content.startswith(b'{"op_code"') or content.endswith(b"\n"):
+    start = b'{"op_code"'[: len(content)]  # of any line; other files stay as they are
+    if not content.startswith(start) or content.endswith(b"\n") or not content:
         return
     lock = JournalFileSymlinkLock(str(journal))
     lock.acquire()

@@ -11,7 +11,7 @@ from offmarl.cli import parse_script
 from offmarl.errors import OptionError, UnknownNameError
 from offmarl.programs import registry
 from offmarl.programs.program import recorded_args
-from offmarl.programs.runs.configs import read_config
+from offmarl.programs.runs.configs import Config, read_config
 from tests.runs import write_run
 
 bc = registry.load("baseline", "bc")
@@ -112,6 +112,8 @@ def test_a_record_has_no_passwords():
     recorded = recorded_args(args)
     assert recorded["vault"] == ("https://***@host/a", "b")
     assert recorded["init"] == "https://***@host/c"
+    with pytest.raises(OptionError, match="a lacks the password of vault"):
+        Config("a", "bc", recorded, is_record=True).arguments(bc.Args)
 
 
 def test_a_record_names_no_file_of_a_program(tmp_path):

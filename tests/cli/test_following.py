@@ -93,7 +93,7 @@ def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
     assert next_commands(["compare", "none", "r"], {"datasets": {"a": 1}}) == expected
     expected = "offmarl evaluate r"
     assert next_commands(["cross-play", "r@0"], {"policies": ["r@0"]}) == expected
-    write_run(tmp_path / "own", "bc", "a/x", [[1]], args={"env": "mine.py:make"})
+    write_run(tmp_path / "own", "bc", "a/x", [[1]], args={"env": "mine.py:Games.make"})
     assert next_commands(["compare", "own"], {"datasets": {"a": 1}}) == ""  # the record names code
     write_run(tmp_path / "rps", "bc", "a/x", [[1]], args={"env": "classic/rps:rock=2"})
     assert "--policy rps" in next_commands(["compare", "rps"], {"datasets": {"a": 1}})

@@ -334,6 +334,8 @@ def test_a_line_that_a_full_disk_cut_is_left_out(tmp_path):
     journal.write_bytes(whole + b'{"op_')
     assert work.missing() == [0, 1] and journal.read_bytes().startswith(whole)
     assert journal.read_bytes().endswith(b"\n")
+    journal.write_bytes(whole[:5])
+    assert work.missing() == [0, 1] and journal.read_bytes() != whole[:5]
     journal.write_bytes(b"notes of the user")
     with pytest.raises(RunError, match="cannot be used"):
         work.missing()

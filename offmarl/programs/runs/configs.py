@@ -60,6 +60,11 @@ class Config(NamedTuple):
         """
         free = with_role(kind, Role.FREE) - _REPEATED if self.is_record else ()
         values = {name: value for name, value in self.values.items() if name not in free}
+        for name in (name for name, value in values.items() if "***@" in str(value)):
+            raise OptionError(
+                f"{self.label} lacks the password of {name}, as all records do: give the arguments "
+                "themselves."
+            )
         return read_values(kind, values, self.label)
 
 

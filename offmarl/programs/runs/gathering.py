@@ -115,7 +115,7 @@ class SeedsWork(Work):
         return super().is_done(block) and (self._run(block) / tracking.RUN_FILE).exists()
 
     def is_complete(self) -> bool:
-        """Whether the run of all seeds exists; if it is another one, `join` raises `RunError`."""
+        """Whether a run of all seeds exists; `train` compares its arguments."""
         record = tracking.read_run_if_any(self.path)
         seeds = [self._args.seed + block for block in range(self.num_blocks)]
         return bool(record.get("complete")) and record.get("seeds") == seeds
