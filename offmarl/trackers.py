@@ -38,7 +38,7 @@ from offmarl import tracking
 from offmarl._ahead import call_briefly, unreachable
 from offmarl._imports import import_optional
 from offmarl.errors import MissingExtraError, OffmarlError, RunError, unknown_name
-from offmarl.paths import expand_user, hide_all_credentials
+from offmarl.paths import expand_user
 
 FILE = "tracking.json"
 """Holds the id of the tracked run."""
@@ -289,7 +289,7 @@ def facts_of_run(directory: Path, record: Mapping[str, Any]) -> Tracked:
         tracking.write_json(directory / FILE, about := {"id": uuid.uuid4().hex})
     origin = {key: record[key] for key in ("program", "vault", "vault_digest") if key in record}
     name = " ".join(filter(None, (record["program"], record["spec"]["name"], directory.name)))
-    config = flatten_facts(hide_all_credentials({**record["args"], **origin}))
+    config = flatten_facts({**record["args"], **origin})
     return Tracked(directory, about.get("name", name), about["id"], config, about.get("parent"))
 
 

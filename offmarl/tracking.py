@@ -340,7 +340,7 @@ def write_output(path: Path, content: str | bytes) -> None:
     Other files are replaced, atomically. `OSError` if it cannot be written.
     """
     raw = content.encode() if isinstance(content, str) else content
-    if path.exists() and _is_standard_output(path):  # as /dev/stdout
+    if _is_standard_output(path):  # as /dev/stdout
         sys.stdout.flush()
         with open(1, "wb", closefd=False) as output:
             output.write(raw)
@@ -351,7 +351,7 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def _is_standard_output(path: Path) -> bool:
-    with suppress(OSError):  # it is closed
+    with suppress(OSError):  # it is closed, or there is no such file
         return os.path.samestat(path.stat(), os.fstat(1))
     return False
 

@@ -6,7 +6,6 @@ parts of the policy, wherever the two programs keep them; other networks by thei
 that they belong to. What the run lacks starts anew.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -136,9 +135,10 @@ def begin_states(
     start: TrainingStart, program: Program, states: ArrayTree, seeds: Iterable[int]
 ) -> ArrayTree:
     """Return the states of training seeds, ``(seeds, ...)``, after `TrainingStart.begin`."""
-    fresh = (jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in itertools.count())
-    pairs = zip(seeds, fresh, strict=False)
-    return stack_seeds([start.begin(program, state, seed) for seed, state in pairs])
+    fresh = (
+        (seed, jax.tree.map(lambda leaf, i=i: leaf[i], states)) for i, seed in enumerate(seeds)
+    )
+    return stack_seeds([start.begin(program, state, seed) for seed, state in fresh])
 
 
 # ---------------------------------------------------------------------------------- the run
