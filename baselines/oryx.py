@@ -205,9 +205,13 @@ _LEAST_SHARE = 0.1
 """Least variance of targets that are almost alike, in multiples of their mean square."""
 
 
-def value_scale(targets: Float[Array, "B T N"], known: Bool[Array, "B T N"]) -> Float[Array, ""]:
+def value_scale(
+    targets: Float[Array, "B T N"], known: Bool[Array, "B T N"], weight: Array | None = None
+) -> Float[Array, ""]:
     """Return the variance of known targets, in multiples of that of the reference's data."""
-    mean, square = masked_mean(targets, known), masked_mean(targets**2, known)
+    if weight is not None:  # of the data that the weighted loss stands for
+        weight = weight / jnp.maximum(masked_mean(jnp.ones_like(targets), known, weight), 1e-6)
+    mean, square = (masked_mean(x, known, weight) for x in (targets, targets**2))
     least = jnp.minimum(_LEAST_SHARE * square, _REFERENCE_VARIANCE)
     variance = jnp.maximum(square - mean**2, least)
     return jnp.where(square > 0, variance / _REFERENCE_VARIANCE, 1.0)
@@ -243,7 +247,7 @@ def loss(
         "q": masked_mean(q, acts),
         TD_ERRORS: jnp.abs(error).max(-1),
     }
-    scale = value_scale(targets, known) if model.normalise_values else 1.0
+    scale = value_scale(targets, known, batch.weight) if model.normalise_values else 1.0
     return policy_loss + model.critic_weight * critic_loss / scale, metrics
 
 
