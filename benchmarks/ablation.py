@@ -114,9 +114,7 @@ def train(args: Args, changes: dict[str, str], seed: int) -> Iterator[tuple[int,
 def _allowed(capture: Any, own: Any) -> tuple[float, float]:
     """Return the interval that Q_tot can lie in by the rewards in the buffer."""
     reward = capture.buffer.experience.transition.reward[:, : int(capture.filled)].mean(-1)
-    low, high = (
-        own.reward_scale * float(x) / (1 - own.gamma) for x in (reward.min(), reward.max())
-    )
+    low, high = (float(x) / (1 - own.gamma) for x in (reward.min(), reward.max()))
     return min(low, 0.0), max(high, 0.0)
 
 

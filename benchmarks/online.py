@@ -65,6 +65,7 @@ Q_MPE = {
     **{"num_envs": 8, "num_steps": 26, "updates": 1, "batch_size": 32, "length": 25},
     **{"capacity": 650, "hidden": 64, "epsilon": 0.05, "exploration": 0.1, "max_grad_norm": 25.0},
     **{"target_every": 200, "learning_rate": 5e-3, "schedule": "linear", "gamma": 0.9},
+    **{"reward_scale": 1.0},
 }
 
 Q_SMAX = {

@@ -70,6 +70,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, Type
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.config import (
@@ -284,6 +285,18 @@ class OnlineArgs(_Configurable):
     """Whether the policy of --init acts beside a learner that starts anew."""
     initial: ClassVar[tuple[str, ...]] = ()
     """Hyperparameters that only fresh states depend on, which --pbt therefore cannot change."""
+
+
+UNIT = 20.0
+"""What the largest return becomes in the unit that values are learned in: that of SMAC, for whose
+data most settings were published."""
+
+
+def in_unit_of_rewards(
+    metrics: Mapping[str, Array], scale: Float[Array, ""] | np.float32
+) -> dict[str, Array]:
+    """Return metrics with values in the unit of the environment's rewards, not ``scale`` times."""
+    return {name: x * (1 / scale) if name in ("q", "q_tot") else x for name, x in metrics.items()}
 
 
 @jax.tree_util.register_pytree_with_keys_class

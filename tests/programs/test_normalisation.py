@@ -14,9 +14,9 @@ import offmarl
 from offmarl import programs, vault
 from offmarl.errors import RunError
 from offmarl.programs import registry
-from offmarl.programs.program import Hyperparameters, Program, Stage
+from offmarl.programs.program import UNIT, Hyperparameters, Program, Stage
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd, read
-from offmarl.programs.runs.normalisation import SCALE, UNIT, normalise_as_asked
+from offmarl.programs.runs.normalisation import SCALE, normalise_as_asked
 from offmarl.teams import teams_of
 from offmarl.types import ArraySpec, Policy, Sequence
 from offmarl.vault.format.tables import Episodes

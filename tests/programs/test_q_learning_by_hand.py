@@ -18,6 +18,7 @@ from offmarl.programs.learning.q_learning import AgentParams
 from offmarl.programs.program import structure
 from offmarl.types import Discrete, EnvSpec, Sequence, Transition
 from recorders import iql, qmix, vdn
+from tests.programs.learning import OneStep, train
 from tests.rollouts import SPEC, differ, sequence
 
 # An agent values action a in the slot that shows the number n at n times entry a of its
@@ -60,7 +61,7 @@ def learn(loss, networks, args, online, target):
 
 
 def test_the_loss_of_qmix_at_a_truncation_and_at_a_termination():
-    gradient, metrics = learn(qmix.loss, NETWORKS, qmix.Args(gamma=0.5), ONLINE, TARGET)
+    gradient, metrics = learn(qmix.loss, NETWORKS, qmix.Args(**SCALE), ONLINE, TARGET)
     # First window. Values 1 and 2, and 1 for the state: 4. The other network values the online
     # network's best actions of the next slot at 2·2 each, and the state at 20: 1 + ½ 28.
     # Then 8 + 8 + 2 = 18. The truncated step leads to slot 3, where agent 1 may not do its best
@@ -80,9 +81,12 @@ def test_the_loss_of_qmix_at_a_truncation_and_at_a_termination():
 VALUES = np.array([1 + 2, 8 + 8, 2.0])
 
 
+SCALE = {"gamma": 0.5, "reward_scale": 1.0}
+
+
 def vdn_learn(**options):
     params = AgentParams(ONLINE.agent), AgentParams(TARGET.agent)
-    return learn(vdn.loss, NETWORKS.agent, vdn.Args(gamma=0.5, **options), *params)
+    return learn(vdn.loss, NETWORKS.agent, vdn.Args(**SCALE | options), *params)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,7 @@ def iql_learn(shared_reward, steps=None):
         windows = windows if steps is None else steps
         return iql.loss(network, spec, params, target, hyper, windows)
 
-    return learn(loss, NETWORKS.agent, iql.Args(gamma=0.5), *pair)
+    return learn(loss, NETWORKS.agent, iql.Args(**SCALE), *pair)
 
 
 def check_iql(gradient, metrics, errors):
@@ -274,33 +278,62 @@ def played(rewards, last, number):
 
 
 def test_a_guide_acts_until_the_learner_returns_more():
-    guide = q_learning.Guide((), jnp.array([1.0, 0.0]), jnp.zeros((2, 2)))
+    guide = q_learning.Guide((), jnp.zeros((2, 2)))
+    returns = q_learning.RunningReturns(jnp.array([[1.0], [0.0]]), jnp.zeros(()))
     assert not guide.is_worse
     # The learner ends an episode of 1 + 2, with a step before; the guide's goes on with 3 + 4 + 5.
     steps = played([[2.0, 3], [8, 4], [9, 5]], [[1, 0], [0, 0], [0, 0]], [[0, 1]] * 3)
-    guide, steps = q_learning._judged(guide, steps, jnp.int32(-1), jnp.int32(7))
+    returns, sums = returns.add(SPEC, steps)
+    guide, steps = q_learning._judged(guide, steps, sums, jnp.int32(-1), jnp.int32(7))
     np.testing.assert_allclose(guide.scores, [[3, 1], [0, 0]])
-    np.testing.assert_allclose(guide.totals, [17, 12])
+    np.testing.assert_allclose(returns.totals, [[17], [12]])
+    np.testing.assert_allclose(returns.largest, 17)
     np.testing.assert_array_equal(steps.policy_id, [[-1, 7]] * 3)  # the version is the guide
     ends = played([[0.0, 1], [1, 2], [0, 0]], [[0, 1], [1, 1], [0, 0]], [[0, 1], [0, 1], [1, 0]])
-    guide, _ = q_learning._judged(guide, ends, jnp.int32(8), jnp.int32(8))
+    returns, sums = returns.add(SPEC, ends)
+    np.testing.assert_allclose(returns.largest, 18)
+    guide, _ = q_learning._judged(guide, ends, sums, jnp.int32(8), jnp.int32(8))
     np.testing.assert_allclose(guide.scores, [[3 * 0.98 + 18, 0.98 + 1], [13 + 2, 2]])
     assert not guide.is_worse  # 10.6 and 7.5 on average, of too few episodes
     guide = guide._replace(scores=15 * guide.scores)
     assert guide.is_worse
-    after, steps = q_learning._judged(guide, ends, jnp.int32(9), jnp.int32(9))
+    after, steps = q_learning._judged(guide, ends, sums, jnp.int32(9), jnp.int32(9))
     counts = after.scores[:, 1] - jnp.array([0.98, 1]) * guide.scores[:, 1]
     np.testing.assert_allclose(counts, [1, 2], rtol=1e-5)  # only the learner's fade
     np.testing.assert_array_equal(steps.policy_id, [[9, -1], [9, -1], [-1, 9]])
 
 
+def test_the_unit_of_rewards_is_that_of_the_largest_sum_of_a_team():
+    opponents = replace(SPEC, teams=(0, 1))
+    steps = played([[0.0], [0.0], [0.0]], [[0], [1], [0]], [[0]] * 3)
+    steps = steps._replace(reward=jnp.array([[[1.0, -3.0]], [[1.0, 2.0]], [[9.0, 0.0]]]))
+    empty = q_learning.RunningReturns(jnp.zeros((1, 2)), jnp.zeros(()))
+    assert empty.fitting_scale == 1
+    returns, sums = empty.add(opponents, steps)
+    np.testing.assert_array_equal(sums[:, 0], [[1, -3], [2, -1], [9, 0]])
+    np.testing.assert_array_equal(returns.totals, [[9, 0]])
+    assert returns.fitting_scale == pytest.approx(20 / 9)
+    of_team, _ = empty.add(SPEC, steps)
+    assert of_team.fitting_scale == pytest.approx(20 / 4.5)
+    assert returns.scaled(Hyperparameters(reward_scale=jnp.float32(3))).reward_scale == 3
+
+
+def test_rewards_times_eight_give_the_same_policy():
+    args = vdn.Args(total_steps=32, num_envs=4, num_steps=2, batch_size=4, updates=2, hidden=4)
+
+    def learned(factor):
+        spec = EnvSpec("paid", 2, 1, 1, Discrete(2), time_limit=1)
+        env = OneStep(spec, lambda action: factor * action.astype(jnp.float32))
+        return train(vdn, args, env)[2].params
+
+    chex.assert_trees_all_equal(learned(1.0), learned(8.0))
+
+
 def test_the_better_of_guide_and_learner_is_the_policy():
-    state = q_learning.QState(ONLINE, *[None] * 6)
+    state = q_learning.QState(ONLINE, *[None] * 7)
     assert q_learning._best(state) is ONLINE.agent
     for learner, best in ((1.0, TARGET.agent), (3.0, ONLINE.agent)):
-        guide = q_learning.Guide(
-            TARGET.agent, jnp.zeros(2), 30 * jnp.array([[learner, 1], [2.0, 1]])
-        )
+        guide = q_learning.Guide(TARGET.agent, 30 * jnp.array([[learner, 1], [2.0, 1]]))
         chex.assert_trees_all_equal(q_learning._best(state._replace(guide=guide)), best)
         params = QParams(ONLINE.agent, jnp.ones(()))
         weights = q_learning._members(

@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import envs
-from offmarl.config import Fraction, PositiveInt
+from offmarl.config import Fraction, NonNegative, PositiveInt
 from offmarl.envs.sides import Population, TeamPolicy, population
 from offmarl.losses import double_q_values, q_lambda_targets
 from offmarl.networks import (
@@ -37,10 +37,17 @@ from offmarl.programs.learning.optimisers import (
     scheduled,
     training_progress,
 )
-from offmarl.programs.program import TD_ERRORS, Hyperparameters, Program, Stage
+from offmarl.programs.program import (
+    TD_ERRORS,
+    UNIT,
+    Hyperparameters,
+    Program,
+    Stage,
+    in_unit_of_rewards,
+)
 from offmarl.replay.priorities import IMPORTANCE, Priorities
 from offmarl.rollout import RolloutState, init_rollout, rollout
-from offmarl.teams import require_one_team
+from offmarl.teams import by_team, require_one_team, teams_of
 from offmarl.types import EnvSpec, Policy, Sequence, Transition
 
 
@@ -79,6 +86,9 @@ class QArgs(OffPolicyArgs):
     """Updates between steps of the target networks."""
     tau: Fraction = 1.0
     """How far a step brings the target networks to the networks; 1 copies them."""
+    reward_scale: NonNegative = 0.0
+    """Factor of the rewards that are learned from; recorded rewards are not scaled. 0: such that
+    the largest absolute sum of rewards in an episode so far is 20, the unit of baselines."""
     init_acts: ClassVar[bool] = True
 
     @property
@@ -96,8 +106,6 @@ class Guide(NamedTuple):
 
     agent: Any
     """The parameters of its agents' network, which stay as they are."""
-    totals: Float[Array, "E"]
-    """Rewards of the running episodes so far, the mean over agents."""
     scores: Float[Array, "2 2"]
     """For the learner and the guide: the sum of their episodes' returns, and their number. For the
     learner, which changes, about the last `_REMEMBERED` episodes count; for the guide all do, as
@@ -109,6 +117,39 @@ class Guide(NamedTuple):
         (returns, episodes), (guide_returns, guide_episodes) = self.scores
         enough = jnp.minimum(episodes, guide_episodes) > _REMEMBERED / 2
         return enough & (returns * guide_episodes > guide_returns * episodes)
+
+
+class RunningReturns(NamedTuple):
+    """Sums of the rewards of episodes, the mean over the agents of each team."""
+
+    totals: Float[Array, "E teams"]
+    """Of the running episodes, since they began."""
+    largest: Float[Array, ""]
+    """The largest absolute sum so far."""
+
+    def add(
+        self, spec: EnvSpec, steps: Transition
+    ) -> tuple["RunningReturns", Float[Array, "T E teams"]]:
+        """Return the sums after a rollout, and those after each of its steps."""
+
+        def after_step(totals: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+            reward, last = step
+            sums = totals + reward
+            return jnp.where(last[:, None], 0.0, sums), sums
+
+        rewards = jnp.stack(by_team(steps.reward, teams_of(spec)), axis=-1)
+        totals, sums = jax.lax.scan(after_step, self.totals, (rewards, steps.last))
+        return RunningReturns(totals, jnp.maximum(self.largest, jnp.abs(sums).max())), sums
+
+    @property
+    def fitting_scale(self) -> Float[Array, ""]:
+        """The factor of rewards by which the largest sum is `UNIT`."""
+        return jnp.where(self.largest > 0, UNIT / self.largest, 1.0)
+
+    def scaled(self, hyper: Hyperparameters) -> Hyperparameters:
+        """Return hyperparameters with the factor of rewards that is in use."""
+        scale = jnp.where(hyper.reward_scale > 0, hyper.reward_scale, self.fitting_scale)
+        return Hyperparameters(**vars(hyper) | {"reward_scale": scale})
 
 
 class QState(NamedTuple):
@@ -123,6 +164,7 @@ class QState(NamedTuple):
     rollout: RolloutState
     capture: Capture
     iteration: Int[Array, ""]
+    returns: RunningReturns
     priorities: Priorities | None = None
     """Priorities of the buffer's windows; None if they are drawn without regard to errors."""
     guide: Guide | None = None
@@ -202,10 +244,9 @@ def q_program(
     loss: QLoss,
 ) -> Program:
     """Build a program of a loss, and networks as `q_config` describes."""
-    config = q_config(args)
+    config, buffer = q_config(args), make_buffer(args.num_envs, args.replay_steps)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     mixture = population(spec, [TeamPolicy(policy, (), tuple(range(spec.num_agents)))] * 2).policy
-    buffer = make_buffer(args.num_envs, args.replay_steps)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> QState:
         params_key, env_key = jax.random.split(key)
@@ -218,6 +259,7 @@ def q_program(
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             capture=capture,
             iteration=jnp.zeros((), jnp.int32),
+            returns=RunningReturns(jnp.zeros((args.num_envs, len(teams_of(spec)))), jnp.zeros(())),
             priorities=begin_priorities(capture) if args.prioritise else None,
         )
 
@@ -235,15 +277,15 @@ def q_program(
         after, transitions, next_views, _ = rollout(
             env, acting, params, state.rollout, rollout_key, args.num_steps, policy_id
         )
+        returns, sums = state.returns.add(spec, transitions)
         extra = {"epsilon": epsilon}
         if state.guide is not None:
-            guide, transitions = _judged(state.guide, transitions, number, state.iteration)
+            guide, transitions = _judged(state.guide, transitions, sums, number, state.iteration)
             state, extra = state._replace(guide=guide), extra | {"guided": 1.0 - guide.is_worse}
         capture = add(buffer, state.capture, transitions, next_views)
-        state = state._replace(rollout=after, capture=capture)
+        state = state._replace(rollout=after, capture=capture, returns=returns)
         state, metrics = _learn(args, loss, state, learn_key, hyper)
-        state = state._replace(iteration=state.iteration + 1, epsilon=hyper.epsilon)
-        return state, metrics | extra
+        return state._replace(iteration=state.iteration + 1, epsilon=hyper.epsilon), metrics | extra
 
     return Program(
         init,
@@ -259,9 +301,8 @@ def q_program(
 def _guided(spec: EnvSpec, mixture: Policy, state: QState, params: QParams) -> QState:
     """Return a fresh state in which either the learner or a policy with ``params`` acts."""
     require_one_team(spec, "--init", "recorder")
-    alive = state.rollout.view.alive
-    carry = jax.vmap(lambda _alive: mixture.initial_carry())(alive)
-    guide = Guide(params.network, jnp.zeros(len(alive)), jnp.zeros((2, 2)))
+    carry = jax.vmap(lambda _alive: mixture.initial_carry())(state.rollout.view.alive)
+    guide = Guide(params.network, jnp.zeros((2, 2)))
     return state._replace(rollout=state.rollout._replace(carry=carry), guide=guide)
 
 
@@ -279,23 +320,25 @@ def _members(learner: QParams, guide: Guide, hyper: Hyperparameters) -> Any:
 
 
 def _judged(
-    guide: Guide, steps: Transition, number: Array, number_of_guide: Array
+    guide: Guide,
+    steps: Transition,
+    sums: Float[Array, "T E 1"],
+    number: Array,
+    number_of_guide: Array,
 ) -> tuple[Guide, Transition]:
     """Score the episodes that ended in a round, and number its steps by their policy.
 
     The version of an iteration is the better of the two; the other's steps have no known policy.
+    ``sums`` are those of the episodes' rewards up to each step.
     """
-    by_guide, outcomes = steps.policy_id[..., 0], (steps.reward.mean(-1), steps.last)
-    totals, returns = jax.lax.scan(
-        lambda total, x: (jnp.where(x[1], 0.0, total + x[0]), total + x[0]), guide.totals, outcomes
-    )
+    by_guide = steps.policy_id[..., 0]
     ended = jax.nn.one_hot(by_guide, 2) * steps.last[..., None]
-    new = jnp.stack([(ended * returns[..., None]).sum((0, 1)), ended.sum((0, 1))], axis=-1)
+    new = jnp.stack([(ended * sums).sum((0, 1)), ended.sum((0, 1))], axis=-1)
     decay = jnp.array([[1 - 1 / _REMEMBERED], [1.0]])
     scores = decay ** new[:, 1:] * guide.scores + new
     version = jnp.where(by_guide, number_of_guide, number)
     steps = steps._replace(policy_id=jnp.where(by_guide == ~guide.is_worse, version, -1))
-    return guide._replace(totals=totals, scores=scores), steps
+    return guide._replace(scores=scores), steps
 
 
 def q_config(args: QArgs) -> PolicyConfig:
@@ -307,7 +350,7 @@ def _learn(
     args: QArgs, loss: QLoss, state: QState, key: PRNGKeyArray, hyper: Hyperparameters
 ) -> tuple[QState, dict[str, Array]]:
     """Make a round of updates on the buffer's windows."""
-    capture, priorities = state.capture, state.priorities
+    capture, priorities, hyper = state.capture, state.priorities, state.returns.scaled(hyper)
     if priorities is not None:
         priorities = admit(priorities, capture, args.num_steps, args.length)
 
@@ -334,7 +377,8 @@ def _learn(
         (numbers, jax.random.split(key, args.updates)),
     )
     state = state._replace(params=params, target=target, optimiser=optimiser, priorities=priorities)
-    return state, jax.tree.map(jnp.mean, metrics)
+    metrics = in_unit_of_rewards(jax.tree.map(jnp.mean, metrics), hyper.reward_scale)
+    return state, metrics | {"reward_scale": hyper.reward_scale}
 
 
 def _draw(

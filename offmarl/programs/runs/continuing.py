@@ -22,11 +22,10 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.paths import local
-from offmarl.programs.program import Args, OnlineArgs, Program
+from offmarl.programs.program import UNIT, Args, OnlineArgs, Program
 from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.identity import fingerprint
-from offmarl.programs.runs.normalisation import UNIT
 from offmarl.programs.runs.trained import TrainedRun, seeds_to_read, stack_seeds
 from offmarl.replay import Replay, Windows, load
 from offmarl.types import ArrayTree, EnvSpec
@@ -34,7 +33,7 @@ from offmarl.vault import Dataset, open_vault
 
 _POLICY = "policy"
 
-_ONLINE = ("params", "target", "moments", "optimiser")
+_ONLINE = ("params", "target", "moments", "optimiser", "returns")
 """Fields of a recorder's state that are learned. Of a baseline's, all are, except `_COUNT`."""
 
 _COUNT = "updates"
@@ -183,7 +182,7 @@ class InitialRun(NamedTuple):
         }
         shaping = {name: x for name, x in record["args"].items() if name in _SHAPING}
         sizes = ", ".join(f"{name}={x}" for name, x in shaping.items())
-        return cls(str(directory), program, states, about, sizes, _scale(record, directory))
+        return cls(str(directory), program, states, about, sizes, _scale(record, directory, states))
 
     def taken_over(self, args: Args | OnlineArgs) -> dict[str, Any]:
         """Return the arguments of its values in which a new program differs by default.
@@ -231,11 +230,15 @@ class InitialRun(NamedTuple):
         return program.guided(state, params)
 
 
-def _scale(record: Mapping[str, Any], directory: Path) -> dict[str, float]:
+def _scale(
+    record: Mapping[str, Any], directory: Path, states: Sequence[ArrayTree]
+) -> dict[str, float]:
     args = record["args"]
     if "gamma" not in args:
         return {}
     factor = float(args.get("reward_scale", 1.0))
+    if factor == 0:  # one for all seeds, which differ a little
+        factor = min(float(state.returns.fitting_scale) for state in states)
     if args.get("scale_rewards"):
         factor = UNIT / float(dataset.read(directory / dataset.STATISTICS_FILE)["return_scale"])
     return {"gamma": float(args["gamma"]), "reward_scale": factor}

@@ -19,7 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from offmarl.programs.program import Args, Hyperparameters, Program, Stage, Values
+from offmarl.programs.program import (
+    UNIT,
+    Args,
+    Hyperparameters,
+    Program,
+    Stage,
+    Values,
+    in_unit_of_rewards,
+)
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd
 from offmarl.types import (
     ArrayTree,
@@ -30,14 +38,8 @@ from offmarl.types import (
     unflatten_tree,
 )
 
-UNIT = 20.0
-"""What the largest return becomes: that of SMAC, for whose data most settings were published."""
-
 SCALE = "scale_rewards"
 """The argument that asks for the unit, and the hyperparameter that holds the factor of rewards."""
-
-_VALUES = ("q", "q_tot")
-"""Metrics that are values."""
 
 Normalise = Callable[[Any], Any]
 
@@ -98,8 +100,7 @@ def _stage(stage: Stage, observation: Normalise, state_: Normalise, scale_reward
             return_to_go=None if to_go is None else to_go * scale,
         )
         state, metrics = stage.update(state, batch, key, hyper)
-        in_unit = {name: metrics[name] * (1 / scale) for name in _VALUES if name in metrics}
-        return state, {**metrics, **in_unit}
+        return state, in_unit_of_rewards(metrics, scale)
 
     return stage._replace(update=update)
 
