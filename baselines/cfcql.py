@@ -18,7 +18,7 @@ Reference: Shao et al. 2023 (arXiv 2309.12696). Defaults are those of the author
 (github.com/thu-rllab/CFCQL, commit 3441019): ``cql_qmix.yaml``, with the τ that its README gives
 for the medium data of 5m_vs_6m. Others that it gives are 0, 0.1, 1 and 100. Its α are 0.1, 0.5, 5
 and 50 beside SMAC's returns of at most 20, which is the unit of our rewards too. Ours, 0.5, had the
-highest mean of 0.15, 0.5, 1.5 and 5 on data that no table uses (docs/baselines.md). Their targets
+highest mean of 0.15, 0.5, 1.5 and 5 on data that no table uses (docs/comparison.md). Their targets
 are those of double Q-learning, Q̄_tot(s', argmax_i Q_i), which grow by the penalty in each step;
 ``--settings reference`` has these, with α 50, batches of 128 and no scaled rewards. Their batches
 hold whole episodes, their networks see the agent's last action, their targets of unfinished

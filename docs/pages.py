@@ -292,7 +292,7 @@ def _scores(cards: Sequence[catalogue.Card]) -> str:
         "mean over seeds, with a 95% interval, of policies that take their best actions and of "
         "those that sample. The runs, with their settings and versions, are the files named below "
         "each table. Methods were chosen on some of these seeds; [paired differences on seeds "
-        "that chose nothing](../../baselines.md#what-tells-methods-apart) say which ones hold.\n"
+        "that chose nothing](../../comparison.md) say which ones hold.\n"
     ]
     parts += ["## The plan `six`\n", _plan_table(scores.scores("six"))]
     for dataset, group in itertools.groupby(scores.scores(), lambda score: score.dataset):
