@@ -58,7 +58,7 @@ from offmarl.programs.learning.actor_critic import (
     learn,
     td_loss,
 )
-from offmarl.programs.learning.off_policy import draw_steps
+from offmarl.programs.learning.off_policy import draw_steps, fit_unit, mean_metrics, no_rewards
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence
 
@@ -106,6 +106,8 @@ class State(NamedTuple):
     rollout: RolloutState
     capture: Capture
     iteration: Int[Array, ""]
+    totals: Float[Array, "E teams"]
+    largest_return: Float[Array, ""]
 
 
 # ---------------------------------------------------------------------------------- losses
@@ -209,6 +211,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             capture=init_capture(buffer, spec, True, args.num_steps),
             iteration=jnp.zeros((), jnp.int32),
+            **no_rewards(spec, args.num_envs),
         )
 
     def update(
@@ -222,6 +225,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             env, policy, explore, state.rollout, rollout_key, args.num_steps, number
         )
         capture = add(buffer, state.capture, transitions, next_views)
+        state, hyper, _ = fit_unit(spec, state, transitions, hyper)
         progress = training_progress(args, state.iteration)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)
         optimiser = clipped_adam(rate, hyper.max_grad_norm)
@@ -238,8 +242,9 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             Learner(state.params, state.target, state.optimiser),
             (steps, jax.random.split(learn_key, args.updates)),
         )
-        state = State(*learner, hyper.noise, after, capture, state.iteration + 1)
-        return state, jax.tree.map(jnp.mean, metrics)
+        state = state._replace(**learner._asdict(), noise=hyper.noise, rollout=after)
+        state = state._replace(capture=capture, iteration=state.iteration + 1)
+        return state, mean_metrics(metrics, hyper)
 
     return Program(
         init,

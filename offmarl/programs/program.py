@@ -292,6 +292,11 @@ UNIT = 20.0
 data most settings were published."""
 
 
+def unit_scale(largest_return: Float[Array, ""]) -> Float[Array, ""]:
+    """Return the factor of rewards by which the largest return is `UNIT`; 1 if it is 0."""
+    return jnp.where(largest_return > 0, UNIT / largest_return, 1.0)
+
+
 def in_unit_of_rewards(
     metrics: Mapping[str, Array], scale: Float[Array, ""] | np.float32
 ) -> dict[str, Array]:

@@ -113,7 +113,7 @@ def test_policies_with_a_memory_remember_what_comes_before_in_the_window():
         action, _ = networks.act(*inputs, slots, jax.random.key(0), jnp.float32(1.0))
         expected = np.tanh(0.1 * np.array(sums))[:, None, None, None] * np.ones((3, 1, 2, 1))
         np.testing.assert_allclose(action, expected, rtol=1e-6)
-    hyper = hyperparameters(maddpg.Args(gamma=0.5))
+    hyper = hyperparameters(maddpg.Args(gamma=0.5, reward_scale=1.0))
     target = ActorCritics(jnp.float32(0.1), (jnp.float32(1.0),))
     loss, _ = maddpg.critic_loss(
         networks, hyper, (jnp.float32(1.0),), None, target, batch, jax.random.key(0)
@@ -140,7 +140,7 @@ def test_an_agent_that_is_truncated_alone_acts_in_its_last_view():
     actor = SimpleNamespace(apply=apply, initial_carry=lambda _: ())
     critics = SimpleNamespace(values=values)
     networks = offline_actor_critic.Networks(GO, PolicyConfig("feedforward"), actor, critics)
-    hyper = hyperparameters(maddpg.Args(target_noise=0.0, target_limit=0.0))
+    hyper = hyperparameters(maddpg.Args(reward_scale=1.0, target_noise=0.0, target_limit=0.0))
     target = ActorCritics(jnp.float32(0.5), (jnp.float32(1.0),))
     arguments = networks, hyper, target.critics, target, target, batch
     offline_actor_critic.critic_loss(*arguments, jax.random.key(0))
@@ -150,7 +150,9 @@ def test_an_agent_that_is_truncated_alone_acts_in_its_last_view():
 @pytest.mark.slow
 def test_target_actions_are_smoothed_only_with_twin_critics():
     batch = steps(jnp.zeros((3, 1, 2, 1)), alive_tm1=ALIVE, alive_t=ALIVE)
-    hyper = hyperparameters(maddpg.Args(gamma=0.5, target_noise=5.0, target_limit=0.25))
+    hyper = hyperparameters(
+        maddpg.Args(gamma=0.5, reward_scale=1.0, target_noise=5.0, target_limit=0.25)
+    )
 
     # The second agent lacks the entry of the third step.
     legal = batch.view.legal_actions.at[2, :, 1].set(False)
@@ -283,7 +285,7 @@ def test_entries_that_an_agent_lacks_are_not_valued():
     critics, key = (jnp.float32(1.0), jnp.float32(2.0)), jax.random.key(0)
     params = soft_actor_critic.Params(jnp.float32(0.1), critics, jnp.zeros(2))
     target = ActorCritics(jnp.float32(0.1), critics)
-    of_maddpg = hyperparameters(maddpg.Args())
+    of_maddpg = hyperparameters(maddpg.Args(reward_scale=1.0))
 
     def losses(held: float) -> list[jax.Array]:
         action = jnp.full((3, 1, 2, 1), 0.25).at[:, :, 1].set(held)
@@ -291,7 +293,7 @@ def test_entries_that_an_agent_lacks_are_not_valued():
         legal = batch.view.legal_actions.at[:, :, 1].set(False)
         batch = batch._replace(view=batch.view._replace(legal_actions=legal))
         own = soft_actor_critic.Target(critics)
-        hyper = hyperparameters(masac.Args())
+        hyper = hyperparameters(masac.Args(reward_scale=1.0))
         of_soft = soft_actor_critic.loss(params, own, soft, hyper, batch, key)
         of_critics = maddpg.critic_loss(networks, of_maddpg, critics, None, target, batch, key)
         of_actor = maddpg.actor_loss(networks, of_maddpg, jnp.float32(0.1), critics, batch, key)
@@ -302,7 +304,9 @@ def test_entries_that_an_agent_lacks_are_not_valued():
 
 def test_the_entropy_aimed_at_depends_on_what_is_legal():
     legal = jnp.array([[True, True], [True, False]])
-    hyper = hyperparameters(masac.Args(discrete_entropy=0.5, continuous_entropy=2.0))
+    hyper = hyperparameters(
+        masac.Args(reward_scale=1.0, discrete_entropy=0.5, continuous_entropy=2.0)
+    )
     discrete = soft_actor_critic.target_entropy(PICK, hyper, legal)
     np.testing.assert_allclose(discrete, [0.5 * np.log(2), 0.0], rtol=1e-6)
     np.testing.assert_allclose(soft_actor_critic.target_entropy(GO, hyper, legal), [-4.0, -2.0])
@@ -345,7 +349,7 @@ def test_random_steps_are_of_no_policy():
 
 SMALL = {
     "num_envs": 16, "num_steps": 4, "updates": 8, "batch_size": 64, "capacity": 64, "hidden": 32,
-    "learning_rate": 3e-3, "total_steps": 12_000,
+    "learning_rate": 3e-3, "total_steps": 12_000, "reward_scale": 1.0,
 }  # fmt: skip
 SOFT = SMALL | {"temperature": 0.02, "fix_temperature": True}
 MATD3 = SMALL | {"twin": True, "share_parameters": True}

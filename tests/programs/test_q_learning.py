@@ -56,6 +56,7 @@ def test_probes(recorder, network, probe) -> None:
         updates=16,
         learning_rate=3e-3,
         target_every=50,
+        reward_scale=1.0,
         **SMALL,
     )
     env, program, state = train(recorder, args)

@@ -14,8 +14,9 @@ from offmarl import envs
 from offmarl.networks import MixedParams, MixedValues, MixerWeights, QParams
 from offmarl.programs import TD_ERRORS, Hyperparameters, hyperparameters
 from offmarl.programs.learning import q_learning
+from offmarl.programs.learning.off_policy import fit_unit
 from offmarl.programs.learning.q_learning import AgentParams
-from offmarl.programs.program import structure
+from offmarl.programs.program import structure, unit_scale
 from offmarl.types import Discrete, EnvSpec, Sequence, Transition
 from recorders import iql, qmix, vdn
 from tests.programs.learning import OneStep, train
@@ -277,21 +278,28 @@ def played(rewards, last, number):
     )
 
 
+def summed(spec, totals, steps):
+    """Return the totals after some steps, and the sums of rewards at them."""
+    start = SimpleNamespace(totals=jnp.asarray(totals), largest_return=jnp.zeros(()))
+    start._replace = SimpleNamespace
+    hyper = Hyperparameters(reward_scale=jnp.zeros(()))
+    after, hyper, sums = fit_unit(spec, start, steps, hyper)
+    assert hyper.reward_scale == unit_scale(after.largest_return)
+    return after.totals, sums
+
+
 def test_a_guide_acts_until_the_learner_returns_more():
     guide = q_learning.Guide((), jnp.zeros((2, 2)))
-    returns = q_learning.RunningReturns(jnp.array([[1.0], [0.0]]), jnp.zeros(()))
     assert not guide.is_worse
     # The learner ends an episode of 1 + 2, with a step before; the guide's goes on with 3 + 4 + 5.
     steps = played([[2.0, 3], [8, 4], [9, 5]], [[1, 0], [0, 0], [0, 0]], [[0, 1]] * 3)
-    returns, sums = returns.add(SPEC, steps)
+    totals, sums = summed(SPEC, [[1.0], [0.0]], steps)
     guide, steps = q_learning._judged(guide, steps, sums, jnp.int32(-1), jnp.int32(7))
     np.testing.assert_allclose(guide.scores, [[3, 1], [0, 0]])
-    np.testing.assert_allclose(returns.totals, [[17], [12]])
-    np.testing.assert_allclose(returns.largest, 17)
+    np.testing.assert_allclose(totals, [[17], [12]])
     np.testing.assert_array_equal(steps.policy_id, [[-1, 7]] * 3)  # the version is the guide
     ends = played([[0.0, 1], [1, 2], [0, 0]], [[0, 1], [1, 1], [0, 0]], [[0, 1], [0, 1], [1, 0]])
-    returns, sums = returns.add(SPEC, ends)
-    np.testing.assert_allclose(returns.largest, 18)
+    _, sums = summed(SPEC, totals, ends)
     guide, _ = q_learning._judged(guide, ends, sums, jnp.int32(8), jnp.int32(8))
     np.testing.assert_allclose(guide.scores, [[3 * 0.98 + 18, 0.98 + 1], [13 + 2, 2]])
     assert not guide.is_worse  # 10.6 and 7.5 on average, of too few episodes
@@ -303,19 +311,17 @@ def test_a_guide_acts_until_the_learner_returns_more():
     np.testing.assert_array_equal(steps.policy_id, [[9, -1], [9, -1], [-1, 9]])
 
 
-def test_the_unit_of_rewards_is_that_of_the_largest_sum_of_a_team():
+def test_rewards_of_an_episode_are_summed_for_each_team():
     opponents = replace(SPEC, teams=(0, 1))
     steps = played([[0.0], [0.0], [0.0]], [[0], [1], [0]], [[0]] * 3)
     steps = steps._replace(reward=jnp.array([[[1.0, -3.0]], [[1.0, 2.0]], [[9.0, 0.0]]]))
-    empty = q_learning.RunningReturns(jnp.zeros((1, 2)), jnp.zeros(()))
-    assert empty.fitting_scale == 1
-    returns, sums = empty.add(opponents, steps)
+    totals, sums = summed(opponents, [[0.0, 0.0]], steps)
     np.testing.assert_array_equal(sums[:, 0], [[1, -3], [2, -1], [9, 0]])
-    np.testing.assert_array_equal(returns.totals, [[9, 0]])
-    assert returns.fitting_scale == pytest.approx(20 / 9)
-    of_team, _ = empty.add(SPEC, steps)
-    assert of_team.fitting_scale == pytest.approx(20 / 4.5)
-    assert returns.scaled(Hyperparameters(reward_scale=jnp.float32(3))).reward_scale == 3
+    np.testing.assert_array_equal(totals, [[9, 0]])
+    _, of_team = summed(SPEC, [[0.0]], steps)
+    np.testing.assert_array_equal(of_team[:, 0], [[-1], [0.5], [4.5]])
+    assert unit_scale(jnp.abs(of_team).max()) == pytest.approx(20 / 4.5)
+    assert unit_scale(jnp.zeros(())) == 1
 
 
 def test_rewards_times_eight_give_the_same_policy():
@@ -330,7 +336,7 @@ def test_rewards_times_eight_give_the_same_policy():
 
 
 def test_the_better_of_guide_and_learner_is_the_policy():
-    state = q_learning.QState(ONLINE, *[None] * 7)
+    state = q_learning.QState(ONLINE, *[None] * 8)
     assert q_learning._best(state) is ONLINE.agent
     for learner, best in ((1.0, TARGET.agent), (3.0, ONLINE.agent)):
         guide = q_learning.Guide(TARGET.agent, 30 * jnp.array([[learner, 1], [2.0, 1]]))

@@ -1,15 +1,21 @@
 """Arguments of recorders that learn from the buffer that they record."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
-from jaxtyping import PRNGKeyArray
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from offmarl.config import Fraction, NonNegativeInt, Positive, PositiveInt
+from offmarl.config import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from offmarl.programs.experience.buffer import Capture
 from offmarl.programs.experience.windows import draw_windows
 from offmarl.programs.learning.learner import NetworkArgs
-from offmarl.types import Sequence
+from offmarl.programs.program import Hyperparameters, in_unit_of_rewards, unit_scale
+from offmarl.teams import by_team, teams_of
+from offmarl.types import EnvSpec, Sequence, Transition
+
+StateT = TypeVar("StateT", bound=Any)
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,9 @@ class OffPolicyArgs(NetworkArgs):
     """Adam's step size, of all networks."""
     gamma: Fraction = 0.95
     """Discount."""
+    reward_scale: NonNegative = 0.0
+    """Factor of the rewards that are learned from; recorded rewards are not scaled. 0: such that
+    the largest absolute sum of rewards in an episode so far is 20, the unit of baselines."""
     tau: Fraction = 0.01
     """Fraction by which the target networks move to the learned ones in each of their updates."""
     max_grad_norm: Positive = 10.0
@@ -57,6 +66,42 @@ class OffPolicyArgs(NetworkArgs):
         return max(self.capacity, self.num_steps)
 
 
+def no_rewards(spec: EnvSpec, num_envs: int) -> dict[str, Any]:
+    """Return the ``totals`` and the ``largest_return`` of a fresh state."""
+    return {
+        "totals": jnp.zeros((num_envs, len(teams_of(spec)))),
+        "largest_return": jnp.zeros(()),
+    }
+
+
 def draw_steps(args: OffPolicyArgs, capture: Capture, key: PRNGKeyArray) -> Sequence:
     """Draw a batch of windows."""
     return draw_windows(capture, key, args.windows, args.window, args.burn_in)
+
+
+def fit_unit(
+    spec: EnvSpec, state: StateT, steps: Transition, hyper: Hyperparameters
+) -> tuple[StateT, Hyperparameters, Float[Array, "T E teams"]]:
+    """Add a rollout to a state's ``totals`` and ``largest_return``.
+
+    Returns the state, the hyperparameters with the factor of rewards in use, and the sums of the
+    episodes' rewards up to each step, the means over the agents of each team.
+    """
+
+    def after_step(totals: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, last = step
+        sums = totals + reward
+        return jnp.where(last[:, None], 0.0, sums), sums
+
+    rewards = jnp.stack(by_team(steps.reward, teams_of(spec)), axis=-1)
+    totals, sums = jax.lax.scan(after_step, state.totals, (rewards, steps.last))
+    largest = jnp.abs(sums).max(initial=state.largest_return)
+    scale = jnp.where(hyper.reward_scale > 0, hyper.reward_scale, unit_scale(largest))
+    hyper = Hyperparameters(**vars(hyper) | {"reward_scale": scale})
+    return state._replace(totals=totals, largest_return=largest), hyper, sums
+
+
+def mean_metrics(metrics: dict[str, Array], hyper: Hyperparameters) -> dict[str, Array]:
+    """Return the means of the metrics of a round, with values in the environment's unit."""
+    means = in_unit_of_rewards(jax.tree.map(jnp.mean, metrics), hyper.reward_scale)
+    return means | {"reward_scale": hyper.reward_scale}

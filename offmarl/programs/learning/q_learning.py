@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import envs
-from offmarl.config import Fraction, NonNegative, PositiveInt
+from offmarl.config import Fraction, PositiveInt
 from offmarl.envs.sides import Population, TeamPolicy, population
 from offmarl.losses import double_q_values, q_lambda_targets
 from offmarl.networks import (
@@ -29,7 +29,13 @@ from offmarl.networks import (
 )
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.prioritised import admit, begin_priorities, reprioritise, sample
-from offmarl.programs.learning.off_policy import OffPolicyArgs, draw_steps
+from offmarl.programs.learning.off_policy import (
+    OffPolicyArgs,
+    draw_steps,
+    fit_unit,
+    mean_metrics,
+    no_rewards,
+)
 from offmarl.programs.learning.optimisers import (
     clipped_adam,
     grad_norm,
@@ -39,15 +45,13 @@ from offmarl.programs.learning.optimisers import (
 )
 from offmarl.programs.program import (
     TD_ERRORS,
-    UNIT,
     Hyperparameters,
     Program,
     Stage,
-    in_unit_of_rewards,
 )
 from offmarl.replay.priorities import IMPORTANCE, Priorities
 from offmarl.rollout import RolloutState, init_rollout, rollout
-from offmarl.teams import by_team, require_one_team, teams_of
+from offmarl.teams import require_one_team
 from offmarl.types import EnvSpec, Policy, Sequence, Transition
 
 
@@ -86,9 +90,6 @@ class QArgs(OffPolicyArgs):
     """Updates between steps of the target networks."""
     tau: Fraction = 1.0
     """How far a step brings the target networks to the networks; 1 copies them."""
-    reward_scale: NonNegative = 0.0
-    """Factor of the rewards that are learned from; recorded rewards are not scaled. 0: such that
-    the largest absolute sum of rewards in an episode so far is 20, the unit of baselines."""
     init_acts: ClassVar[bool] = True
 
     @property
@@ -119,39 +120,6 @@ class Guide(NamedTuple):
         return enough & (returns * guide_episodes > guide_returns * episodes)
 
 
-class RunningReturns(NamedTuple):
-    """Sums of the rewards of episodes, the mean over the agents of each team."""
-
-    totals: Float[Array, "E teams"]
-    """Of the running episodes, since they began."""
-    largest: Float[Array, ""]
-    """The largest absolute sum so far."""
-
-    def add(
-        self, spec: EnvSpec, steps: Transition
-    ) -> tuple["RunningReturns", Float[Array, "T E teams"]]:
-        """Return the sums after a rollout, and those after each of its steps."""
-
-        def after_step(totals: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
-            reward, last = step
-            sums = totals + reward
-            return jnp.where(last[:, None], 0.0, sums), sums
-
-        rewards = jnp.stack(by_team(steps.reward, teams_of(spec)), axis=-1)
-        totals, sums = jax.lax.scan(after_step, self.totals, (rewards, steps.last))
-        return RunningReturns(totals, jnp.maximum(self.largest, jnp.abs(sums).max())), sums
-
-    @property
-    def fitting_scale(self) -> Float[Array, ""]:
-        """The factor of rewards by which the largest sum is `UNIT`."""
-        return jnp.where(self.largest > 0, UNIT / self.largest, 1.0)
-
-    def scaled(self, hyper: Hyperparameters) -> Hyperparameters:
-        """Return hyperparameters with the factor of rewards that is in use."""
-        scale = jnp.where(hyper.reward_scale > 0, hyper.reward_scale, self.fitting_scale)
-        return Hyperparameters(**vars(hyper) | {"reward_scale": scale})
-
-
 class QState(NamedTuple):
     """Everything that changes during training."""
 
@@ -164,7 +132,10 @@ class QState(NamedTuple):
     rollout: RolloutState
     capture: Capture
     iteration: Int[Array, ""]
-    returns: RunningReturns
+    totals: Float[Array, "E teams"]
+    """Rewards of the running episodes so far, the mean over the agents of each team."""
+    largest_return: Float[Array, ""]
+    """The largest absolute sum of the rewards of an episode so far."""
     priorities: Priorities | None = None
     """Priorities of the buffer's windows; None if they are drawn without regard to errors."""
     guide: Guide | None = None
@@ -259,7 +230,7 @@ def q_program(
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             capture=capture,
             iteration=jnp.zeros((), jnp.int32),
-            returns=RunningReturns(jnp.zeros((args.num_envs, len(teams_of(spec)))), jnp.zeros(())),
+            **no_rewards(spec, args.num_envs),
             priorities=begin_priorities(capture) if args.prioritise else None,
         )
 
@@ -267,23 +238,20 @@ def q_program(
         state: QState, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[QState, dict[str, Array]]:
         rollout_key, learn_key = jax.random.split(key)
-        progress = training_progress(args, state.iteration)
-        epsilon = linear_schedule(progress, 1.0, hyper.epsilon, hyper.exploration)
-        # The version of an iteration is evaluated with the last ε, so it did not act before.
-        number = jnp.where(progress < hyper.exploration, -1, state.iteration)
+        epsilon, number = _exploration(args, state, hyper)
         acting, params, policy_id = policy, QParams(state.params.agent, epsilon), number
         if state.guide is not None:
             acting, params, policy_id = mixture, _members(params, state.guide, hyper), jnp.int32(0)
         after, transitions, next_views, _ = rollout(
             env, acting, params, state.rollout, rollout_key, args.num_steps, policy_id
         )
-        returns, sums = state.returns.add(spec, transitions)
+        state, hyper, sums = fit_unit(spec, state, transitions, hyper)
         extra = {"epsilon": epsilon}
         if state.guide is not None:
             guide, transitions = _judged(state.guide, transitions, sums, number, state.iteration)
             state, extra = state._replace(guide=guide), extra | {"guided": 1.0 - guide.is_worse}
         capture = add(buffer, state.capture, transitions, next_views)
-        state = state._replace(rollout=after, capture=capture, returns=returns)
+        state = state._replace(rollout=after, capture=capture)
         state, metrics = _learn(args, loss, state, learn_key, hyper)
         return state._replace(iteration=state.iteration + 1, epsilon=hyper.epsilon), metrics | extra
 
@@ -296,6 +264,14 @@ def q_program(
         num_steps=args.num_steps,
         guided=partial(_guided, spec, mixture),
     )
+
+
+def _exploration(args: QArgs, state: QState, hyper: Hyperparameters) -> tuple[Array, Array]:
+    """Return the ε of a round, and the number of the version that acts."""
+    progress = training_progress(args, state.iteration)
+    epsilon = linear_schedule(progress, 1.0, hyper.epsilon, hyper.exploration)
+    # The version of an iteration is evaluated with the last ε, so it did not act before.
+    return epsilon, jnp.where(progress < hyper.exploration, -1, state.iteration)
 
 
 def _guided(spec: EnvSpec, mixture: Policy, state: QState, params: QParams) -> QState:
@@ -350,7 +326,7 @@ def _learn(
     args: QArgs, loss: QLoss, state: QState, key: PRNGKeyArray, hyper: Hyperparameters
 ) -> tuple[QState, dict[str, Array]]:
     """Make a round of updates on the buffer's windows."""
-    capture, priorities, hyper = state.capture, state.priorities, state.returns.scaled(hyper)
+    capture, priorities = state.capture, state.priorities
     if priorities is not None:
         priorities = admit(priorities, capture, args.num_steps, args.length)
 
@@ -377,8 +353,7 @@ def _learn(
         (numbers, jax.random.split(key, args.updates)),
     )
     state = state._replace(params=params, target=target, optimiser=optimiser, priorities=priorities)
-    metrics = in_unit_of_rewards(jax.tree.map(jnp.mean, metrics), hyper.reward_scale)
-    return state, metrics | {"reward_scale": hyper.reward_scale}
+    return state, mean_metrics(metrics, hyper)
 
 
 def _draw(

@@ -35,7 +35,13 @@ from offmarl.networks import (
 )
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.learning.actor_critic import Learner, td_loss
-from offmarl.programs.learning.off_policy import OffPolicyArgs, draw_steps
+from offmarl.programs.learning.off_policy import (
+    OffPolicyArgs,
+    draw_steps,
+    fit_unit,
+    mean_metrics,
+    no_rewards,
+)
 from offmarl.programs.learning.optimisers import (
     clipped_adam,
     grad_norm,
@@ -53,8 +59,9 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 class SoftArgs(OffPolicyArgs):
     """Arguments of soft actor-critics."""
 
-    temperature: Positive = 0.2
-    """Weight of the entropy at the start; each agent learns its own."""
+    temperature: Positive = 0.05
+    """Weight of the entropy at the start, beside rewards in the unit of `reward_scale`; each agent
+    learns its own."""
     fix_temperature: bool = False
     """Keep the temperature, instead of learning it."""
     discrete_entropy: Fraction = 0.2
@@ -92,6 +99,8 @@ class State(NamedTuple):
     rollout: RolloutState
     capture: Capture
     iteration: Int[Array, ""]
+    totals: Float[Array, "E teams"]
+    largest_return: Float[Array, ""]
 
 
 # ---------------------------------------------------------------------------------- losses
@@ -264,6 +273,7 @@ def make_soft_actor_critic(
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             capture=init_capture(buffer, spec, True, args.num_steps),
             iteration=jnp.zeros((), jnp.int32),
+            **no_rewards(spec, args.num_envs),
         )
 
     def update(
@@ -275,6 +285,7 @@ def make_soft_actor_critic(
             env, policy, actor, state.rollout, rollout_key, args.num_steps, state.iteration
         )
         capture = add(buffer, state.capture, transitions, next_views)
+        state, hyper, _ = fit_unit(spec, state, transitions, hyper)
         progress = training_progress(args, state.iteration)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)
         optimiser = clipped_adam(rate, hyper.max_grad_norm, separately=True)
@@ -298,8 +309,8 @@ def make_soft_actor_critic(
             Learner(state.params, state.target, state.optimiser),
             jax.random.split(learn_key, args.updates),
         )
-        state = State(*learner, after, capture, state.iteration + 1)
-        return state, jax.tree.map(jnp.mean, metrics)
+        state = state._replace(**learner._asdict(), rollout=after, capture=capture)
+        return state._replace(iteration=state.iteration + 1), mean_metrics(metrics, hyper)
 
     return Program(
         init,

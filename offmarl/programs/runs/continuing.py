@@ -22,7 +22,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.paths import local
-from offmarl.programs.program import UNIT, Args, OnlineArgs, Program
+from offmarl.programs.program import UNIT, Args, OnlineArgs, Program, unit_scale
 from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.identity import fingerprint
@@ -33,7 +33,7 @@ from offmarl.vault import Dataset, open_vault
 
 _POLICY = "policy"
 
-_ONLINE = ("params", "target", "moments", "optimiser", "returns")
+_ONLINE = ("params", "target", "moments", "optimiser", "largest_return")
 """Fields of a recorder's state that are learned. Of a baseline's, all are, except `_COUNT`."""
 
 _COUNT = "updates"
@@ -199,7 +199,8 @@ class InitialRun(NamedTuple):
             # Discounts of 0.999 and 1 are as far apart as 1000 steps are from all.
             if now is None or np.isclose(now, value, rtol=1e-9 if name == "gamma" else 1e-3):
                 continue
-            conflict = f"{self.name} has values with {name} {value:.5g}, and not {now:.5g}"
+            other = f", and not {now:.5g}" if now else ""  # 0 is no factor, but the fitting one
+            conflict = f"{self.name} has values with {name} {value:.5g}{other}"
             if option == "--no-scale-rewards" or _was_given(args, name):
                 raise OptionError(f"{conflict}: leave out {option}, or --init.")
             tracking.notice(f"{conflict}: this run has {name} {value:.5g}, too.")
@@ -238,7 +239,7 @@ def _scale(
         return {}
     factor = float(args.get("reward_scale", 1.0))
     if factor == 0:  # one for all seeds, which differ a little
-        factor = min(float(state.returns.fitting_scale) for state in states)
+        factor = min(float(unit_scale(state.largest_return)) for state in states)
     if args.get("scale_rewards"):
         factor = UNIT / float(dataset.read(directory / dataset.STATISTICS_FILE)["return_scale"])
     return {"gamma": float(args["gamma"]), "reward_scale": factor}
