@@ -30,6 +30,12 @@ def local(path: str | os.PathLike[str]) -> Path:
         raise OptionError("the path is empty: give the path of a file or directory.")
     if "\0" in text:
         raise OptionError(f"{text!r} cannot be a path: give the path of a file or directory.")
+    try:  # as libraries need it that write files
+        str(text).encode()
+    except UnicodeEncodeError:
+        raise OptionError(
+            f"{text!r} is not UTF-8: rename it, or set PYTHONUTF8=1 if the terminal shows its name."
+        ) from None
     try:
         full = expand_user(text).absolute()
     except FileNotFoundError as error:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import tomli_w
@@ -149,6 +149,7 @@ class CellsWork(Work):
     """
 
     goes_on = True
+    hints: ClassVar[Mapping[str, str]] = {"plan": "datasets and methods in the plan"}
 
     def __init__(self, plan: Plan, run: Run):
         self.benchmark_plan, self._run = plan, run
@@ -163,6 +164,8 @@ class CellsWork(Work):
                 self._job_of[data.label] = self._jobs.index(job)
         preparations_and_cells = len(self._jobs) + len(self._cells)
         super().__init__(f"benchmark {plan.name}", plan.out, {}, preparations_and_cells)
+        # With another plan, a number is another cell.
+        self.identity = {"plan": [self.label(block) for block in range(self.num_blocks)]}
 
     def label(self, block: int) -> str:
         """Return the name of a dataset, or of a cell."""

@@ -28,7 +28,7 @@ from offmarl.config import PositiveInt, RecordingArgs, Role, option
 from offmarl.errors import OptionError
 from offmarl.paths import local, path_text, safe_path
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
-from offmarl.report import UNITS, final_evaluation
+from offmarl.report import UNITS, final_evaluation, require_scores
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Estimate, estimate, iqm, spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import interval
@@ -242,6 +242,7 @@ def train(arguments: list[str]) -> Report:
     if not (run / MARL_EVAL_FILE).exists():
         view = f"{name} is trained but not evaluated (no environment, no held-out data): "
         return Report({"run": run}, view + path_text(run))
+    require_scores(run)
     final = final_evaluation(run)
     teams = sorted(name for name in final if name.startswith(f"{RETURN}_"))
     metric = RETURN if teams else next(key for key in UNITS if key in final)

@@ -213,7 +213,7 @@ def load(name: str) -> Card:
     if name not in names():
         raise unknown_name("dataset", name, names(), see="offmarl ls --remote")
     path = directory() / f"{name}{SUFFIX}"
-    return parse(path.read_text(), str(path))
+    return parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def references() -> dict[str, Reference]:

@@ -275,7 +275,7 @@ class CachedPolicy(cache.CachedDataset):
     def record(self) -> dict[str, Any]:
         """The files and their checksums, as `offmarl.hub.cache.verify` reads them."""
         try:
-            _, files = _parse((self.path / CARD).read_text(), str(self.path))
+            _, files = _parse((self.path / CARD).read_text(encoding="utf-8"), str(self.path))
         except (OSError, UnicodeError, CardError):
             return {}
         checksums = {name: (file.size, file.sha256) for name, file in files.items()}
@@ -331,7 +331,7 @@ def _newest_pulled(place: Path, commit: str = "") -> PulledPolicy | None:
 def _installed(run: Path, repository: str, commit: str) -> PulledPolicy:
     """Return a policy that is on this machine; `OptionError` if a directory holds another one."""
     try:
-        card, _ = _parse((run / CARD).read_text(), str(run))
+        card, _ = _parse((run / CARD).read_text(encoding="utf-8"), str(run))
     except (FileNotFoundError, NotADirectoryError):
         card = {}
     # The name in the card differs if the repository was renamed or copied on the hub.
@@ -366,7 +366,7 @@ def _install(run: Path, repository: str, remote: client.Remote) -> PulledPolicy:
     content.mkdir(parents=True, exist_ok=True)
     locate = partial(client.remote_of, repository, remote.commit, kind="model")
     fetched = download_files(files, content, locate, repository)
-    (content / CARD).write_text(text)
+    (content / CARD).write_text(text, encoding="utf-8")
     for place in (content, *content.glob(_COPIES)):
         tracking.read_run(place)
     content.rename(run)

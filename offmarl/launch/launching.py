@@ -113,6 +113,8 @@ def launch(
         return Launched(join_work(work))
     engine = _launcher(launcher)(work.directory, work.name, workers, options)
     with closing(engine), hold_lock(work.lock, work.path, take_over):
+        if work.goes_on:  # its blocks may be others than those of the launch before
+            work.forget()
         work.check()
         for note in work.notes(tasks or 1):
             tracking.notice(note)
@@ -325,7 +327,7 @@ def _time_left(tasks: Sequence[Task]) -> str:
 
     As many tasks run side by side as now.
     """
-    took = [task.end - task.status.since for task in tasks if task.result]
+    took = [max(task.end - task.status.since, 0) for task in tasks if task.result]  # by two clocks
     starts = [task.status.since for task in tasks if task.status.state == "running"]
     if not took or not starts:
         return ""
@@ -347,7 +349,7 @@ def _row(task: Task) -> list[str]:
         task.name,
         status.state,
         f"{status.done}/{status.total}" if status.total else "",
-        f"{(task.end or time.time()) - status.since:,.0f} s" if running or task.end else "",
+        f"{max((task.end or time.time()) - status.since, 0):,.0f} s" if running or task.end else "",
         status.host,
         task.result or (_last_line(task.call.log) if status.state != "waiting" else ""),
     ]

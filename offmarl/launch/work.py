@@ -5,7 +5,7 @@ import shutil
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -174,6 +174,10 @@ class Work(ABC):
                     f"continue them, choose another path, or remove {self.directory}."
                 )
 
+    def forget(self) -> None:
+        """Forget what earlier tasks recorded."""
+        (self.directory / _IDENTITY).unlink(missing_ok=True)
+
     def clean(self) -> None:
         """Remove the blocks once they are joined; the logs stay."""
         for name in ("blocks.vlt", "copied.vlt", "blocks", _DONE, "locks"):
@@ -221,7 +225,7 @@ def _run_block(work: Work, block: int, failed: dict[int, Exception], wait_second
             _locked(work.lock_of(str(block)), f"run block {block}", wait_seconds),
             take_over_locks(),
         ):
-            if work.is_done(block):
+            if work.is_done(block) or work.is_complete():  # marks of a complete one are removed
                 return False
             work.run(block)
             work.finish(block)
@@ -257,9 +261,12 @@ def join_work(work: Work) -> bool:
 @contextmanager
 def _locked(path: Path, doing: str, wait_seconds: float = -1) -> Iterator[None]:
     """Hold a lock, which is released if the process dies; a negative time waits without a limit."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    lock: Any = None
     try:
-        lock = FileLock(path, timeout=wait_seconds).acquire()
+        while lock is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # a process that ended has just removed the directory
+                lock = FileLock(path, timeout=wait_seconds).acquire()
     except Timeout:
         raise RunError(
             f"another process has {doing} for longer than {wait_seconds:.0f} s: wait for it to "

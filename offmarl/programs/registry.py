@@ -56,7 +56,7 @@ def find(kind: Kind) -> dict[str, Path]:
 
 def summary(path: Path) -> str:
     """Return the first line of a program's docstring, without running the program."""
-    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return docstring.partition("\n")[0].rstrip(".")
 
 

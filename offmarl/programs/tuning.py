@@ -481,10 +481,7 @@ class TrialsWork(Work):
             waits = {"n_warmup_steps": 2} if pruner == "MedianPruner" else {}
             study.pruner = getattr(optuna.pruners, pruner)(**waits)
         trial, state = self._trial(study, block), optuna.trial.TrialState
-        default = {name: getattr(self.args, name) for name in self.space}
-        ranges = {x: y for x, y in self.space.items() if block or parameters_of(y, x, default[x])}
-        values = {name: entry.suggest(trial, name) for name, entry in ranges.items()}
-        values = values if block else default
+        values = self._suggested(trial, block) if block else self._default
         trial.set_user_attr("values", tracking.plain(values))
         try:
             score = self._score(trial, values, self.directory / "blocks" / f"trial-{block}")
@@ -503,14 +500,32 @@ class TrialsWork(Work):
         """Return the trial of a block; one that was interrupted goes on with its values."""
         of_blocks = {trial.user_attrs["block"]: trial for trial in study.get_trials(deepcopy=False)}
         optuna, running = self._optuna, of_blocks.get(block)
-        if running is None:
-            space = {} if block else self.space
-            defaults = (parameters_of(x, n, getattr(self.args, n)) for n, x in space.items())
-            fixed = {"fixed_params": {key: x for params in defaults for key, x in params.items()}}
-            new = {"state": optuna.trial.TrialState.RUNNING, "user_attrs": {"block": block}}
-            study.add_trial(optuna.trial.create_trial(**new, system_attrs=fixed))
-            return self._trial(study, block)
-        return optuna.trial.Trial(study, running._trial_id)
+        if running is not None:
+            return optuna.trial.Trial(study, running._trial_id)
+        # All values are proposed before one is stored: they follow from one stream of numbers.
+        proposed = optuna.create_study(sampler=study.sampler, direction="maximize")
+        proposed.add_trials(study.get_trials(deepcopy=False))
+        if not block:
+            params = (parameters_of(x, name, self._default[name]) for name, x in self.space.items())
+            proposed.enqueue_trial({key: x for pairs in params for key, x in pairs.items()})
+        self._suggested(trial := proposed.ask(), block)
+        new = {"state": optuna.trial.TrialState.RUNNING, "user_attrs": {"block": block}}
+        known = {"params": trial.params, "distributions": trial.distributions}
+        study.add_trial(optuna.trial.create_trial(**new, **known))
+        return self._trial(study, block)
+
+    @property
+    def _default(self) -> dict[str, Any]:
+        """The values of the arguments that are searched."""
+        return {name: getattr(self.args, name) for name in self.space}
+
+    def _suggested(self, trial: Any, block: int) -> dict[str, Any]:
+        """Return the values of a trial; of the first one, those in their ranges."""
+        return {
+            name: entry.suggest(trial, name)
+            for name, entry in self.space.items()
+            if block or parameters_of(entry, name, self._default[name])
+        }
 
     def best_score(self) -> str:
         """Return the best score so far in words; empty if there is none."""

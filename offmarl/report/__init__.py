@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         final_evaluation as final_evaluation,
         metric_of as metric_of,
         read_runs as read_runs,
+        require_scores as require_scores,
     )
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -197,11 +197,7 @@ def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN
 
 def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, DatasetResult]]:
     """Yield the results of a run: of the way that its program acts, and of the other one."""
-    if fault := fault_of(path):
-        raise NotFiniteError(
-            f"{fault} in {path}, so that it has no score: leave the run out, or train it with "
-            "other settings, such as a smaller learning rate."
-        )
+    require_scores(path)
     by_acting = read_json(path, PARTNERS_FILE) if holds(path, PARTNERS_FILE) else {}
     as_type(by_acting, dict[str, list[float | None] | str], f"{path} ({PARTNERS_FILE})", RunError)
     final, rows, record = final_evaluation(path), read(path / METRICS_FILE), read_run(path)
@@ -242,6 +238,15 @@ def entry_of(directory: Path, metric: str = RETURN, run: str = "") -> Entry:
     """Return a run's entry of the way its program acts."""
     record = read_run(directory)
     return Entry(record["program"], acting_of(record) if metric == RETURN else None, run)
+
+
+def require_scores(directory: Path) -> None:
+    """Raise `NotFiniteError` if a loss or score of a run is not finite in the end."""
+    if fault := fault_of(directory):
+        raise NotFiniteError(
+            f"{fault} in {directory}, so that it has no score: leave the run out, or train it with "
+            "other settings, such as a smaller learning rate."
+        )
 
 
 def fault_of(directory: Path) -> str:

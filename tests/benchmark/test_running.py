@@ -212,6 +212,18 @@ def test_datasets_come_first_and_only_those_that_are_needed(make):
     assert work.missing() == [0, 2, 3]
 
 
+def test_a_task_that_begins_after_the_plan_was_changed_is_refused(read, tmp_path):
+    CellsWork(read(), stub.run).check()
+    text = (tmp_path / "plan.toml").read_text()
+    (tmp_path / "plan.toml").write_text(text.replace("bc = {}", "omiga = {}\nbc = {}"))
+    changed = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "out")
+    with pytest.raises(RunError, match="other datasets and methods in the plan"):
+        run_share(CellsWork(changed, stub.run), Share(5, 8))
+    work = CellsWork(changed, stub.run)
+    work.forget()  # as a new launch does
+    work.check()
+
+
 def test_a_dataset_is_prepared_again_if_its_vault_is_gone(read):
     work = CellsWork(read(), stub.run)
     run_share(work, Share(0, 6))

@@ -14,7 +14,14 @@ import pytest
 from offmarl import envs, tracking
 from offmarl.cli import output
 from offmarl.cli.cross_play import _map, _notes
-from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError, UnknownNameError
+from offmarl.errors import (
+    NotFiniteError,
+    OffmarlError,
+    OptionError,
+    RunError,
+    ShapeError,
+    UnknownNameError,
+)
 from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig
 from offmarl.programs import load_policy
@@ -255,6 +262,18 @@ def test_names_that_a_run_records_run_no_code(here):
         with pytest.raises(OffmarlError):
             CrossPlayWork(["copy"])
     assert not (here / "ran").exists()
+
+
+def test_returns_that_are_not_finite_are_no_absent_pairs(here, monkeypatch):
+    play = evaluate.play_against
+
+    def broken(*args):
+        outcome = play(*args)
+        return outcome._replace(returns=outcome.returns.at[0].set(np.nan))
+
+    monkeypatch.setattr(evaluate, "play_against", broken)
+    with pytest.raises(NotFiniteError, match="classic/xor gave rewards whose sum is NaN"):
+        played(CrossPlayWork(["two"], **FEW))
 
 
 # ------------------------------------------------------------------------------------ scores

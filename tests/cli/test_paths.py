@@ -286,6 +286,11 @@ def test_no_path_at_all(tmp_path, monkeypatch):
         library.open("v.vlt")
 
 
+def test_a_path_that_libraries_cannot_write():
+    with pytest.raises(OptionError, match=r"'a/b\\udcfc.vlt' is not UTF-8: rename it"):
+        library.open("a/b\udcfc.vlt")
+
+
 def test_ls_follows_links_but_not_in_circles(offmarl, place, tmp_path):
     (tmp_path / "data").symlink_to(place.home)
     (tmp_path / "data2").symlink_to(place.home)

@@ -1,5 +1,6 @@
 """Shares of work, without processes."""
 
+import shutil
 import threading
 import time
 
@@ -104,6 +105,29 @@ def test_other_work_at_the_path_is_refused(tmp_path):
     run_share(Squares(tmp_path / "out", 4), Share(0, 2))
     with pytest.raises(RunError, match="were started with count=4, not 5: give the same arguments"):
         run_share(Squares(tmp_path / "out", 5), Share(0, 2))
+
+
+def test_locks_that_a_process_removes_when_it_ends_are_made_again(tmp_path, monkeypatch):
+    work, acquire, calls = Squares(tmp_path / "out", 1), FileLock.acquire, []
+
+    def removed(lock, *args, **kwargs):
+        calls.append(lock)
+        if len(calls) == 2:  # of block 0
+            shutil.rmtree(work.directory / "locks")
+        return acquire(lock, *args, **kwargs)
+
+    monkeypatch.setattr(FileLock, "acquire", removed)
+    assert run_share(work, Share(0, 1)) == 1
+
+
+def test_a_block_of_a_result_that_another_process_has_just_joined_is_not_run_again(tmp_path):
+    first, second = Squares(tmp_path / "out", 2), Squares(tmp_path / "out", 2)
+    missing = second.missing()
+    run_share(first, Share(0, 1))
+    join_work(first)
+    second.missing = lambda: missing  # as it was before
+    assert run_share(second, Share(0, 1)) == 0
+    assert not join_work(second)
 
 
 def test_a_file_is_made_once(tmp_path):

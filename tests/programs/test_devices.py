@@ -100,6 +100,14 @@ def test_seeds_with_priorities_on_two_devices_match_one_device(random_data, tmp_
     np.testing.assert_allclose(params["2"], params["1"], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
+def test_three_seeds_that_share_four_devices_match_one_device(random_data, tmp_path):
+    # In the second round a row of devices has a seed, and the other one a copy, which waits for it.
+    flags = "1,4", "seeds=3", "updates=4", "batch_size=4", "length=2", "hidden=8"
+    params = run("train", random_data("probe/observation"), tmp_path, *flags, devices=4)
+    np.testing.assert_allclose(params["4"], params["1"], rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.nightly
 def test_two_processes_train_as_one_does(random_data, tmp_path):
     data = random_data("swarm/coverage-2")

@@ -243,6 +243,20 @@ def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch, ho
     assert (result.trials, result.best) == (expected.trials, expected.best)
 
 
+@pytest.mark.slow
+def test_a_search_killed_between_any_two_writes_continues_to_the_same_trials(tmp_path):
+    file, search = tmp_path / "whole.toml", SearchSpace(trials=3, seeds=1)
+    space = {"rate": Range(0.01, 1.0, log=True), "updates": Choices((1, 2, 4))}
+    expected = tune(bandit, arguments(), space, file, search)
+    lines = file.with_suffix(".journal").read_bytes().splitlines(keepends=True)
+    (third,) = (x for x, line in enumerate(lines) if b'"block": 2' in line or b'"block":2' in line)
+    for end in range(third, len(lines)):
+        again = tmp_path / str(end) / "again.toml"
+        again.parent.mkdir()
+        again.with_suffix(".journal").write_bytes(b"".join(lines[:end]))
+        assert tune(bandit, arguments(), space, again, search).trials == expected.trials
+
+
 @pytest.mark.nightly
 def test_mlflow_has_a_parent_run_and_a_nested_run_for_each_trial(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")

@@ -240,6 +240,7 @@ HINTS = {
     "chunks": "--steps or --num-envs",
     "functions": "code of the Python function",
     "blocks": "--steps, --num-envs or --block-steps",
+    "groups": "--devices",
 }
 """What entries of a recipe follow from, for errors."""
 

@@ -19,7 +19,7 @@ from offmarl._arrays import is_key
 from offmarl._compiling import jit_rarely_run
 from offmarl.envs.base import Environment
 from offmarl.envs.sides import one_of, others_of, without_others
-from offmarl.errors import OptionError, ShapeError, UnknownNameError
+from offmarl.errors import NotFiniteError, OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood, require_room_for
 from offmarl.programs.cluster import gather_all, on_first
 from offmarl.programs.program import Args, Program
@@ -341,8 +341,14 @@ step itself if they are as large as those of attention or retention over time.""
 def play_policy(
     env: Environment, policy: Policy, episodes: int, params: ArrayTree, key: PRNGKeyArray
 ) -> evaluation.Evaluation:
-    """Play episodes with one policy."""
-    return play_against(*place_arguments(env, policy, episodes, None, params, key))
+    """Play episodes with one policy; `NotFiniteError` if a return is not finite."""
+    outcome = play_against(*place_arguments(env, policy, episodes, None, params, key))
+    if not np.isfinite(outcome.returns).all():
+        raise NotFiniteError(
+            f"{env.spec.name or 'the environment'} gave rewards whose sum is NaN or infinite, so "
+            "that there is no mean return: mend the environment."
+        )
+    return outcome
 
 
 def place_arguments(

@@ -333,8 +333,10 @@ def _update(
                 )
             return Learned(state, priorities), metrics
 
-        # Under vmap, loops of different lengths would be slow; and no seed is an added copy.
-        num_updates = jnp.where(is_seed, count, 0) if layout.at_once == 1 else count
+        # An added copy makes no updates, unless other devices would wait for its part of a batch.
+        # Under vmap no seed is one, and loops of different lengths would be slow.
+        alone = layout.at_once == layout.shards == 1
+        num_updates = jnp.where(is_seed, count, 0) if alone else count
         return logged_loop(update, learned, num_updates, LOG_EVERY)
 
     if isinstance(data, Replay):
