@@ -510,8 +510,8 @@ class TrialsWork(Work):
             proposed.enqueue_trial({key: x for pairs in params for key, x in pairs.items()})
         self._suggested(trial := proposed.ask(), block)
         new = {"state": optuna.trial.TrialState.RUNNING, "user_attrs": {"block": block}}
-        known = {"params": trial.params, "distributions": trial.distributions}
-        study.add_trial(optuna.trial.create_trial(**new, **known))
+        suggested = {"params": trial.params, "distributions": trial.distributions}
+        study.add_trial(optuna.trial.create_trial(**new, **suggested))
         return self._trial(study, block)
 
     @property

@@ -269,7 +269,7 @@ def test_returns_that_are_not_finite_are_no_absent_pairs(here, monkeypatch):
 
     def broken(*args):
         outcome = play(*args)
-        return outcome._replace(returns=outcome.returns.at[0].set(np.nan))
+        return outcome._replace(team_returns=outcome.team_returns.at[0].set(np.nan))
 
     monkeypatch.setattr(evaluate, "play_against", broken)
     with pytest.raises(NotFiniteError, match="classic/xor gave rewards whose sum is NaN"):

@@ -343,7 +343,7 @@ def play_policy(
 ) -> evaluation.Evaluation:
     """Play episodes with one policy; `NotFiniteError` if a return is not finite."""
     outcome = play_against(*place_arguments(env, policy, episodes, None, params, key))
-    if not np.isfinite(outcome.returns).all():
+    if not np.isfinite(outcome.team_returns).all():
         raise NotFiniteError(
             f"{env.spec.name or 'the environment'} gave rewards whose sum is NaN or infinite, so "
             "that there is no mean return: mend the environment."
