@@ -242,7 +242,6 @@ def train(arguments: list[str]) -> Report:
     if not (run / MARL_EVAL_FILE).exists():
         view = f"{name} is trained but not evaluated (no environment, no held-out data): "
         return Report({"run": run}, view + path_text(run))
-    require_scores(run)
     final = final_evaluation(run)
     teams = sorted(name for name in final if name.startswith(f"{RETURN}_"))
     metric = RETURN if teams else next(key for key in UNITS if key in final)
@@ -254,6 +253,8 @@ def train(arguments: list[str]) -> Report:
     if more.get("sampled_mean"):  # side by side
         more = {"greedy_mean": final.get(RETURN, {})} | {x: y for x, y in more.items() if y}
     returns = {name.removeprefix(f"{RETURN}_"): final[name] for name in teams or [metric]}
+    if not all(np.isfinite(x).all() for by_seed in returns.values() for x in by_seed.values()):
+        require_scores(run)
     return _returns_report(title, {"run": run}, returns, more)
 
 

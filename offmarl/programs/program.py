@@ -70,7 +70,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, Type
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.config import (
@@ -297,11 +296,8 @@ def unit_scale(largest_return: Float[Array, ""]) -> Float[Array, ""]:
     return jnp.where(largest_return > 0, UNIT / largest_return, 1.0)
 
 
-def in_unit_of_rewards(
-    metrics: Mapping[str, Array], scale: Float[Array, ""] | np.float32
-) -> dict[str, Array]:
-    """Return metrics with values in the unit of the environment's rewards, not ``scale`` times."""
-    return {name: x * (1 / scale) if name in ("q", "q_tot") else x for name, x in metrics.items()}
+VALUES = ("q", "q_tot")
+"""Metrics that are values, which are logged in the unit of the environment's rewards."""
 
 
 @jax.tree_util.register_pytree_with_keys_class

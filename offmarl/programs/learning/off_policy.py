@@ -11,7 +11,7 @@ from offmarl.config import Fraction, NonNegative, NonNegativeInt, Positive, Posi
 from offmarl.programs.experience.buffer import Capture
 from offmarl.programs.experience.windows import draw_windows
 from offmarl.programs.learning.learner import NetworkArgs
-from offmarl.programs.program import Hyperparameters, in_unit_of_rewards, unit_scale
+from offmarl.programs.program import VALUES, Hyperparameters, unit_scale
 from offmarl.teams import by_team, teams_of
 from offmarl.types import EnvSpec, Sequence, Transition
 
@@ -103,5 +103,6 @@ def fit_unit(
 
 def mean_metrics(metrics: dict[str, Array], hyper: Hyperparameters) -> dict[str, Array]:
     """Return the means of the metrics of a round, with values in the environment's unit."""
-    means = in_unit_of_rewards(jax.tree.map(jnp.mean, metrics), hyper.reward_scale)
-    return means | {"reward_scale": hyper.reward_scale}
+    means, scale = jax.tree.map(jnp.mean, metrics), hyper.reward_scale
+    values = {name: means[name] / scale for name in VALUES if name in means}
+    return {**means, **values, "reward_scale": scale}

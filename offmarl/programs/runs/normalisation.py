@@ -21,12 +21,12 @@ from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.programs.program import (
     UNIT,
+    VALUES,
     Args,
     Hyperparameters,
     Program,
     Stage,
     Values,
-    in_unit_of_rewards,
 )
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd
 from offmarl.types import (
@@ -100,7 +100,8 @@ def _stage(stage: Stage, observation: Normalise, state_: Normalise, scale_reward
             return_to_go=None if to_go is None else to_go * scale,
         )
         state, metrics = stage.update(state, batch, key, hyper)
-        return state, in_unit_of_rewards(metrics, scale)
+        in_unit = {name: metrics[name] * (1 / scale) for name in VALUES if name in metrics}
+        return state, {**metrics, **in_unit}
 
     return stage._replace(update=update)
 
