@@ -14,6 +14,12 @@ _OF_FILES = (".vlt", ".zip")
 
 SERVER = re.compile(r"(\[[^\]/@]*\]|[^\[\]/:@]+)(:\d+)?(?=/|$)")
 """A host and perhaps a port, without a user name or password."""
+SCHEMES = ("s3", "gs", "hf", "http", "https")
+"""The schemes of offmarl; `openers` has others."""
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/(/?)", re.IGNORECASE)
+"""The beginning of a URL; `pathlib` leaves one slash."""
+
 _URL = re.compile(r"((?:--[\w-]+=)?[a-z][a-z0-9+.-]+):/{1,2}(?=[^/])", re.IGNORECASE)
 """How a URL begins, also as the value of an option."""
 
@@ -44,6 +50,17 @@ def local(path: str | os.PathLike[str]) -> Path:
             "directory, or give an absolute path."
         ) from error
     return _without_parents(full)
+
+
+def local_output(path: str | os.PathLike[str]) -> Path:
+    """Return `local` of a path that is written; `OptionError` for a URL, as which it is meant."""
+    text = os.fspath(path)
+    if (url := _SCHEME.match(text)) and (url[2] or url[1].lower() in {*SCHEMES, *openers}):
+        raise OptionError(
+            f"{hide_credentials(f'{url[1]}://{text[url.end() :]}')} is a URL, and this is written "
+            "on this machine: give a path, and copy a vault elsewhere with `offmarl cat`."
+        )
+    return local(text)
 
 
 _texts: dict[Path, str] = {}

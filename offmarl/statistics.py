@@ -11,13 +11,13 @@ call.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float, Num
 
-from offmarl.config import check_seed
-from offmarl.errors import OptionError, ShapeError
+from offmarl.config import PositiveInt, check_rules, check_seed
+from offmarl.errors import OptionError, ShapeError, unknown_name
 
 Scores = Float[np.ndarray, "*b runs tasks"]
 Estimator = Callable[..., Any]
@@ -217,7 +217,13 @@ def bootstrap_interval(
     ------
     ShapeError
         Scores are not ``(runs, tasks)``, have fewer than `MIN_RUNS` runs, or contain a NaN.
+    OptionError
+        ``method`` is none of `IntervalMethod`, or a number is not positive.
     """
+    check_rules("resamples", PositiveInt, resamples)
+    check_rules("tests", PositiveInt, tests)
+    if method not in get_args(IntervalMethod):
+        raise unknown_name("method of an interval", method, get_args(IntervalMethod))
     for array in map(checked, scores):
         if len(array) < MIN_RUNS:
             raise ShapeError(

@@ -125,7 +125,7 @@ def test_mistakes_in_files_are_named_with_their_place(tmp_path, text, message):
 
 
 def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(OptionError, match=r"no settings file .*, or 'reference'"):
+    with pytest.raises(OptionError, match=r"there is no file .*, or 'reference'"):
         fill(file=tmp_path / "mine.toml")
 
 

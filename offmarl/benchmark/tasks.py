@@ -131,9 +131,11 @@ def require_vault(vault: str) -> None:
 
 def _exists(vault: str) -> bool:
     """Whether a dataset is a path here, and not the name of one to pull."""
+    if "://" in vault:
+        return True
     place = local(vault)
     in_vault = any(part.endswith(".vlt") for part in place.parts)
-    return place.exists() or "://" in vault or in_vault or vault.startswith((".", "/"))
+    return place.exists() or in_vault or vault.startswith((".", "/"))
 
 
 # ---------------------------------------------------------------------------------- blocks

@@ -15,7 +15,14 @@ from rich.text import Text
 
 from offmarl import terminal
 from offmarl.errors import OptionError
-from offmarl.paths import hide_credentials, kind_of, local, no_empty_directories, path_text
+from offmarl.paths import (
+    hide_credentials,
+    kind_of,
+    local,
+    local_output,
+    no_empty_directories,
+    path_text,
+)
 from offmarl.terminal import one_line, printable
 from offmarl.tracking import to_json
 
@@ -177,7 +184,7 @@ def check_file(path: Path | None, option: str, example: str, kinds: Collection[s
     """Check, before any work, that a file can be written; its directories need not exist."""
     if path is None:
         return
-    full = local(path)
+    full = local_output(path)
     if full.is_dir():
         raise OptionError(
             f"{path} is a directory: give a file name with {option}, such as {path / example}."

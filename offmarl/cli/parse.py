@@ -340,7 +340,7 @@ def _constructors() -> Any:
     from tyro.constructors import ConstructorRegistry
 
     rules = {
-        Path: rule_of(expand_user, Path, "PATH"),
+        Path: rule_of(_path, Path, "PATH"),
         int: rule_of(_whole, int, "INT"),
         Vaults: rule_of(_vaults, str | Path | Mapping | tuple, "PATH[=SHARE]...", "*"),
     }
@@ -360,6 +360,12 @@ def rule_of(parser: Callable[..., Any], kind: Any, metavar: str, nargs: Literal[
         is_instance=lambda value: isinstance(value, kind),
         str_from_instance=lambda value: [str(value)],
     )
+
+
+def _path(text: str) -> Path:
+    if not text:  # which pathlib takes for the working directory
+        raise ValueError("the path is empty")
+    return expand_user(text)
 
 
 def _whole(text: str) -> int:
@@ -394,7 +400,7 @@ def finite_number(text: str) -> float | None:
 def _vaults(texts: list[str]) -> Path | tuple[str, ...]:
     if not texts:
         raise ValueError("give at least one vault")
-    vaults = tuple(str(expand_user(text)) for text in texts)
+    vaults = tuple(str(_path(text)) for text in texts)
     return Path(vaults[0]) if len(vaults) == 1 and "=" not in vaults[0] else vaults
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
-from offmarl.errors import OptionError, ShapeError
+from offmarl.errors import OptionError, ShapeError, unknown_name
 from offmarl.ope.fitted import Transitions, fit, make_critic, start_values
 from offmarl.ope.history import (
     Followed,
@@ -198,6 +198,12 @@ def estimate(
         method: {x: with_interval(*by_policy[x], drawn[method]) for x in policies if x in by_policy}
         for method, by_policy in results.items()
     }
+    estimates = [x.value for by_policy in values.values() for x in by_policy.values()]
+    if estimates and np.isnan(estimates).all() and not data.complete.any():
+        raise ShapeError(
+            f"{dataset.path} has no complete episode, from which a value could be estimated: give "
+            "data with whole episodes."
+        )
     notes += cautions_of_fqe(values.get("fqe", {}), check, data)
     notes += cautions_of_ratios([*results], effective, followed, data)
     return Estimates(
@@ -222,6 +228,8 @@ def _choose(
     """Return the methods to use, with the values by tabular, and notes on the others."""
     refusals, notes = data.refusals(), []
     for method in methods or ():
+        if method not in METHODS:
+            raise unknown_name("method", method, METHODS)
         if method in refusals:
             raise OptionError(f"{method} cannot be used: {refusals[method]}")
     results: dict[Method, dict[str, _Resampled]] = {

@@ -55,7 +55,8 @@ def advantages(
             rows = kept[part] & (folds[part] != fold)[:, None]
             square[fold] += x[rows].T @ x[rows]
             product[fold] += x[rows].T @ (to_go - usual)[part][rows]
-    penalty = _RIDGE * square[:, :1, :1] * np.eye(design.width)  # the first feature is 1
+    steps = np.maximum(square[:, :1, :1], 1)  # the first feature is 1; a fold may be empty
+    penalty = _RIDGE * steps * np.eye(design.width)
     weights = np.linalg.solve(square + penalty, product[..., None])[..., 0]
     value = np.zeros((len(mask), mask.shape[1] + 1))
     for part, x in design.blocks(histories):

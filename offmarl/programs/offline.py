@@ -15,7 +15,7 @@ from jaxtyping import Array, Int, Key
 
 from offmarl import settings, tracking
 from offmarl._compiling import pinned
-from offmarl.paths import local, safe_path
+from offmarl.paths import local_output, safe_path
 from offmarl.programs.cluster import (
     check_same,
     ends_with_others,
@@ -114,7 +114,7 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
     join(args)
     keep_compiled_programs()
     check_trackers(args.track)
-    with ends_with_others(local(args.out) if args.out else Path("the run")):
+    with ends_with_others(local_output(args.out) if args.out else Path("the run")):
         dataset, origin = open_data(args), origin_of(make)
         directory = run_directory(make, args, dataset)
         with locked(directory, args.take_over) as lock:
@@ -164,9 +164,12 @@ def run_directory(
 ) -> Path:
     """Return the directory of the run that `train` writes."""
     if args.out:
-        return local(args.out)
+        return local_output(args.out)
     dataset = open_data(args) if dataset is None else dataset
-    parts = dataset.spec.name or dataset.name, dataset.uid, origin_of(make).name
+    place = dataset.spec.name or dataset.name
+    # All vaults of transforms and conversions are called "main".
+    is_main = dataset.uid == "main" and dataset.name != place.rpartition("/")[2]
+    parts = place, dataset.name if is_main else dataset.uid, origin_of(make).name
     return Path("runs") / safe_path(*parts, option="--out")
 
 

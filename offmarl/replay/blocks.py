@@ -189,6 +189,9 @@ class BlockReader(WindowReader):
                 self._start(last + 1)
 
 
+_INSTEAD = "leave out --replay blocks", "pull it first"
+
+
 def check_blocked(source: Any, weighted: bool) -> None:
     """Raise `OptionError` if windows of a source, or by weights, cannot be shuffled by blocks."""
     if isinstance(source, Mixed):
@@ -197,9 +200,10 @@ def check_blocked(source: Any, weighted: bool) -> None:
             "vault: pull the vaults first, or give one of them."
         )
     if weighted:
+        instead = _INSTEAD[bool(getattr(source, "is_remote", True))]
         raise OptionError(
-            f"{source.path} is shuffled by blocks, in which all steps are equally likely: pull it "
-            "first to draw by weights or priorities."
+            f"{source.path} is shuffled by blocks, in which all steps are equally likely: to draw "
+            f"by weights or priorities, {instead}."
         )
 
 

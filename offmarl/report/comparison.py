@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from offmarl.errors import OptionError, RunError
+from offmarl.errors import OptionError, RunError, unknown_name
 from offmarl.paths import distinct_paths
 from offmarl.report.curves import Curves, learning_curves, read_curves
 from offmarl.report.run_scores import (
@@ -639,6 +639,10 @@ def compare_runs(
         scale = given if name in scores.outside else {**known, **given}
         if data.environment in scale:
             scales[name] = scale[data.environment]
+    environments = {data.environment for data in scores.data.values()}
+    for name in given if metric == RETURN else ():
+        if name not in environments:
+            raise unknown_name("environment of these runs", name, environments)
     if baseline is not None and not _entries_named(scores.results, baseline):
         entries = dict.fromkeys(entry for by_entry in scores.results.values() for entry in by_entry)
         labels = ", ".join(entry.label for entry in entries)

@@ -174,7 +174,7 @@ def _read(
     path: Path, label: str, packaged: bool, kind: type[Validated], program: str, env: str
 ) -> dict[str, Setting]:
     """Return a file's values for a program and an environment; others are checked, too."""
-    all_tables = tables(path, label)
+    all_tables = tables(path, label, f", or {REFERENCE!r}")
     if program not in all_tables and not packaged:
         raise OptionError(f"{label} has no table [{program}]: add one with the program's settings.")
     table = all_tables.get(program, {})
@@ -190,10 +190,13 @@ def _read(
     return settings
 
 
-def tables(path: Path, label: str = "") -> dict[str, dict[str, Any]]:
-    """Return the tables of a file, which messages call ``label``; `OptionError` if that fails."""
+def tables(path: Path, label: str = "", other: str = "") -> dict[str, dict[str, Any]]:
+    """Return the tables of a file, which messages call ``label``; `OptionError` if that fails.
+
+    ``other`` names what may be given in place of a file.
+    """
     label = label or str(path)
-    missing = f"there is no settings file {label}: give the path of one, or {REFERENCE!r}."
+    missing = f"there is no file {label}: give the path of a TOML file{other}."
     content = records.user_toml(local(path), label, missing)
     for name, table in content.items():
         if not isinstance(table, dict):

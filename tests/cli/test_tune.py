@@ -42,7 +42,10 @@ def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
         (["--vault", "x", "bc"], "give the name of a baseline before its options"),
         (["nothing", "--vault", "x"], "no baseline named 'nothing'"),
         ([BANDIT, "--only", "rat"], "no argument with a range named 'rat': did you mean rate"),
-        ([BANDIT, "--search", "absent.toml"], "there is no settings file absent.toml"),
+        (
+            [BANDIT, "--search", "absent.toml"],
+            "there is no file absent.toml: give the path",
+        ),
         ([BANDIT, "--tiers", "random"], "--tiers"),
         ([BANDIT, "--init", "run"], "start from nothing: leave out init"),
         ([BANDIT, "--prefill", "vault"], "start from nothing: leave out prefill"),

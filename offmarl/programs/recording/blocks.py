@@ -13,7 +13,7 @@ from offmarl import tracking, vault
 from offmarl.config import PositiveInt, check_rules
 from offmarl.errors import OptionError
 from offmarl.launch import Work
-from offmarl.paths import local
+from offmarl.paths import local_output
 from offmarl.programs.recording.record import (
     CHUNK,
     HINTS,
@@ -61,7 +61,7 @@ class RecordWork(Work):
         self.times = block_times(recording.steps, num_envs, env.spec.time_limit, block_steps)
         row = -(-recording.steps // num_envs)
         num_blocks = -(-row // self.times)
-        path = local(recording.path)
+        path = local_output(recording.path)
         identity = recording.recipe | {"blocks": [num_blocks, self.times]}
         super().__init__(f"record {path.name}", path, identity, num_blocks)
 

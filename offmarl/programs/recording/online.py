@@ -24,7 +24,7 @@ from offmarl.envs.sides import one_of, without_others
 from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.evaluation import require_room_for
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.paths import local
+from offmarl.paths import local, local_output
 from offmarl.programs import registry
 from offmarl.programs.cluster import ends_with_others, gather_all, is_first, join, on_first
 from offmarl.programs.experience.buffer import ChunkWriter, init_capture, make_buffer
@@ -138,6 +138,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
         A vault cannot be written.
     """
     assert isinstance(args, OnlineArgs)
+    local_output(args.out)
     join(args)
     check_trackers(args.track)
     origin = origin_of(make)

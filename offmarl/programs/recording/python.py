@@ -27,7 +27,7 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
-from offmarl.paths import local
+from offmarl.paths import local_output
 from offmarl.programs.runs.parallel import (
     Answers,
     Process,
@@ -228,7 +228,7 @@ def record(
     from offmarl.envs.translator import Translator, check_parallel, name_of
 
     check_parallel(env)
-    path = local(path)
+    path = local_output(path)
     if path.exists() and not resume:
         raise VaultExistsError(
             f"there is a vault at {path} already: choose another path, or append with resume=True."
@@ -372,7 +372,10 @@ def record_episodes(
     OptionError
         ``episodes`` or ``processes`` is below 1, or ``seed`` below 0.
     """
-    path, recipe = local(path), {"seed": seed, "processes": processes, "episode_seeds": "folded"}
+    path, recipe = (
+        local_output(path),
+        {"seed": seed, "processes": processes, "episode_seeds": "folded"},
+    )
     check_rules("episodes", PositiveInt, episodes)
     check_rules("processes", PositiveInt, processes)
     if seed is None or seed < 0:  # NumPy takes None for a random seed

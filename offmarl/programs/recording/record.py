@@ -22,7 +22,7 @@ from offmarl.config import PositiveInt, check_rules, check_seed
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.sides import Side, without_others
 from offmarl.errors import RunError
-from offmarl.paths import local, safe_path
+from offmarl.paths import local_output, safe_path
 from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
 from offmarl.programs.experience.buffer import (
     Capture,
@@ -132,7 +132,7 @@ def record_policy(
     VaultError
         The vault cannot be written.
     """
-    arguments = env, policy, params, local(path), steps, num_envs, seed
+    arguments = env, policy, params, local_output(path), steps, num_envs, seed
     return Recording(*arguments, lambda: provenance or {}, checkpoint_seconds, devices).record()
 
 
@@ -155,7 +155,7 @@ def record_tiers(
     --------
     >>> offmarl.record_tiers(env, policy, {"medium": halfway, "expert": last}, steps=100_000)
     """
-    place = local(out) / safe_path(f"{env.spec.name}.vlt", option="out")
+    place = local_output(out) / safe_path(f"{env.spec.name}.vlt", option="out")
     paths = {tier: place / safe_path(tier, option="tiers") for tier in tiers}
     for tier, path in paths.items():
         about = {**(provenance or {}), "tier": tier}
@@ -195,7 +195,7 @@ class Recording:
     def record(self) -> bool:
         """Do as `record_policy`."""
         keep_compiled_programs()
-        path, layout = local(self.path), recorder_layout(1, self.num_envs, self.devices)
+        path, layout = local_output(self.path), recorder_layout(1, self.num_envs, self.devices)
         divided = self.devices is not None or jax.process_count() > 1
         groups = groups_of(self.num_envs, layout.shards) if divided else 1
         recipe = self.recipe | {"chunks": [*chunks_of(self.steps, self.num_envs)]}

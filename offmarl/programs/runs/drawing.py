@@ -1,6 +1,7 @@
 """The data that a baseline learns from, and how its batches are drawn."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -33,8 +34,10 @@ def open_data(args: Args) -> Dataset | Mixture:
     shares = _shares(args.vault)
     if len(shares) == 1:
         ((path, share),) = shares.items()
-        if share == 0:
-            raise OptionError(f"{path} has the share 0, and there is no other vault: leave it out.")
+        if share is not None and not 0 < share < math.inf:
+            raise OptionError(
+                f"{path} has the share {share:g}, and there is no other vault: leave it out."
+            )
         return open_vault(path, time_limit=args.time_limit)
     explicit = {path: share for path, share in shares.items() if share is not None}
     if explicit and len(explicit) < len(shares):

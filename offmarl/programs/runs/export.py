@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 from offmarl._imports import import_optional, quiet, summarize
 from offmarl._version import __version__
 from offmarl.errors import OptionError
-from offmarl.paths import local
+from offmarl.paths import local_output
 from offmarl.tracking import replace_file
 from offmarl.types import ArrayTree, Discrete, map_tree
 
@@ -31,7 +31,7 @@ _Named = dict[str, Any]
 
 def export_policy(loaded: "LoadedPolicy", out: str | Path, onnx: bool) -> list[Path]:
     """Write a policy to a directory; see `LoadedPolicy.export`."""
-    directory = local(out)
+    directory = local_output(out)
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         raise OptionError(f"{directory} exists and is not empty: give another --out.")
     safetensors = import_optional("safetensors.numpy", "export")

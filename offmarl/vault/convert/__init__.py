@@ -122,6 +122,13 @@ def import_dataset(
     takes_limit = "time_limit" in inspect.signature(read).parameters and env_spec is None
     if takes_limit and time_limit is None and may_have_limit(data.episodes):
         warnings.warn(f"{MEANINGS[LIMIT_UNKNOWN]}.", stacklevel=2)
+    longest = data.episodes.length.max(initial=0)
+    if time_limit is not None and longest > time_limit:
+        warnings.warn(
+            f"episodes have up to {longest} steps, more than the time limit of {time_limit} that "
+            "was given: convert them again with another one.",
+            stacklevel=2,
+        )
     return data
 
 

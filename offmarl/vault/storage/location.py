@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from offmarl._ahead import end_if_abandoned
 from offmarl.errors import VaultError
-from offmarl.paths import SERVER, hide_credentials, local, openers
+from offmarl.paths import SCHEMES, SERVER, hide_credentials, local, openers
 from offmarl.vault.format.layout import MANIFEST, METADATA
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ _PAUSE_SECONDS = 0.1
 BUCKETS = ("s3", "gs")
 WEB = ("http", "https")
 HUB = "hf"
-SCHEMES = (*BUCKETS, HUB, *WEB)
-"""The schemes of offmarl; `offmarl.paths.openers` has others."""
 _COLLAPSED = re.compile(r"([a-z][a-z0-9+.-]+):/(?=[^/])", re.IGNORECASE)
 """How `pathlib` writes the beginning of a URL."""
 
@@ -106,10 +104,6 @@ def _checked(path: Path) -> Path:
     """Raise `VaultError` if TensorStore would read the path differently."""
     if "\\" in path.as_posix():
         raise VaultError(f"{path} has a backslash in it, which TensorStore takes for a slash.")
-    try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        raise VaultError(f"{str(path)!r} is not UTF-8, as the paths of vaults must be.") from error
     return path
 
 

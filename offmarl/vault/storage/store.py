@@ -23,7 +23,7 @@ import tensorstore as ts
 
 from offmarl._ahead import ahead, in_thread
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
-from offmarl.paths import openers
+from offmarl.paths import SCHEMES, openers
 from offmarl.tracking import RUN_FILE
 from offmarl.vault.format.layout import (
     MANIFEST,
@@ -40,7 +40,6 @@ from offmarl.vault.storage.location import (
     ARCHIVE_SUFFIX,
     BUCKETS,
     EMPTY,
-    SCHEMES,
     WEB,
     Url,
     absolute_location,

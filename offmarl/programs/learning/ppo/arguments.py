@@ -8,7 +8,7 @@ from offmarl.errors import OptionError
 from offmarl.networks import Activation, PolicyConfig, stochastic_head
 from offmarl.programs.learning.learner import NetworkArgs
 from offmarl.programs.learning.optimisers import ScheduleKind
-from offmarl.types import EnvSpec
+from offmarl.types import Continuous, EnvSpec
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,10 @@ class OffPolicyPPOArgs(PPOArgs):
 
 def policy_config(spec: EnvSpec, args: PPOArgs) -> PolicyConfig:
     """Return the description of the actor; the critic has its kind and sizes."""
+    if args.tanh and not isinstance(spec.action, Continuous):
+        raise OptionError(
+            f"--tanh is for continuous actions, and {spec.name} has discrete ones: leave it out."
+        )
     return PolicyConfig(
         kind=args.network,
         head=stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian"),
