@@ -120,16 +120,21 @@ def import_dataset(
         write_vault(path, dataset, provenance, codec, on_invalid, progress, source)
     data = open_vault(path)
     takes_limit = "time_limit" in inspect.signature(read).parameters and env_spec is None
-    if takes_limit and time_limit is None and may_have_limit(data.episodes):
-        warnings.warn(f"{MEANINGS[LIMIT_UNKNOWN]}.", stacklevel=2)
-    longest = data.episodes.length.max(initial=0)
-    if time_limit is not None and longest > time_limit:
-        warnings.warn(
-            f"episodes have up to {longest} steps, more than the time limit of {time_limit} that "
-            "was given: convert them again with another one.",
-            stacklevel=2,
-        )
+    if takes_limit and (doubt := _doubt(data, time_limit)):
+        warnings.warn(doubt, stacklevel=2)
     return data
+
+
+def _doubt(data: Dataset, time_limit: int | None) -> str:
+    """Return what is doubtful about the time limit of converted episodes; empty if nothing is."""
+    if time_limit is None:
+        return f"{MEANINGS[LIMIT_UNKNOWN]}." if may_have_limit(data.episodes) else ""
+    if (longest := data.episodes.length.max(initial=0)) <= time_limit:
+        return ""
+    return (
+        f"episodes have up to {longest} steps, more than the time limit of {time_limit} that was "
+        "given: convert them again with another one."
+    )
 
 
 def export_dataset(
