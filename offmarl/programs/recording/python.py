@@ -372,13 +372,12 @@ def record_episodes(
     OptionError
         ``episodes`` or ``processes`` is below 1, or ``seed`` below 0.
     """
-    path = local_output(path)
     check_rules("episodes", PositiveInt, episodes)
     check_rules("processes", PositiveInt, processes)
     if seed is None or seed < 0:  # NumPy takes None for a random seed
         raise OptionError(f"seed must be at least 0, not {seed}.")
     recipe = {"seed": seed, "processes": processes, "episode_seeds": "folded"}
-    about = {**(provenance or {}), "recipe": recipe}
+    path, about = local_output(path), {**(provenance or {}), "recipe": recipe}
     begin = partial(record, path=path, name=name, time_limit=time_limit, provenance=about)
     play = partial(_play, make_env, make_policy, begin, (episodes, processes, seed))
     with progress(f"record {path.name}", episodes, _recorded(path, recipe)) as advance:
