@@ -217,8 +217,8 @@ def bootstrap_interval(
     ------
     ShapeError
         Scores are not ``(runs, tasks)``, have fewer than `MIN_RUNS` runs, or contain a NaN.
-    OptionError
-        ``method`` is none of `IntervalMethod`, or a number is not positive.
+    OptionError, UnknownNameError
+        A number is not positive, or ``method`` is none of `IntervalMethod`.
     """
     check_rules("resamples", PositiveInt, resamples)
     check_rules("tests", PositiveInt, tests)

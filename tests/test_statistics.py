@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offmarl import statistics
-from offmarl.errors import ShapeError
+from offmarl.errors import OptionError, ShapeError, UnknownNameError
 
 TASKS = np.array([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 60.0]])
 scores_of_any_shape = hnp.arrays(
@@ -151,3 +151,9 @@ def test_mean_interval_is_students():
     assert np.isnan(statistics.standard_error(np.ones((1, 2)))).all()
     with pytest.raises(ShapeError, match="no values"):
         statistics.mean_interval(np.array([]))
+
+
+@pytest.mark.parametrize("option", [{"method": "x"}, {"resamples": 0}, {"tests": 0}])
+def test_intervals_that_cannot_be(option):
+    with pytest.raises((OptionError, UnknownNameError)):
+        statistics.bootstrap_interval(statistics.iqm, np.ones((3, 1)), seed=0, **option)

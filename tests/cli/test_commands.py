@@ -264,6 +264,8 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
     assert data["data"]["3m/Good"]["references"] == {"random": -1.0, "expert": 4.0}
     text = offmarl("compare", "bc").out
     assert "1.500" in text and "[" not in text
+    unknown = offmarl("compare", "bc", "--references", "smac_v1/3n", -1, 4)
+    assert unknown.code == 2 and "did you mean smac_v1/3m" in unknown.err
     refused = offmarl("compare", "bc", "--references", "smac_v1/3m", 1, 1)
     assert refused.code == 2 and "cannot be normalised" in refused.err
 

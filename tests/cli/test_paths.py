@@ -14,7 +14,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.cli import policies
 from offmarl.errors import OptionError, RunError, VaultError
 from offmarl.networks import PolicyConfig, init_policy
-from offmarl.paths import local
+from offmarl.paths import local, local_output
 from offmarl.programs.runs import run as runs
 from offmarl.report import pages
 from offmarl.types import Discrete, EnvSpec
@@ -289,6 +289,24 @@ def test_no_path_at_all(tmp_path, monkeypatch):
 def test_a_path_that_libraries_cannot_write():
     with pytest.raises(OptionError, match=r"'a/b\\udcfc.vlt' is not UTF-8: rename it"):
         library.open("a/b\udcfc.vlt")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a.vlt", "gs:/bucket/a.vlt", "new://a/b"])
+def test_what_is_written_here_has_no_url(url, offmarl, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=r"://.* is a URL, and this is written on this machine"):
+        local_output(url)
+    if not url.startswith("new"):  # which pathlib makes a path like others
+        refused = offmarl("record", "random", "--env", "classic/xor", "--steps", 64, "--out", url)
+        assert refused.code == 2 and "is a URL" in refused.err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_empty_path_is_not_the_working_directory(offmarl, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for option in ("--out", "--vault"):
+        refused = offmarl("train", "bc", "--vault", "a.vlt", option, "")
+        assert refused.code == 2 and "the path is empty" in refused.err
 
 
 def test_ls_follows_links_but_not_in_circles(offmarl, place, tmp_path):

@@ -15,7 +15,7 @@ import offmarl
 from offmarl import envs, vault
 from offmarl.distributions import ClippedGaussian, TanhGaussian
 from offmarl.envs.base import restart, transition
-from offmarl.errors import OptionError, ShapeError
+from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.ope import Estimates, Options, estimate, estimation, fitted, history
 from offmarl.ope.history import follow
 from offmarl.ope.tabular import play, read_table
@@ -453,6 +453,11 @@ def test_a_certain_action_inside_the_interval_has_no_ratio(observed):
     assert (inside == -np.inf).sum() == 2
     unknown = followed._replace(log_prob=np.full(followed.log_prob.shape, np.nan), action=actions)
     assert np.isnan(estimation.without_impossible(unknown, mixed).log_prob).all()
+
+
+def test_a_method_that_there_is_not_is_named(deterministic):
+    with pytest.raises(UnknownNameError, match="no method named .fqi."):
+        estimate({"one": greedy(deterministic.spec, 1)}, deterministic, FAST, methods=("fqi",))
 
 
 @pytest.mark.parametrize(("action", "values"), [(1, {"one": (1.0, 1.0, 1.0)}), (0, {})])

@@ -247,6 +247,19 @@ def test_a_name_in_the_data_never_leads_elsewhere(
         assert run_directory(bc.make, args, dataset) == Path("runs") / expected / "random" / "bc"
 
 
+def test_runs_on_vaults_of_transforms_have_directories_of_their_own(args: bc.Args, tmp_path: Path):
+    vault.sample(args.vault, tmp_path / "few.vlt", episodes=2, seed=0)
+    few = dataclasses.replace(args, out=None, vault=tmp_path / "few.vlt")
+    assert run_directory(bc.make, few).parts[-2:] == ("few", "bc")
+
+
+def test_the_share_of_one_vault_is_a_number_above_0(args: bc.Args):
+    for share in ("0", "-1", "nan"):
+        wrong = dataclasses.replace(args, vault=(f"{args.vault}={share}",))
+        with pytest.raises(OptionError, match=f"has the share {share}, and there is no other"):
+            run_directory(bc.make, dataclasses.replace(wrong, out=None))
+
+
 def test_a_checkpoint_that_was_deleted_is_made_anew(
     args: bc.Args, whole: Path, tmp_path: Path
 ) -> None:
