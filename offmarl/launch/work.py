@@ -225,7 +225,8 @@ def _run_block(work: Work, block: int, failed: dict[int, Exception], wait_second
             _locked(work.lock_of(str(block)), f"run block {block}", wait_seconds),
             take_over_locks(),
         ):
-            if work.is_done(block) or work.is_complete():  # marks of a complete one are removed
+            # A join removes the marks of blocks.
+            if work.is_done(block) or (not work.goes_on and work.is_complete()):
                 return False
             work.run(block)
             work.finish(block)
