@@ -226,7 +226,7 @@ def loss(
     )
     scale: Array | float = 1.0
     if normalise_values:
-        magnitude = masked_mean(jnp.abs(value), batch.mask, batch.weight)
+        magnitude = masked_mean(jnp.abs(value), batch.mask)
         scale = jax.lax.stop_gradient(1 / jnp.maximum(magnitude, 1e-6))
     policy = hyper.distillation_weight * distance
     policy -= scale * masked_mean(value, batch.mask, batch.weight)

@@ -77,7 +77,7 @@ def actor_loss(
     pi, q = networks.own_values(actor, critics, batch)
     view = batch.view_tm1
     mask = batch.mask[..., None] & view.alive
-    size = jax.lax.stop_gradient(masked_mean(jnp.abs(q), mask, batch.weight))
+    size = jax.lax.stop_gradient(masked_mean(jnp.abs(q), mask))
     value = masked_mean(q, mask, batch.weight) / jnp.maximum(size, 1e-6)
     entries = mask[..., None] & usable_entries(view)
     imitation = masked_mean((pi - data_action(batch)) ** 2, entries, batch.weight)

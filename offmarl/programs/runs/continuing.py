@@ -239,7 +239,7 @@ def _scale(
         return {}
     factor = float(args.get("reward_scale", 1.0))
     if factor == 0:  # one for all seeds, which differ a little
-        factor = min(float(unit_scale(state.largest_return)) for state in states)
+        factor = float(unit_scale(max(state.largest_return for state in states)))
     if args.get("scale_rewards"):
         factor = UNIT / float(dataset.read(directory / dataset.STATISTICS_FILE)["return_scale"])
     return {"gamma": float(args["gamma"]), "reward_scale": factor}
