@@ -332,7 +332,10 @@ def test_rewards_times_eight_give_the_same_policy():
         env = OneStep(spec, lambda action: factor * action.astype(jnp.float32))
         return train(vdn, args, env)[2].params
 
-    chex.assert_trees_all_equal(learned(1.0), learned(8.0))
+    one, eight, none = map(learned, (1.0, 8.0, 0.0))
+    chex.assert_trees_all_equal(one, eight)
+    with pytest.raises(AssertionError):  # rewards count
+        chex.assert_trees_all_equal(one, none)
 
 
 def test_the_better_of_guide_and_learner_is_the_policy():

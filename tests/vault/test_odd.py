@@ -38,16 +38,16 @@ def test_names(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "kind", "message"),
     [
-        ("a\\b.vlt", "backslash"),
-        (os.fsdecode(b"b\xff.vlt"), "not UTF-8"),
-        ("x" * 300 + ".vlt", "name too long"),
+        ("a\\b.vlt", VaultError, "backslash"),
+        (os.fsdecode(b"b\xff.vlt"), OptionError, "not UTF-8"),
+        ("x" * 300 + ".vlt", VaultError, "name too long"),
     ],
 )
-def test_names_that_cannot_be(tmp_path, name, message):
+def test_names_that_cannot_be(tmp_path, name, kind, message):
     for function in (vault.open_vault, vault.resume, record, vault.verify):
-        with pytest.raises((VaultError, OptionError), match=message):
+        with pytest.raises(kind, match=message):
             function(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 

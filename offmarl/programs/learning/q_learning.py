@@ -43,12 +43,7 @@ from offmarl.programs.learning.optimisers import (
     scheduled,
     training_progress,
 )
-from offmarl.programs.program import (
-    TD_ERRORS,
-    Hyperparameters,
-    Program,
-    Stage,
-)
+from offmarl.programs.program import TD_ERRORS, Hyperparameters, Program, Stage
 from offmarl.replay.priorities import IMPORTANCE, Priorities
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.teams import require_one_team
