@@ -126,6 +126,24 @@ def by_team(
     return [values[..., agents].mean(-1) for agents in index]
 
 
+def largest_return(
+    returns: Float[Array | np.ndarray, "*b N"],
+    teams: Sequence[Team],
+    initial: Float[Array, ""] | float = 0.0,
+) -> Any:
+    """Return the largest absolute return of a team, which is the mean over its agents.
+
+    It is at least an agent's return divided by the size of its team: so much its own return counts
+    in the mean, and where rewards of one team are opposed, their mean says nothing.
+    """
+    largest: Any = initial
+    means: Any
+    for team, means in zip(teams, by_team(returns, teams), strict=True):
+        own: Any = returns[..., list(team.agents)]
+        largest = abs(means).max(initial=abs(own / len(team.agents)).max(initial=largest))
+    return largest
+
+
 def names_by_team(quantity: str, teams: Sequence[Team]) -> list[str]:
     """Return the name of a quantity for each team: ``return``, or ``return_TEAM`` for several."""
     return [quantity] if len(teams) == 1 else [f"{quantity}_{team.name}" for team in teams]

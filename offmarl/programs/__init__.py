@@ -35,7 +35,12 @@ if TYPE_CHECKING:
         policy_config as policy_config,
     )
     from offmarl.programs.runs.loop import start as start
-    from offmarl.programs.learning.off_policy import OffPolicyArgs as OffPolicyArgs
+    from offmarl.programs.learning.off_policy import (
+        OffPolicyArgs as OffPolicyArgs,
+        fit_unit as fit_unit,
+        mean_metrics as mean_metrics,
+        no_rewards as no_rewards,
+    )
     from offmarl.programs.offline import train as train
     from offmarl.programs.recording.online import (
         Recorded as Recorded,

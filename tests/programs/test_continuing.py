@@ -34,7 +34,7 @@ from offmarl.programs.runs.normalisation import normalise_as_asked
 from offmarl.programs.runs.trained import stack_seeds
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
 from tests.runs import least_record
-from tests.vault.experience import make, written
+from tests.vault.experience import make, recorded, written
 
 ENV = envs.make("probe/observation")
 ONLINE = {"num_envs": 4, "num_steps": 8}
@@ -214,6 +214,17 @@ def test_a_refused_start_leaves_no_run_behind(before, tmp_path):
     assert not any((tmp_path / "online").rglob("run.json"))
 
 
+def save(path, recorder, program, state, **options):
+    """Save a run of a recorder that continued from another one, and return its arguments."""
+    args = {"hidden": 8, "env": "probe/observation", **SIZES[recorder], **options}
+    name, spec = recorder.__name__.removeprefix("recorders."), ENV.spec.to_json()
+    record = least_record(kind="recorder", program=name, args=args, spec=spec, init={"run": "a"})
+    tracking.write_json(path / tracking.RUN_FILE, record)
+    tree = {"state": [state], "policy": stack_seeds([program.policy_params(state)])}
+    Checkpoints(path / tracking.CHECKPOINTS).save(1, tree, {})
+    return args
+
+
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
     """Return random data, and a run of qmix_cql on it."""
@@ -236,6 +247,29 @@ def test_a_recorder_takes_over_what_the_values_of_a_run_depend_on(before, notice
     assert not start_of(replace(args, reward_scale=scale, gamma=0.99), ENV).scale
     assert not start_of(qmix.Args(env="probe/observation", init=run), ENV).scale  # starts anew
     assert not start_of(mappo.Args(env="probe/observation"), ENV).scale
+
+
+@pytest.mark.parametrize("program", [masac, vdn])
+def test_returns_of_recorded_data_count_for_the_unit(program, tmp_path):
+    data = recorded(tmp_path / "a.vlt", ENV.spec)
+    args = program.Args(env="probe/observation", **SIZES[program], prefill=data.path)
+    start, (ours, fresh) = start_of(args, ENV), built(program)
+    largest = DatasetStatistics(data).return_scale()
+    assert start.begin(ours, fresh, 0).largest_return == np.float32(largest) > 0
+    assert start_of(replace(args, prefill=None), ENV).begin(ours, fresh, 0) is fresh
+    on_policy = built(mappo)
+    assert start.begin(*on_policy, 0) is on_policy[1]
+
+
+@pytest.mark.parametrize(("largest", "factor"), [(0.0, {}), (4.0, {"reward_scale": 5})])
+def test_the_factor_of_a_run_is_that_of_its_largest_return_if_it_saw_rewards(
+    largest, factor, tmp_path
+):
+    ours, state = built(masac)
+    state = state._replace(largest_return=jnp.float32(largest))
+    save(tmp_path, masac, ours, state, gamma=0.9, reward_scale=0.0)
+    run = InitialRun.of(tmp_path, ENV.spec)
+    assert run.scale == {"gamma": 0.9} | factor
 
 
 @pytest.mark.slow
@@ -293,13 +327,7 @@ def test_a_run_continues_with_its_policy_although_that_is_its_guide(worse, tmp_p
     state = ours.guided(state, guide)
     scores = jnp.array([[100.0 if worse else 1.0, 100], [50.0, 100]])
     state = state._replace(guide=state.guide._replace(scores=scores))
-    args = {"hidden": 8, "env": "probe/observation", **SIZES[qmix]}
-    spec, init = ENV.spec.to_json(), {"run": "before"}
-    record = least_record(kind="recorder", program="qmix", args=args, spec=spec, init=init)
-    tracking.write_json(tmp_path / tracking.RUN_FILE, record)
-    checkpoints = Checkpoints(tmp_path / tracking.CHECKPOINTS)
-    policy = jax.tree.map(lambda leaf: leaf[None], ours.policy_params(state))
-    checkpoints.save(1, {"state": [state], "policy": policy}, {})
+    args = save(tmp_path, qmix, ours, state)
     run, acts = tmp_path, load_policy(tmp_path).params.network
     same(acts, state.params.agent if worse else guide.network)
     start = start_of(qmix.Args(**args, init=run), ENV)

@@ -240,6 +240,7 @@ def of_returns(returns, complete=True, teams=None):
     [
         (of_returns([[1, 3], [-4, -6], [2, 2]]), 5.0),  # the mean over agents; negative ones, too
         (of_returns([[7, 7], [7, 7]]), 7.0),  # constant ones
+        (of_returns([[7, -7.0001], [2, 2]]), 3.50005),  # opposed ones, whose mean is no return
         (of_returns([[0, 0]]), 1.0),
         (of_returns(np.zeros((0, 2))), 1.0),
         (of_returns([[1, 1], [np.inf, 0]]), 1.0),

@@ -14,11 +14,12 @@ from offmarl import envs
 from offmarl.networks import MixedParams, MixedValues, MixerWeights, QParams
 from offmarl.programs import TD_ERRORS, Hyperparameters, hyperparameters
 from offmarl.programs.learning import q_learning
-from offmarl.programs.learning.off_policy import fit_unit
+from offmarl.programs.learning.off_policy import fit_unit, no_rewards
 from offmarl.programs.learning.q_learning import AgentParams
 from offmarl.programs.program import structure, unit_scale
+from offmarl.teams import largest_return, teams_of
 from offmarl.types import Discrete, EnvSpec, Sequence, Transition
-from recorders import iql, qmix, vdn
+from recorders import iql, maddpg, masac, qmix, vdn
 from tests.programs.learning import OneStep, train
 from tests.rollouts import SPEC, differ, sequence
 
@@ -280,7 +281,9 @@ def played(rewards, last, number):
 
 def summed(spec, totals, steps):
     """Return the totals after some steps, and the sums of rewards at them."""
-    start = SimpleNamespace(totals=jnp.asarray(totals), largest_return=jnp.zeros(()))
+    fields = no_rewards(spec, len(totals))
+    chex.assert_shape(fields["totals"], np.shape(totals))
+    start = SimpleNamespace(**fields | {"totals": jnp.asarray(totals)})
     start._replace = SimpleNamespace
     hyper = Hyperparameters(reward_scale=jnp.zeros(()))
     after, hyper, sums = fit_unit(spec, start, steps, hyper)
@@ -293,13 +296,14 @@ def test_a_guide_acts_until_the_learner_returns_more():
     assert not guide.is_worse
     # The learner ends an episode of 1 + 2, with a step before; the guide's goes on with 3 + 4 + 5.
     steps = played([[2.0, 3], [8, 4], [9, 5]], [[1, 0], [0, 0], [0, 0]], [[0, 1]] * 3)
-    totals, sums = summed(SPEC, [[1.0], [0.0]], steps)
+    alone = replace(SPEC, num_agents=1)
+    totals, sums = summed(alone, [[1.0], [0.0]], steps)
     guide, steps = q_learning._judged(guide, steps, sums, jnp.int32(-1), jnp.int32(7))
     np.testing.assert_allclose(guide.scores, [[3, 1], [0, 0]])
     np.testing.assert_allclose(totals, [[17], [12]])
     np.testing.assert_array_equal(steps.policy_id, [[-1, 7]] * 3)  # the version is the guide
     ends = played([[0.0, 1], [1, 2], [0, 0]], [[0, 1], [1, 1], [0, 0]], [[0, 1], [0, 1], [1, 0]])
-    _, sums = summed(SPEC, totals, ends)
+    _, sums = summed(alone, totals, ends)
     guide, _ = q_learning._judged(guide, ends, sums, jnp.int32(8), jnp.int32(8))
     np.testing.assert_allclose(guide.scores, [[3 * 0.98 + 18, 0.98 + 1], [13 + 2, 2]])
     assert not guide.is_worse  # 10.6 and 7.5 on average, of too few episodes
@@ -318,24 +322,35 @@ def test_rewards_of_an_episode_are_summed_for_each_team():
     totals, sums = summed(opponents, [[0.0, 0.0]], steps)
     np.testing.assert_array_equal(sums[:, 0], [[1, -3], [2, -1], [9, 0]])
     np.testing.assert_array_equal(totals, [[9, 0]])
-    _, of_team = summed(SPEC, [[0.0]], steps)
+    _, of_team = summed(SPEC, [[0.0, 0.0]], steps)
     np.testing.assert_array_equal(of_team[:, 0], [[-1], [0.5], [4.5]])
-    assert unit_scale(jnp.abs(of_team).max()) == pytest.approx(20 / 4.5)
-    assert unit_scale(jnp.zeros(())) == 1
 
 
-def test_rewards_times_eight_give_the_same_policy():
-    args = vdn.Args(total_steps=32, num_envs=4, num_steps=2, batch_size=4, updates=2, hidden=4)
+def test_the_largest_return_is_that_of_a_team():
+    one, two = teams_of(SPEC), teams_of(replace(SPEC, teams=(0, 1)))
+    shared, opposed = jnp.array([[1.0, 0.0], [-2.0, -3.0]]), jnp.array([[8.0, -8.0], [0.0, 1.0]])
+    assert largest_return(shared, one) == 2.5 and largest_return(shared, two) == 3
+    assert largest_return(opposed, one) == 4 and largest_return(opposed, two) == 8
+    assert largest_return(opposed, one, 5.0) == 5
+    assert unit_scale(jnp.float32(4.0)) == 5 and unit_scale(jnp.zeros(())) == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [vdn, *(pytest.param(program, marks=pytest.mark.slow) for program in (maddpg, masac))],
+)
+def test_rewards_times_eight_give_the_same_policy(program):
+    args = program.Args(total_steps=32, num_envs=4, num_steps=2, batch_size=4, updates=2, hidden=4)
 
     def learned(factor):
         spec = EnvSpec("paid", 2, 1, 1, Discrete(2), time_limit=1)
         env = OneStep(spec, lambda action: factor * action.astype(jnp.float32))
-        return train(vdn, args, env)[2].params
+        return train(program, args, env)[2].params
 
-    one, eight, none = map(learned, (1.0, 8.0, 0.0))
-    chex.assert_trees_all_equal(one, eight)
+    two, sixteen, none = map(learned, (2.0, 16.0, 0.0))
+    chex.assert_trees_all_equal(two, sixteen)
     with pytest.raises(AssertionError):  # rewards count
-        chex.assert_trees_all_equal(one, none)
+        chex.assert_trees_all_equal(two, none)
 
 
 def test_the_better_of_guide_and_learner_is_the_policy():

@@ -12,7 +12,7 @@ from offmarl.programs.experience.buffer import Capture
 from offmarl.programs.experience.windows import draw_windows
 from offmarl.programs.learning.learner import NetworkArgs
 from offmarl.programs.program import VALUES, Hyperparameters, unit_scale
-from offmarl.teams import by_team, teams_of
+from offmarl.teams import by_team, largest_return, teams_of
 from offmarl.types import EnvSpec, Sequence, Transition
 
 StateT = TypeVar("StateT", bound=Any)
@@ -20,7 +20,10 @@ StateT = TypeVar("StateT", bound=Any)
 
 @dataclass(frozen=True)
 class OffPolicyArgs(NetworkArgs):
-    """Arguments of recorders that learn from a replay of their steps."""
+    """Arguments of recorders that learn from a replay of their steps.
+
+    A recorder gives each rollout to `fit_unit`, which returns the factor of rewards in use.
+    """
 
     network: Literal["feedforward", "recurrent"] = "feedforward"
     """Networks of the policies: without a memory, or with one (a GRU). Critics have none."""
@@ -67,9 +70,9 @@ class OffPolicyArgs(NetworkArgs):
 
 
 def no_rewards(spec: EnvSpec, num_envs: int) -> dict[str, Any]:
-    """Return the ``totals`` and the ``largest_return`` of a fresh state."""
+    """Return the ``totals``, of each agent, and the ``largest_return`` of a fresh state."""
     return {
-        "totals": jnp.zeros((num_envs, len(teams_of(spec)))),
+        "totals": jnp.zeros((num_envs, spec.num_agents)),
         "largest_return": jnp.zeros(()),
     }
 
@@ -93,12 +96,13 @@ def fit_unit(
         sums = totals + reward
         return jnp.where(last[:, None], 0.0, sums), sums
 
-    rewards = jnp.stack(by_team(steps.reward, teams_of(spec)), axis=-1)
-    totals, sums = jax.lax.scan(after_step, state.totals, (rewards, steps.last))
-    largest = jnp.abs(sums).max(initial=state.largest_return)
+    teams = teams_of(spec)
+    totals, sums = jax.lax.scan(after_step, state.totals, (steps.reward, steps.last))
+    largest = largest_return(sums, teams, state.largest_return)
     scale = jnp.where(hyper.reward_scale > 0, hyper.reward_scale, unit_scale(largest))
     hyper = Hyperparameters(**vars(hyper) | {"reward_scale": scale})
-    return state._replace(totals=totals, largest_return=largest), hyper, sums
+    state = state._replace(totals=totals, largest_return=largest)
+    return state, hyper, jnp.stack(by_team(sums, teams), axis=-1)
 
 
 def mean_metrics(metrics: dict[str, Array], hyper: Hyperparameters) -> dict[str, Array]:

@@ -36,6 +36,9 @@ _POLICY = "policy"
 _ONLINE = ("params", "target", "moments", "optimiser", "largest_return")
 """Fields of a recorder's state that are learned. Of a baseline's, all are, except `_COUNT`."""
 
+_APART = ("target", "moments", "largest_return")
+"""Fields that are no networks. The last one is in `InitialRun.scale`."""
+
 _COUNT = "updates"
 
 _SHAPING = ("network", "hidden", "layers", "activation", "agent_id", "share_parameters")
@@ -54,6 +57,8 @@ class TrainingStart(NamedTuple):
     """Statistics of its dataset that a baseline normalises by."""
     prior: Callable[[], Replay] | None = None
     """Loads the recorded data that a recorder learns from beside its own."""
+    largest_return: float = 0.0
+    """The largest return in those data."""
 
     def check(self, program: Program, state: ArrayTree) -> None:
         """Raise what `begin` would, from the shapes of a fresh state."""
@@ -67,7 +72,11 @@ class TrainingStart(NamedTuple):
 
     def begin(self, program: Program, state: ArrayTree, seed: int) -> ArrayTree:
         """Return the state of a training seed, from its fresh one."""
-        return state if self.run is None else self.run.begin(program, state, seed)
+        if self.run is not None:
+            state = self.run.begin(program, state, seed)
+        if not self.largest_return or "largest_return" not in state._fields:
+            return state
+        return state._replace(largest_return=jax.numpy.float32(self.largest_return))
 
 
 def start_of(args: OnlineArgs, env: Environment) -> TrainingStart:
@@ -98,7 +107,8 @@ def start_of(args: OnlineArgs, env: Environment) -> TrainingStart:
             f"{env.spec.name}."
         )
     source["replay"] = {"vault": f"{data.name}/{data.uid}", "digest": data.known_digest()}
-    return TrainingStart(source, run, scale, prior=partial(_prior, args, data))
+    largest = dataset.largest_scored_return(data.episodes)
+    return TrainingStart(source, run, scale, None, partial(_prior, args, data), largest)
 
 
 def _prior(args: OnlineArgs, data: Dataset) -> Replay:
@@ -239,7 +249,10 @@ def _scale(
         return {}
     factor = float(args.get("reward_scale", 1.0))
     if factor == 0:  # one for all seeds, which differ a little
-        factor = float(unit_scale(max(state.largest_return for state in states)))
+        largest = max(state.largest_return for state in states)
+        if largest == 0:  # no rewards, so that the new run finds its own factor
+            return {"gamma": float(args["gamma"])}
+        factor = float(unit_scale(largest))
     if args.get("scale_rewards"):
         factor = UNIT / float(dataset.read(directory / dataset.STATISTICS_FILE)["return_scale"])
     return {"gamma": float(args["gamma"]), "reward_scale": factor}
@@ -417,7 +430,7 @@ def _places(program: Program, state: ArrayTree) -> dict[str, int]:
     for index, path in enumerate(paths):
         field, tail = _name(path[:1]), _name(path[1:])
         # Others follow the parameters in other fields.
-        if field in learned and field not in ("target", "moments") and "optimiser" not in field:
+        if field in learned - {*_APART} and "optimiser" not in field:
             name = tail if field == "params" else f"{field}/{tail}"
             unclear |= tail in params
             params.setdefault(tail, acting.get(index, name))
