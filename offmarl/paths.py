@@ -54,13 +54,24 @@ def local(path: str | os.PathLike[str]) -> Path:
 
 def local_output(path: str | os.PathLike[str]) -> Path:
     """Return `local` of a path that is written; `OptionError` for a URL, as which it is meant."""
-    text = os.fspath(path)
-    if (url := _SCHEME.match(text)) and (url[2] or url[1].lower() in {*SCHEMES, *openers}):
+    if isinstance(place := url_or_path(path), str):
         raise OptionError(
-            f"{hide_credentials(f'{url[1]}://{text[url.end() :]}')} is a URL, and this is written "
-            "on this machine: give a path, and copy a vault elsewhere with `offmarl cat`."
+            f"{hide_credentials(place)} is a URL, and this is written on this machine: give a "
+            "path, and copy a vault elsewhere with `offmarl cat`."
         )
-    return local(text)
+    return place
+
+
+def url_or_path(path: str | os.PathLike[str]) -> str | Path:
+    """Return a URL as text, with the slash that `pathlib` removes, or the `local` path.
+
+    After one slash, only the schemes that something opens are those of a URL.
+    """
+    text = os.fspath(path)
+    match = _SCHEME.match(text)
+    if match is None or not (match[2] or match[1].lower() in {*SCHEMES, *openers}):
+        return local(text)
+    return f"{match[1]}://{text[match.end() :]}"
 
 
 _texts: dict[Path, str] = {}

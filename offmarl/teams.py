@@ -139,8 +139,8 @@ def largest_return(
     largest: Any = initial
     means: Any
     for team, means in zip(teams, by_team(returns, teams), strict=True):
-        own: Any = returns[..., list(team.agents)]
-        largest = abs(means).max(initial=abs(own / len(team.agents)).max(initial=largest))
+        values: Any = returns[..., list(team.agents)]
+        largest = abs(means).max(initial=abs(values / len(team.agents)).max(initial=largest))
     return largest
 
 

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from offmarl import records
 from offmarl.config import converted, read_values
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
-from offmarl.paths import local
+from offmarl.paths import local, local_output
 from offmarl.programs.program import Args
 from offmarl.programs.recording.tiers import Tier, parse_tiers
 from offmarl.programs.registry import Kind, load
@@ -159,7 +159,7 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
         raise OptionError(f"{source}: name must be a text without slashes, of words, not {name!r}.")
     plan = Plan(
         name,
-        local(out or given_out or Path("runs") / slug(name)),
+        local_output(out or given_out or Path("runs") / slug(name)),
         recipes,
         {label: _data(label, x, recipes, source) for label, x in datasets.items()},
         {label: _baseline(label, x, datasets, source) for label, x in baselines.items()},

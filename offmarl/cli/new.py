@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report
 from offmarl.errors import OptionError
-from offmarl.paths import local
+from offmarl.paths import local_output
 
 _NEXT = {
     "env": (
@@ -44,7 +44,7 @@ def new(
     out
         Directory for the file, which may be anywhere; it is created if it does not exist.
     """
-    path = local(out) / f"{name}.py"
+    path = local_output(out) / f"{name}.py"
     _check(name, path)
     title = "".join(part.capitalize() for part in name.split("_"))
     template = files("offmarl.cli.templates") / f"{_TEMPLATES[kind]}.py"

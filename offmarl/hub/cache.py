@@ -32,7 +32,7 @@ from offmarl.errors import (
 )
 from offmarl.hub import card as cards
 from offmarl.hub.card import Card
-from offmarl.paths import local
+from offmarl.paths import local_output
 from offmarl.vault.read.open import SUFFIX
 from offmarl.vault.storage.store import store_of
 
@@ -332,7 +332,7 @@ def _entry_of(
 ) -> CachedDataset | None:
     """Return a dataset at its commit, in the cache or in ``out``; None if it is not there."""
     commit = target.commit
-    directory = root() / target.name / commit if out is None else local(out)
+    directory = root() / target.name / commit if out is None else local_output(out)
     places = map(CachedDataset, sorted(directory.glob(f"*{SUFFIX}")))
     identity = target.name, commit
     for place in places:

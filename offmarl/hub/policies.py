@@ -30,7 +30,7 @@ from offmarl.hub.install import disk_errors, download_files
 from offmarl.hub.licences import check_link, licence_named
 from offmarl.hub.pushing import Pushed, commit_files, files_of, open_repository
 from offmarl.hub.readme import README, model_readme
-from offmarl.paths import local
+from offmarl.paths import local, local_output
 from offmarl.statistics import estimate, mean
 
 CARD = records.POLICY_CARD
@@ -250,7 +250,7 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
         if policy is None or out is not None:
             raise
         return policy
-    run, policy = local(out) if out else place / remote.commit / "run", None
+    run, policy = local_output(out) if out else place / remote.commit / "run", None
     if not run.exists():
         with disk_errors(run):
             lock = place / remote.commit / ".lock"

@@ -20,7 +20,7 @@ from offmarl.hub import cache, client, install
 from offmarl.hub.cache import CachedDataset, DatasetName, parse
 from offmarl.hub.card import Card, to_toml
 from offmarl.hub.client import Remote
-from offmarl.paths import local
+from offmarl.paths import local_output
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.read.manifest import PUBLISHED, TIME_LIMIT
 from offmarl.vault.read.open import SUFFIX
@@ -231,7 +231,7 @@ def _find_archive(card: Card, revision: str) -> _Source:
 
 def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> CachedDataset:
     """Return the place of a dataset, which need not exist."""
-    directory = cache.root() / source.name / source.commit if out is None else local(out)
+    directory = cache.root() / source.name / source.commit if out is None else local_output(out)
     return CachedDataset(directory / f"{source.card.scenario}{SUFFIX}")
 
 

@@ -17,7 +17,7 @@ from offmarl.envs.games import GameTree, Solution, game_tree, mixture, solve, ta
 from offmarl.envs.sides import compose
 from offmarl.errors import OptionError
 from offmarl.evaluation import returns_by_team
-from offmarl.paths import local
+from offmarl.paths import local_output
 from offmarl.programs import registry
 from offmarl.programs.program import OnlineArgs
 from offmarl.programs.recording.recorder import run_directory
@@ -100,7 +100,7 @@ def learn(
     origin = registry.origin_of(program.make)
     players = {side.name: team_policy(source, env, side) for side, source in policies}
     about = json.dumps([*(dict(player.about) for player in players.values()), limits])
-    place = local(out) / f"exploitability-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
+    place = local_output(out) / f"exploitability-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
     policy, params = joint_policy(env, players)
     with tracking.progress("returns of the policies", 1, note=COMPILING):
         fixed = returns_by_team(env.spec, play_policy(env, policy, episodes, params, key))

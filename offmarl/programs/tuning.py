@@ -52,7 +52,7 @@ from offmarl.errors import (
     unknown_name,
 )
 from offmarl.launch import Work
-from offmarl.paths import hide_all_credentials, local
+from offmarl.paths import hide_all_credentials, local_output
 from offmarl.programs.offline import digests
 from offmarl.programs.program import Args, OnlineArgs, shared_names
 from offmarl.programs.recording.sides import learning_environment, opponents_of
@@ -285,7 +285,7 @@ class TrialsWork(Work):
         file: str | Path,
         search: SearchSpace,
     ):
-        self.program, self.args, self.space, self.file = program, args, space, local(file)
+        self.program, self.args, self.space, self.file = program, args, space, local_output(file)
         self._search, self._program_name = search, origin_of(program.make).name
         if not space:
             raise OptionError("there is no argument to search: give a table [search] of ranges.")

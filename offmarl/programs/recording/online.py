@@ -242,7 +242,8 @@ def record_from_run(
     args = from_json(module.Args, record["args"])
     steps = args.steps if steps is None else steps
     args = replace(args, env=env or args.env, tiers=tiers, steps=steps, devices=devices)
-    args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
+    place = _out_of(directory, args, origin.name) if out is None else local_output(out)
+    args = replace(args, out=place)
     source = {name: record[name] for name in _SOURCES if name in record}
     game = learning_environment(
         replace(args, opponents=tuple(opponents)), None if opponents else directory

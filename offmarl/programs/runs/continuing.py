@@ -107,8 +107,8 @@ def start_of(args: OnlineArgs, env: Environment) -> TrainingStart:
             f"{env.spec.name}."
         )
     source["replay"] = {"vault": f"{data.name}/{data.uid}", "digest": data.known_digest()}
-    largest = dataset.largest_scored_return(data.episodes)
-    return TrainingStart(source, run, scale, None, partial(_prior, args, data), largest)
+    prior, largest_return = partial(_prior, args, data), data.episodes.largest_return
+    return TrainingStart(source, run, scale, None, prior, largest_return)
 
 
 def _prior(args: OnlineArgs, data: Dataset) -> Replay:

@@ -15,10 +15,9 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from offmarl.errors import RunError
-from offmarl.teams import largest_return
 from offmarl.tracking import replace_file
 from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, unflatten_tree
-from offmarl.vault import Dataset, Episodes, Mixture
+from offmarl.vault import Dataset, Mixture
 from offmarl.vault.check.leaf_statistics import StatisticsAccumulator, stored_statistics
 from offmarl.vault.format.column_statistics import Ranges
 from offmarl.vault.mixture import MixturePart
@@ -120,15 +119,15 @@ class DatasetStatistics:
         return self.array("returns", self._returns)
 
     def return_scale(self) -> float:
-        """Return the dataset's scale of returns: the `largest_return` of its complete episodes.
+        """Return the dataset's scale of returns: the ``largest_return`` of its episodes.
 
-        Where no episode is complete, all count. The scale is 1 where all returns are 0. That of a
+        The scale is 1 where all returns are 0. That of a
         mixture is the largest of its vaults, whatever their shares.
         """
 
         def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
             table = dataset.episodes.take(self._training_episodes(dataset))
-            return np.asarray(largest_scored_return(table) or 1.0)
+            return np.asarray(table.largest_return or 1.0)
 
         return float(self.array("return_scale", compute))
 
@@ -221,12 +220,6 @@ def _shared(by_part: list[tuple[Ranges, int]], parts: list[MixturePart]) -> Rang
         for (ranges, steps), part in zip(by_part, parts, strict=True)
     ]
     return Ranges(*map(np.stack, zip(*weighted, strict=True))).pooled(0)
-
-
-def largest_scored_return(table: Episodes) -> float:
-    """Return the largest return of complete episodes; of all where none is complete."""
-    counts = table.scored if table.scored.any() else np.isfinite(table.team_returns).all(1)
-    return float(largest_return(table.returns[counts], table.teams))
 
 
 def _steps(part: MixturePart) -> Iterator[Transition]:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from offmarl._imports import import_optional
 from offmarl.config import check_seed
 from offmarl.errors import OptionError, ShapeError, VaultFormatError
-from offmarl.teams import Team, by_team, names_by_team, policy_columns
+from offmarl.teams import Team, by_team, largest_return, names_by_team, policy_columns
 from offmarl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -118,6 +118,15 @@ class Episodes(NamedTuple):
     def scored(self) -> Bool[np.ndarray, "M"]:
         """Complete episodes with finite returns."""
         return self.complete & np.isfinite(self.team_returns).all(1)
+
+    @property
+    def largest_return(self) -> float:
+        """The `offmarl.teams.largest_return` of complete episodes; of all where none is complete.
+
+        Only finite ones count.
+        """
+        counts = self.scored if self.scored.any() else np.isfinite(self.team_returns).all(1)
+        return float(largest_return(self.returns[counts], self.teams))
 
     @property
     def complete_returns(self) -> Float[np.ndarray, "K"]:

@@ -5,12 +5,12 @@ import posixpath
 import re
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from offmarl._ahead import end_if_abandoned
 from offmarl.errors import VaultError
-from offmarl.paths import SCHEMES, SERVER, hide_credentials, local, openers
+from offmarl.paths import SCHEMES, SERVER, hide_credentials, openers, url_or_path
 from offmarl.vault.format.layout import MANIFEST, METADATA
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ _PAUSE_SECONDS = 0.1
 BUCKETS = ("s3", "gs")
 WEB = ("http", "https")
 HUB = "hf"
-_COLLAPSED = re.compile(r"([a-z][a-z0-9+.-]+):/(?=[^/])", re.IGNORECASE)
-"""How `pathlib` writes the beginning of a URL."""
 
 
 class Url(PurePosixPath):
@@ -70,10 +68,11 @@ def absolute_location(path: str | os.PathLike[str]) -> PurePath:
     """
     if isinstance(path, Url):
         return path
-    text = os.fspath(path)
-    if (match := _COLLAPSED.match(text)) and match[1].lower() in {*SCHEMES, *openers}:
-        text = text.replace(":/", "://", 1)
-    return _url(text) if "://" in text else _checked(local(text))
+    if isinstance(place := url_or_path(path), str):
+        return _url(place)
+    if "\\" in place.as_posix():  # TensorStore would read the path differently
+        raise VaultError(f"{place} has a backslash in it, which TensorStore takes for a slash.")
+    return place
 
 
 def _url(text: str) -> Url:
@@ -98,13 +97,6 @@ def _url(text: str) -> Url:
     if key.split("/")[0] == "..":
         raise VaultError(f"{display} leads out of its bucket or server.")
     return Url(f"{scheme}://{host}", key)
-
-
-def _checked(path: Path) -> Path:
-    """Raise `VaultError` if TensorStore would read the path differently."""
-    if "\\" in path.as_posix():
-        raise VaultError(f"{path} has a backslash in it, which TensorStore takes for a slash.")
-    return path
 
 
 def kvstore_spec(path: PurePath, end: str = "") -> dict[str, Any]:
