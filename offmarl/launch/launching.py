@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from statistics import mean
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -36,6 +37,9 @@ _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_TABLES = 1.0
 _SECONDS_BETWEEN_LINES = 10.0
 _ROWS, _NAMED = 12, 4
+
+_OVER = 1.25
+"""How much longer than it runs already a task takes at least, as far as one can tell."""
 """Tasks that are shown in a terminal and in a line; the others are counted."""
 _ORDER: tuple[State, ...] = ("failed", "crashed", "running", "stopped", "done", "waiting")
 """The order in which the table shows tasks."""
@@ -323,17 +327,18 @@ def _summary(tasks: Sequence[Task]) -> str:
 
 
 def _time_left(tasks: Sequence[Task]) -> str:
-    """Estimate the time left: each task takes the mean of those with results.
+    """Estimate the time left: a running task takes the mean of those with results, or longer.
 
-    As many tasks run side by side as now.
+    Waiting ones take the mean of these. As many tasks run side by side as now.
     """
     took = [max(task.end - task.status.since, 0) for task in tasks if task.result]  # by two clocks
-    starts = [task.status.since for task in tasks if task.status.state == "running"]
-    if not took or not starts:
+    ages = [time.time() - task.status.since for task in tasks if task.status.state == "running"]
+    if not took or not ages:
         return ""
-    mean, waiting = sum(took) / len(took), sum(task.status.state == "waiting" for task in tasks)
-    seconds = waiting * mean + sum(max(since + mean - time.time(), 0) for since in starts)
-    return f"; about {timedelta(seconds=round(seconds / len(starts)))} left"
+    expected = [max(mean(took), _OVER * age) for age in ages]
+    waiting = sum(task.status.state == "waiting" for task in tasks)
+    seconds = sum(expected) - sum(ages) + waiting * mean([*took, *expected])
+    return f"; about {timedelta(seconds=round(seconds / len(ages)))} left"
 
 
 def rows_of(tasks: Sequence[Task]) -> RenderableType:

@@ -134,6 +134,8 @@ def test_tasks_tell_their_results_and_when_they_end(tmp_path, monkeypatch):
     for task in tasks[:2]:
         task.result, task.end = "episode return 3.200", 1_000.0
     assert _summary(tasks).endswith("1 running; 0 blocks done; about 0:00:26 left")
+    monkeypatch.setattr(time, "time", lambda: 1_050.0)  # it takes longer than the first ones
+    assert _summary(tasks).endswith("about 0:00:57 left")  # 10 s, and twice (10 + 10 + 50) s / 3
     console = Console(file=io.StringIO(), width=120)
     console.print(rows_of(tasks))
     rows = [line.split() for line in console.file.getvalue().splitlines() if "cell" in line]
