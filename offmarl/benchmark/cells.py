@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 import offmarl
 from offmarl import records, tracking
 from offmarl._imports import code_digest
@@ -25,6 +27,16 @@ from offmarl.vault.check import digest as vaults
 from offmarl.vault.format.layout import MANIFEST
 
 _EVALUATED = (*tracking.EVALUATED, *tracking.OTHER_RETURN.values())
+
+
+class Result(Struct, frozen=True):
+    """What tables show of a cell beside its scores."""
+
+    digest: str | None
+    seeds: list[int]
+    versions: dict[str, str] | None
+    hardware: dict[str, Any] | None
+    seconds: float | None
 
 
 def identity(cell: Cell) -> dict[str, Any]:
@@ -169,6 +181,7 @@ def is_current(cell: Cell, path: Path) -> bool:
     """
     try:
         result = records.parse(path.read_bytes(), str(path), RunError)
+        records.as_type(result, Result, str(path), RunError)
     except (FileNotFoundError, RunError):
         return False
     if not result.items() >= identity(cell).items():

@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from offmarl import report as reports
 from offmarl.cli.output import Report, as_is, check_file
+from offmarl.cli.parse import refuse_unused
 from offmarl.report.figures import KINDS
 from offmarl.statistics import Reference
 from offmarl.tracking import write_output
@@ -103,6 +104,8 @@ def compare(
         Where to write the comparison.
     """
     files.check()
+    if files.html is None:
+        refuse_unused("without --html there is no page of episodes", program=program)
     from offmarl.hub.card import references as recorded  # takes a while to import
 
     by_env = {env: Reference(random, expert) for env, random, expert in references}

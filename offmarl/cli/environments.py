@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 from offmarl import envs as registry
 from offmarl.cli.output import Report, check_file, grid, table
 from offmarl.cli.parse import refuse_unused
+from offmarl.config import NonNegative
 from offmarl.envs.catalogue import EnvInfo
 from offmarl.envs.registry import options_of
 from offmarl.terminal import number
@@ -47,7 +48,7 @@ writes a file to start from."""
 
 def envs(
     name: Annotated[str, Positional, arg(metavar="[NAME]")] = "",
-    seconds: float = 1.0,
+    seconds: NonNegative = 1.0,
     picture: Path | None = None,
 ) -> Report:
     """List the environments, or describe, measure and draw one.

@@ -239,7 +239,7 @@ def parse(name: str) -> DatasetName:
     length = 3 if in_catalogue else 2
     target = "/".join(parts[:length])
     unknown = len(parts) not in (length, length + 1) or (in_catalogue and target not in catalogue)
-    if not in_catalogue and (unknown or SUFFIX in name) and Path(name).exists():
+    if name and not in_catalogue and (unknown or SUFFIX in name) and Path(name).exists():
         raise UnknownNameError(
             f"{name} is a path, not the name of a dataset: `offmarl.open` and commands open it."
         )

@@ -103,6 +103,8 @@ def test_resuming_appends(path):
         play(recorder)
     with pytest.raises(VaultExistsError, match="resume=True"):
         offmarl.record(Duel(), path)
+    with pytest.raises(OptionError, match="time_limit must be at least 1"):
+        offmarl.record(Duel(), path, resume=True, time_limit=0)
     with offmarl.record(Duel(), path, resume=True) as recorder:
         play(recorder, knight=3)
     episodes = vault.open_vault(path).episodes

@@ -145,7 +145,7 @@ def test_another_vault_in_the_same_place():
         vault.open_vault("memory://m/v.vlt/c")
 
 
-@pytest.mark.parametrize("scheme", ["s3", "https", "", "x", "Memory", "a b", "1up"])
+@pytest.mark.parametrize("scheme", ["s3", "https", "file", "", "x", "Memory", "a b", "1up"])
 def test_schemes_that_cannot_be_registered(scheme):
     with pytest.raises(VaultError, match="cannot be registered"):
         vault.register_driver(scheme, Memory)

@@ -228,6 +228,7 @@ def record(
     from offmarl.envs.translator import Translator, check_parallel, name_of
 
     check_parallel(env)
+    check_rules("time_limit", PositiveInt, time_limit)
     path = local_output(path)
     if path.exists() and not resume:
         raise VaultExistsError(

@@ -632,7 +632,7 @@ def register_driver(scheme: str, factory: Factory) -> None:
     VaultError
         The scheme belongs to offmarl, or is not a word of lower-case letters, digits and ``+.-``.
     """
-    if scheme in SCHEMES or not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
+    if scheme in (*SCHEMES, "file") or not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
         raise VaultError(f"{scheme!r} cannot be registered as the scheme of a driver.")
     openers[scheme] = lambda url: Registered(url, factory(str(url)))
 
