@@ -225,7 +225,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             env, policy, explore, state.rollout, rollout_key, args.num_steps, number
         )
         capture = add(buffer, state.capture, transitions, next_views)
-        state, hyper, _ = fit_unit(spec, state, transitions, hyper)
+        state, hyper = fit_unit(spec, state, transitions, hyper)
         progress = training_progress(args, state.iteration)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)
         optimiser = clipped_adam(rate, hyper.max_grad_norm)

@@ -34,7 +34,7 @@ from offmarl.programs.runs.normalisation import normalise_as_asked
 from offmarl.programs.runs.trained import stack_seeds
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
 from tests.runs import least_record
-from tests.vault.experience import make, recorded, written
+from tests.vault.experience import make, written
 
 ENV = envs.make("probe/observation")
 ONLINE = {"num_envs": 4, "num_steps": 8}
@@ -247,18 +247,6 @@ def test_a_recorder_takes_over_what_the_values_of_a_run_depend_on(before, notice
     assert not start_of(replace(args, reward_scale=scale, gamma=0.99), ENV).scale
     assert not start_of(qmix.Args(env="probe/observation", init=run), ENV).scale  # starts anew
     assert not start_of(mappo.Args(env="probe/observation"), ENV).scale
-
-
-@pytest.mark.parametrize("program", [masac, vdn])
-def test_returns_of_recorded_data_count_for_the_unit(program, tmp_path):
-    data = recorded(tmp_path / "a.vlt", ENV.spec)
-    args = program.Args(env="probe/observation", **SIZES[program], prefill=data.path)
-    start, (ours, fresh) = start_of(args, ENV), built(program)
-    largest = DatasetStatistics(data).return_scale()
-    assert start.begin(ours, fresh, 0).largest_return == np.float32(largest) > 0
-    assert start_of(replace(args, prefill=None), ENV).begin(ours, fresh, 0) is fresh
-    on_policy = built(mappo)
-    assert start.begin(*on_policy, 0) is on_policy[1]
 
 
 @pytest.mark.parametrize(("largest", "factor"), [(0.0, {}), (4.0, {"reward_scale": 5})])

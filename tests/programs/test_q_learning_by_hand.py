@@ -14,7 +14,7 @@ from offmarl import envs
 from offmarl.networks import MixedParams, MixedValues, MixerWeights, QParams
 from offmarl.programs import TD_ERRORS, Hyperparameters, hyperparameters
 from offmarl.programs.learning import q_learning
-from offmarl.programs.learning.off_policy import fit_unit, no_rewards
+from offmarl.programs.learning.off_policy import fit_unit, no_rewards, running_sums
 from offmarl.programs.learning.q_learning import AgentParams
 from offmarl.programs.program import structure, unit_scale
 from offmarl.teams import largest_return, teams_of
@@ -279,51 +279,43 @@ def played(rewards, last, number):
     )
 
 
-def summed(spec, totals, steps):
-    """Return the totals after some steps, and the sums of rewards at them."""
-    fields = no_rewards(spec, len(totals))
-    chex.assert_shape(fields["totals"], np.shape(totals))
-    start = SimpleNamespace(**fields | {"totals": jnp.asarray(totals)})
-    start._replace = SimpleNamespace
-    hyper = Hyperparameters(reward_scale=jnp.zeros(()))
-    after, hyper, sums = fit_unit(spec, start, steps, hyper)
-    assert hyper.reward_scale == unit_scale(after.largest_return)
-    return after.totals, sums
-
-
 def test_a_guide_acts_until_the_learner_returns_more():
-    guide = q_learning.Guide((), jnp.zeros((2, 2)))
+    guide = q_learning.Guide((), jnp.zeros((2, 2)), jnp.array([[1.0], [0.0]]))
     assert not guide.is_worse
     # The learner ends an episode of 1 + 2, with a step before; the guide's goes on with 3 + 4 + 5.
     steps = played([[2.0, 3], [8, 4], [9, 5]], [[1, 0], [0, 0], [0, 0]], [[0, 1]] * 3)
-    alone = replace(SPEC, num_agents=1)
-    totals, sums = summed(alone, [[1.0], [0.0]], steps)
-    guide, steps = q_learning._judged(guide, steps, sums, jnp.int32(-1), jnp.int32(7))
+    guide, steps = q_learning._judged(guide, steps, jnp.int32(-1), jnp.int32(7))
     np.testing.assert_allclose(guide.scores, [[3, 1], [0, 0]])
-    np.testing.assert_allclose(totals, [[17], [12]])
+    np.testing.assert_allclose(guide.totals, [[17], [12]])
     np.testing.assert_array_equal(steps.policy_id, [[-1, 7]] * 3)  # the version is the guide
     ends = played([[0.0, 1], [1, 2], [0, 0]], [[0, 1], [1, 1], [0, 0]], [[0, 1], [0, 1], [1, 0]])
-    _, sums = summed(alone, totals, ends)
-    guide, _ = q_learning._judged(guide, ends, sums, jnp.int32(8), jnp.int32(8))
+    guide, _ = q_learning._judged(guide, ends, jnp.int32(8), jnp.int32(8))
     np.testing.assert_allclose(guide.scores, [[3 * 0.98 + 18, 0.98 + 1], [13 + 2, 2]])
     assert not guide.is_worse  # 10.6 and 7.5 on average, of too few episodes
     guide = guide._replace(scores=15 * guide.scores)
     assert guide.is_worse
-    after, steps = q_learning._judged(guide, ends, sums, jnp.int32(9), jnp.int32(9))
+    after, steps = q_learning._judged(guide, ends, jnp.int32(9), jnp.int32(9))
     counts = after.scores[:, 1] - jnp.array([0.98, 1]) * guide.scores[:, 1]
     np.testing.assert_allclose(counts, [1, 2], rtol=1e-5)  # only the learner's fade
     np.testing.assert_array_equal(steps.policy_id, [[9, -1], [9, -1], [-1, 9]])
 
 
-def test_rewards_of_an_episode_are_summed_for_each_team():
+def test_rewards_of_an_episode_are_discounted_and_summed():
     opponents = replace(SPEC, teams=(0, 1))
     steps = played([[0.0], [0.0], [0.0]], [[0], [1], [0]], [[0]] * 3)
     steps = steps._replace(reward=jnp.array([[[1.0, -3.0]], [[1.0, 2.0]], [[9.0, 0.0]]]))
-    totals, sums = summed(opponents, [[0.0, 0.0]], steps)
-    np.testing.assert_array_equal(sums[:, 0], [[1, -3], [2, -1], [9, 0]])
-    np.testing.assert_array_equal(totals, [[9, 0]])
-    _, of_team = summed(SPEC, [[0.0, 0.0]], steps)
-    np.testing.assert_array_equal(of_team[:, 0], [[-1], [0.5], [4.5]])
+    start = SimpleNamespace(**no_rewards(opponents, 1))
+    start._replace = SimpleNamespace
+    for discount, sums in ((1.0, [[1, -3], [2, -1], [9, 0]]), (0.5, [[1, -3], [1.5, 0.5], [9, 0]])):
+        totals, after_each = running_sums(start.totals, steps, discount)
+        np.testing.assert_array_equal(after_each[:, 0], sums)
+        np.testing.assert_array_equal(totals, [[9, 0]])
+        hyper = Hyperparameters(reward_scale=jnp.zeros(()), gamma=jnp.float32(discount))
+        after, fitted = fit_unit(opponents, start, steps, hyper)
+        assert after.largest_return == 9 and fitted.reward_scale == unit_scale(jnp.float32(9))
+        np.testing.assert_array_equal(after.totals, totals)
+    given = Hyperparameters(reward_scale=jnp.float32(3), gamma=jnp.float32(1))
+    assert fit_unit(opponents, start, steps, given)[1].reward_scale == 3
 
 
 def test_the_largest_return_is_that_of_a_team():
@@ -357,7 +349,8 @@ def test_the_better_of_guide_and_learner_is_the_policy():
     state = q_learning.QState(ONLINE, *[None] * 8)
     assert q_learning._best(state) is ONLINE.agent
     for learner, best in ((1.0, TARGET.agent), (3.0, ONLINE.agent)):
-        guide = q_learning.Guide(TARGET.agent, 30 * jnp.array([[learner, 1], [2.0, 1]]))
+        scores = 30 * jnp.array([[learner, 1], [2.0, 1]])
+        guide = q_learning.Guide(TARGET.agent, scores, jnp.zeros((1, 2)))
         chex.assert_trees_all_equal(q_learning._best(state._replace(guide=guide)), best)
         params = QParams(ONLINE.agent, jnp.ones(()))
         weights = q_learning._members(

@@ -12,7 +12,7 @@ from offmarl.programs.experience.buffer import Capture
 from offmarl.programs.experience.windows import draw_windows
 from offmarl.programs.learning.learner import NetworkArgs
 from offmarl.programs.program import VALUES, Hyperparameters, unit_scale
-from offmarl.teams import by_team, largest_return, teams_of
+from offmarl.teams import largest_return, teams_of
 from offmarl.types import EnvSpec, Sequence, Transition
 
 StateT = TypeVar("StateT", bound=Any)
@@ -47,7 +47,8 @@ class OffPolicyArgs(NetworkArgs):
     """Discount."""
     reward_scale: NonNegative = 0.0
     """Factor of the rewards that are learned from; recorded rewards are not scaled. 0: such that
-    the largest absolute sum of rewards in an episode so far is 20, the unit of baselines."""
+    the largest absolute discounted sum of rewards in an episode so far is 20, the unit of
+    baselines."""
     tau: Fraction = 0.01
     """Fraction by which the target networks move to the learned ones in each of their updates."""
     max_grad_norm: Positive = 10.0
@@ -84,25 +85,34 @@ def draw_steps(args: OffPolicyArgs, capture: Capture, key: PRNGKeyArray) -> Sequ
 
 def fit_unit(
     spec: EnvSpec, state: StateT, steps: Transition, hyper: Hyperparameters
-) -> tuple[StateT, Hyperparameters, Float[Array, "T E teams"]]:
+) -> tuple[StateT, Hyperparameters]:
     """Add a rollout to a state's ``totals`` and ``largest_return``.
 
-    Returns the state, the hyperparameters with the factor of rewards in use, and the sums of the
-    episodes' rewards up to each step, the means over the agents of each team.
+    Returns the state, and the hyperparameters with the factor of rewards in use. Sums are
+    discounted as values are: the return of a thousand steps is far larger than any value.
+    """
+    totals, sums = running_sums(state.totals, steps, hyper.gamma)
+    largest = largest_return(sums, teams_of(spec), state.largest_return)
+    scale = jnp.where(hyper.reward_scale > 0, hyper.reward_scale, unit_scale(largest))
+    hyper = Hyperparameters(**vars(hyper) | {"reward_scale": scale})
+    return state._replace(totals=totals, largest_return=largest), hyper
+
+
+def running_sums(
+    totals: Float[Array, "E N"], steps: Transition, discount: Array | float = 1.0
+) -> tuple[Float[Array, "E N"], Float[Array, "T E N"]]:
+    """Return the sums of the episodes' rewards after some steps, and up to each of them.
+
+    ``totals`` are those before them.
     """
 
     def after_step(totals: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
         reward, last = step
-        sums = totals + reward
+        sums = discount * totals + reward
         return jnp.where(last[:, None], 0.0, sums), sums
 
-    teams = teams_of(spec)
-    totals, sums = jax.lax.scan(after_step, state.totals, (steps.reward, steps.last))
-    largest = largest_return(sums, teams, state.largest_return)
-    scale = jnp.where(hyper.reward_scale > 0, hyper.reward_scale, unit_scale(largest))
-    hyper = Hyperparameters(**vars(hyper) | {"reward_scale": scale})
-    state = state._replace(totals=totals, largest_return=largest)
-    return state, hyper, jnp.stack(by_team(sums, teams), axis=-1)
+    after: tuple[Array, Array] = jax.lax.scan(after_step, totals, (steps.reward, steps.last))
+    return after
 
 
 def mean_metrics(metrics: dict[str, Array], hyper: Hyperparameters) -> dict[str, Array]:

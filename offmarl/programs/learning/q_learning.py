@@ -35,6 +35,7 @@ from offmarl.programs.learning.off_policy import (
     fit_unit,
     mean_metrics,
     no_rewards,
+    running_sums,
 )
 from offmarl.programs.learning.optimisers import (
     clipped_adam,
@@ -106,6 +107,8 @@ class Guide(NamedTuple):
     """For the learner and the guide: the sum of their episodes' returns, and their number. For the
     learner, which changes, about the last `_REMEMBERED` episodes count; for the guide all do, as
     otherwise a streak of low returns would end its episodes for good."""
+    totals: Float[Array, "E N"]
+    """The rewards of the episodes so far."""
 
     @property
     def is_worse(self) -> Bool[Array, ""]:
@@ -127,7 +130,7 @@ class QState(NamedTuple):
     rollout: RolloutState
     capture: Capture
     iteration: Int[Array, ""]
-    totals: Float[Array, "E teams"]
+    totals: Float[Array, "E N"]
     """Rewards of the running episodes so far, the mean over the agents of each team."""
     largest_return: Float[Array, ""]
     """The largest absolute sum of the rewards of an episode so far."""
@@ -240,10 +243,10 @@ def q_program(
         after, transitions, next_views, _ = rollout(
             env, acting, params, state.rollout, rollout_key, args.num_steps, policy_id
         )
-        state, hyper, sums = fit_unit(spec, state, transitions, hyper)
+        state, hyper = fit_unit(spec, state, transitions, hyper)
         extra = {"epsilon": epsilon}
         if state.guide is not None:
-            guide, transitions = _judged(state.guide, transitions, sums, number, state.iteration)
+            guide, transitions = _judged(state.guide, transitions, number, state.iteration)
             state, extra = state._replace(guide=guide), extra | {"guided": 1.0 - guide.is_worse}
         capture = add(buffer, state.capture, transitions, next_views)
         state = state._replace(rollout=after, capture=capture)
@@ -273,7 +276,7 @@ def _guided(spec: EnvSpec, mixture: Policy, state: QState, params: QParams) -> Q
     """Return a fresh state in which either the learner or a policy with ``params`` acts."""
     require_one_team(spec, "--init", "recorder")
     carry = jax.vmap(lambda _alive: mixture.initial_carry())(state.rollout.view.alive)
-    guide = Guide(params.network, jnp.zeros((2, 2)))
+    guide = Guide(params.network, jnp.zeros((2, 2)), jnp.zeros_like(state.totals))
     return state._replace(rollout=state.rollout._replace(carry=carry), guide=guide)
 
 
@@ -293,23 +296,24 @@ def _members(learner: QParams, guide: Guide, hyper: Hyperparameters) -> Any:
 def _judged(
     guide: Guide,
     steps: Transition,
-    sums: Float[Array, "T E 1"],
     number: Array,
     number_of_guide: Array,
 ) -> tuple[Guide, Transition]:
     """Score the episodes that ended in a round, and number its steps by their policy.
 
     The version of an iteration is the better of the two; the other's steps have no known policy.
-    ``sums`` are those of the episodes' rewards up to each step.
     """
+    totals, sums = running_sums(guide.totals, steps)
     by_guide = steps.policy_id[..., 0]
     ended = jax.nn.one_hot(by_guide, 2) * steps.last[..., None]
-    new = jnp.stack([(ended * sums).sum((0, 1)), ended.sum((0, 1))], axis=-1)
+    new = jnp.stack(
+        [(ended * sums.mean(-1, keepdims=True)).sum((0, 1)), ended.sum((0, 1))], axis=-1
+    )
     decay = jnp.array([[1 - 1 / _REMEMBERED], [1.0]])
     scores = decay ** new[:, 1:] * guide.scores + new
     version = jnp.where(by_guide, number_of_guide, number)
     steps = steps._replace(policy_id=jnp.where(by_guide == ~guide.is_worse, version, -1))
-    return guide._replace(scores=scores), steps
+    return guide._replace(scores=scores, totals=totals), steps
 
 
 def q_config(args: QArgs) -> PolicyConfig:

@@ -99,7 +99,7 @@ class State(NamedTuple):
     rollout: RolloutState
     capture: Capture
     iteration: Int[Array, ""]
-    totals: Float[Array, "E teams"]
+    totals: Float[Array, "E N"]
     largest_return: Float[Array, ""]
 
 
@@ -285,7 +285,7 @@ def make_soft_actor_critic(
             env, policy, actor, state.rollout, rollout_key, args.num_steps, state.iteration
         )
         capture = add(buffer, state.capture, transitions, next_views)
-        state, hyper, _ = fit_unit(spec, state, transitions, hyper)
+        state, hyper = fit_unit(spec, state, transitions, hyper)
         progress = training_progress(args, state.iteration)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)
         optimiser = clipped_adam(rate, hyper.max_grad_norm, separately=True)

@@ -57,8 +57,6 @@ class TrainingStart(NamedTuple):
     """Statistics of its dataset that a baseline normalises by."""
     prior: Callable[[], Replay] | None = None
     """Loads the recorded data that a recorder learns from beside its own."""
-    largest_return: float = 0.0
-    """The largest return in those data."""
 
     def check(self, program: Program, state: ArrayTree) -> None:
         """Raise what `begin` would, from the shapes of a fresh state."""
@@ -72,11 +70,7 @@ class TrainingStart(NamedTuple):
 
     def begin(self, program: Program, state: ArrayTree, seed: int) -> ArrayTree:
         """Return the state of a training seed, from its fresh one."""
-        if self.run is not None:
-            state = self.run.begin(program, state, seed)
-        if not self.largest_return or "largest_return" not in state._fields:
-            return state
-        return state._replace(largest_return=jax.numpy.float32(self.largest_return))
+        return state if self.run is None else self.run.begin(program, state, seed)
 
 
 def start_of(args: OnlineArgs, env: Environment) -> TrainingStart:
@@ -107,8 +101,7 @@ def start_of(args: OnlineArgs, env: Environment) -> TrainingStart:
             f"{env.spec.name}."
         )
     source["replay"] = {"vault": f"{data.name}/{data.uid}", "digest": data.known_digest()}
-    prior, largest_return = partial(_prior, args, data), data.episodes.largest_return
-    return TrainingStart(source, run, scale, None, prior, largest_return)
+    return TrainingStart(source, run, scale, prior=partial(_prior, args, data))
 
 
 def _prior(args: OnlineArgs, data: Dataset) -> Replay:
