@@ -17,8 +17,11 @@ SERVER = re.compile(r"(\[[^\]/@]*\]|[^\[\]/:@]+)(:\d+)?(?=/|$)")
 SCHEMES = ("s3", "gs", "hf", "http", "https")
 """The schemes of offmarl; `openers` has others."""
 
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/(/?)", re.IGNORECASE)
-"""The beginning of a URL; `pathlib` leaves one slash."""
+_OTHERS = ("file", "ftp", "sftp", "gcs", "az", "abfs", "hdfs")
+"""Schemes that nothing opens, and that users write."""
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/", re.IGNORECASE)
+"""The beginning of a URL, of which `pathlib` leaves one slash."""
 
 _URL = re.compile(r"((?:--[\w-]+=)?[a-z][a-z0-9+.-]+):/{1,2}(?=[^/])", re.IGNORECASE)
 """How a URL begins, also as the value of an option."""
@@ -63,14 +66,14 @@ def local_output(path: str | os.PathLike[str]) -> Path:
 
 
 def url_or_path(path: str | os.PathLike[str]) -> str | Path:
-    """Return a URL as text, with the slash that `pathlib` removes, or the `local` path.
+    """Return a URL as text, or the `local` path.
 
-    After one slash, only the schemes that something opens are those of a URL.
+    `pathlib` leaves one slash of a URL; then only the schemes that are known are those of one.
     """
     text = os.fspath(path)
     match = _SCHEME.match(text)
-    if match is None or not (match[2] or match[1].lower() in {*SCHEMES, *openers}):
-        return local(text)
+    if "://" in text or not match or match[1].lower() not in {*SCHEMES, *_OTHERS, *openers}:
+        return text if "://" in text else local(text)
     return f"{match[1]}://{text[match.end() :]}"
 
 

@@ -72,7 +72,12 @@ def read_results(plan: Plan) -> Results:
         path = cell_file(plan, cell)
         if not is_current(cell, path):
             continue
-        if fault := reports.fault_of(path):
+        try:
+            reports.metric_of([path])
+            fault = reports.fault_of(path)
+        except RunError as error:  # the file was changed
+            fault = str(error).removesuffix(".")
+        if fault:
             broken[cell.label] = fault
         else:
             files.setdefault(cell.data.label, {})[cell.baseline.label] = path

@@ -52,7 +52,7 @@ def load(
         refuse_unused(f"{env} is a PettingZoo environment", render=drawn, opponents=opponents)
         environment, acts_in = ParallelEnvironment(env, spec, str(run), jobs), None
     else:
-        refuse_unused("only processes of PettingZoo environments are many", jobs=(jobs or 1) > 1)
+        refuse_unused("processes step PettingZoo environments alone", jobs=(jobs or 1) > 1)
         try:
             environment = envs.make(spec.name if env is None else env)
         except UnknownNameError as error:

@@ -30,7 +30,7 @@ from offmarl.launch import (
     launch,
     run_share,
 )
-from offmarl.paths import local
+from offmarl.paths import local, local_output
 from offmarl.terminal import number
 from offmarl.tracking import checksum, progress
 
@@ -121,7 +121,7 @@ class CommandWork(Work):
     def __init__(self, verb: str, arguments: list[str], run: Callable[[list[str]], Report]):
         self._arguments, self._run = arguments, run
         out = options_among(arguments, out=str).get("out")
-        beside = local(out).parent if out else local("runs")
+        beside = local_output(out).parent if out else local("runs")
         path = beside / f"{verb}-{checksum([verb, *arguments])}"
         super().__init__(f"{verb} {arguments[0]}", path, {"command": [verb, *arguments]})
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -36,10 +36,9 @@ MOST_DEATHS = 3
 _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_TABLES = 1.0
 _SECONDS_BETWEEN_LINES = 10.0
-_ROWS, _NAMED = 12, 4
-
 _OVER = 1.25
-"""How much longer than it runs already a task takes at least, as far as one can tell."""
+"""A running task is expected to take at least this many times its age."""
+_ROWS, _NAMED = 12, 4
 """Tasks that are shown in a terminal and in a line; the others are counted."""
 _ORDER: tuple[State, ...] = ("failed", "crashed", "running", "stopped", "done", "waiting")
 """The order in which the table shows tasks."""
@@ -335,10 +334,12 @@ def _time_left(tasks: Sequence[Task]) -> str:
     ages = [time.time() - task.status.since for task in tasks if task.status.state == "running"]
     if not took or not ages:
         return ""
-    expected = [max(mean(took), _OVER * age) for age in ages]
+    usual = fmean(took)
+    left = [max(usual - age, (_OVER - 1) * age) for age in ages]
     waiting = sum(task.status.state == "waiting" for task in tasks)
-    seconds = sum(expected) - sum(ages) + waiting * mean([*took, *expected])
-    return f"; about {timedelta(seconds=round(seconds / len(ages)))} left"
+    later = waiting * fmean([*took, *map(sum, zip(ages, left, strict=True))])
+    seconds = max(*left, (sum(left) + later) / len(ages))
+    return f"; about {timedelta(seconds=round(seconds))} left"
 
 
 def rows_of(tasks: Sequence[Task]) -> RenderableType:

@@ -546,6 +546,23 @@ def test_a_cell_of_the_same_data_is_current_wherever_it_is(
     assert is_current(cell, cell_file(plan, cell))  # in other chunks
 
 
+@pytest.mark.parametrize("field", ["digest", "seeds", "versions", "hardware", "seconds"])
+def test_a_cell_that_lacks_a_field_is_trained_again(local_cell, field):
+    plan, cell = local_cell
+    result = json.loads((path := cell_file(plan, cell)).read_text())
+    path.write_text(json.dumps({name: x for name, x in result.items() if name != field}))
+    assert not is_current(cell, path)
+
+
+@pytest.mark.parametrize("field", ["run.json", "marl_eval.json"])
+def test_a_cell_without_a_file_of_its_run_is_broken_alone(local_cell, field):
+    plan, cell = local_cell
+    result = json.loads((path := cell_file(plan, cell)).read_text())
+    path.write_text(json.dumps({name: x for name, x in result.items() if name != field}))
+    results = benchmark.read_results(plan)
+    assert not results.files and list(results.broken) == [cell.label]
+
+
 OPTIONS = {
     "mine.vlt": "",
     "mine.py": "",

@@ -291,12 +291,15 @@ def test_a_path_that_libraries_cannot_write():
         library.open("a/b\udcfc.vlt")
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/a.vlt", "gs:/bucket/a.vlt", "new://a/b"])
+@pytest.mark.parametrize(
+    "url",
+    ["s3://bucket/a.vlt", "gs:/bucket/a.vlt", "new://a/b", "my_store://b/y", "file:///a", "ftp:/a"],
+)
 def test_what_is_written_here_has_no_url(url, offmarl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match=r"://.* is a URL, and this is written on this machine"):
         local_output(url)
-    if not url.startswith("new"):  # which pathlib makes a path like others
+    if url.partition(":")[0] not in ("new", "my_store"):  # which pathlib makes a path like others
         refused = offmarl("record", "random", "--env", "classic/xor", "--steps", 64, "--out", url)
         assert refused.code == 2 and "is a URL" in refused.err
     assert not [*tmp_path.iterdir()]

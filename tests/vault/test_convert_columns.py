@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from offmarl import vault
-from offmarl.errors import InvalidValueError, VaultError, VaultExistsError
+from offmarl.errors import InvalidValueError, OptionError, VaultError, VaultExistsError
 from offmarl.vault.convert import columns
 from offmarl.vault.format.tables import CUT, OPEN
 
@@ -51,6 +51,12 @@ def test_there_and_back(tmp_path, data, kind, shard, chunk, monkeypatch):
     with pytest.raises(VaultExistsError):
         vault.export_dataset(data, out, layout)
     assert {path.name for path in tmp_path.iterdir()} == {out.name, "b.vlt"}
+
+
+@pytest.mark.parametrize("layout", ["numpy", "zarr", "pymarl"])
+def test_a_layout_is_written_on_this_machine(data, layout):
+    with pytest.raises(OptionError, match="s3://bucket/x is a URL"):
+        vault.export_dataset(data, "s3://bucket/x", layout)
 
 
 def test_numpy_reads_it(tmp_path, data):

@@ -26,7 +26,7 @@ import numpy as np
 
 from offmarl import gate
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
-from offmarl.paths import local
+from offmarl.paths import local, local_output
 from offmarl.terminal import Progress
 from offmarl.types import ArraySpec, EnvSpec, FinalObservations, View, flatten_view
 from offmarl.vault.convert import common
@@ -74,7 +74,7 @@ def write_numpy(vault: Dataset, path: StrPath, progress: Progress) -> Path:
 
     ``np.load`` reads it; the entry "about" is JSON.
     """
-    path = local(path)
+    path = local_output(path)
     tables = _tables(vault) | {_ABOUT: np.array(json.dumps(_about(vault)))}
     columns = {name: Leaf(array.dtype, array.shape) for name, array in tables.items()}
     for name, leaf in _leaves(vault.spec).items():
@@ -94,7 +94,7 @@ def write_zarr(vault: Dataset, path: StrPath, progress: Progress) -> Path:
     import zarr
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
-    path = local(path)
+    path = local_output(path)
     with written_whole(path) as part, zarr.config.set({"array.write_empty_chunks": True}):
         group = zarr.create_group(part, zarr_format=3, attributes={_ABOUT: _about(vault)})
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultError
-from offmarl.paths import local
+from offmarl.paths import local, local_output
 from offmarl.terminal import Progress
 from offmarl.types import (
     DTYPES,
@@ -253,7 +253,7 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress) -> Path:
     Rewards are written once if all agents have the same, else for each agent. Images keep their
     shape and type, and extras are arrays ``extras.NAME``; bfloat16 becomes float32.
     """
-    path = local(path)
+    path = local_output(path)
     spec = vault.spec
     if not isinstance(spec.action, Discrete):
         raise ShapeError("PyMARL's layout is for discrete actions: use numpy, zarr or minari.")
