@@ -37,7 +37,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
         "env": "offmarl record {given} --env {env} --settings {file}",
         "page": "open {page} in a browser",
     },
-    "benchmark": {"finished": "offmarl compare {out}"},
+    "benchmark": {"written": "open {out}/page.html in a browser"},
     "evaluate": {"run": "offmarl report {run}"},
     "compare": _RECORD,
     "cross-play": {"run": "offmarl evaluate {run}"},

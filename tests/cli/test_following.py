@@ -33,6 +33,11 @@ def test_every_command_names_the_next_one():
         ("exploitability r", {"run": "r", "env": "x"}, "offmarl report r"),
         ("train bc", {"run": Path("r"), "seeds": [1]}, "offmarl compare r --html report.html"),
         ("train bc", {"run": Path("r")}, "offmarl report r"),
+        (  # not `compare`, which refuses some sets of cells
+            "benchmark six",
+            {"out": Path("a b"), "written": ["a b/page.html"]},
+            "open 'a b'/page.html in a browser",
+        ),
         ("verify a", {"path": "a", "faults": []}, "offmarl show a"),
         ("verify a", {"path": "a", "faults": [1], "length": 9}, "offmarl salvage a -o intact.vlt"),
         ("verify a", {"path": "a", "faults": [1], "length": 0}, ""),  # salvage would find nothing
