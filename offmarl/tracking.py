@@ -260,6 +260,7 @@ class _Place(msgspec.Struct):
 
     seed: records.Seed
     step: records.Count
+    wall_time: float = 0.0
 
 
 _Number = (

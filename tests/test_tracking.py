@@ -37,6 +37,7 @@ def test_reading_what_is_not_there_gives_nothing(tmp_path):
     [
         *(("step", wrong) for wrong in (10**30, -1)),
         ("seed", 2**31),
+        ("wall_time", None),
         *(("loss", wrong) for wrong in (10**30, 1e308, [10**400], "x")),
     ],
 )
