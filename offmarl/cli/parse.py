@@ -459,10 +459,10 @@ def _reason(printed: str) -> str:
     text = " ".join(line.strip() for line in inside if not line.startswith(" " * 8))
     # tyro does not say that an unknown option took the only positional argument.
     text = re.sub(r"(argument '\w+')\. Expected 1 values", r"\1, or an unknown option", text)
-    # Its errors of each type of a union name functions of this file.
-    union = r"no type matching (?:{None}\|)?(.+?) could be instantiated from (\[.*?\])\."
-    text = re.sub(union + "(.*?)(?=[─-]{4,}|$)", r"expected \1, got \2", text)
-    text = re.sub(r"Could not find valid parse for arguments: (\[.*?\])", r"\1 does not fit", text)
+    # Its errors of several values, and of each type of a union, name functions of this file.
+    wrong = r"(?:no type matching .+? from|Could not find valid parse for arguments:) (\[.*?\])"
+    form = r".*?Argument helptext:\s+--[\w-]+ (.+?)(?: \(default.*?)?\s*(?=[─-]{4,})"
+    text = re.sub(wrong + form, r"expected \2, got \1 ", text)
     parts = [part.strip() for part in re.split("[─-]{4,}", text)]
     see = re.search(r"For full helptext, (?:run|see):? (.+? --help)", text)
     tail = f" See `{see[1]}`." if see else ""

@@ -286,7 +286,11 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
         (["compare", "run", "--program", "x.py"], "leave out --program."),
         (["envs", "probe/observation", "--seconds", "nan"], "--seconds must be at least 0 and"),
         (["evaluate", "run", "--checkpoint", "x"], "--checkpoint: expected INT|{last,best}, got ["),
-        (["compare", "run", "--references", "a", 1], "--references: ['a', '1'] does not fit. See"),
+        (["compare", "run", "--references", "a", 1], "[ENV RANDOM EXPERT ...], got ['a', '1']."),
+        (
+            ["split", "x", "-o", "y", "--fractions", "a"],
+            "expected FRACTION FRACTION [FRACTION], got ['a'].",
+        ),
         (["exploitability", "random", "--env", "x", "--eval-episodes", 0], "eval_episodes must be"),
         (["pull", ""], "no dataset named ''"),
         (["compare"], "no runs to compare: give the directory of at least one run."),
