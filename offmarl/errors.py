@@ -101,7 +101,7 @@ class PluginError(OffmarlError):
     """An installed package provides something to offmarl that cannot be imported."""
 
 
-class ExpressionError(OffmarlError):
+class ExpressionError(OptionError):
     """A condition on episodes is invalid, or needs something that the data does not record."""
 
 

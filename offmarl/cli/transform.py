@@ -96,7 +96,7 @@ def verb_of(
         options = _with_condition(options) if "condition" in hints else options
         return (call or transform)(**options)
 
-    hints, parameters = get_type_hints(function), []
+    hints, parameters = get_type_hints(function, include_extras=True), []
     positional: Any = Positional
     for name, parameter in inspect.signature(function).parameters.items():
         if name in _NOT_OPTIONS:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from offmarl.config import PositiveInt
 from offmarl.errors import VaultError
 from offmarl.terminal import Progress, quiet
 from offmarl.vault.dataset import Dataset, open_vault
@@ -69,6 +70,8 @@ def cat(
         The sources differ in their sizes or their environment.
     VaultExistsError
         The path exists.
+    OptionError
+        There are no sources, or ``time_limit`` is given for vaults that record how episodes ended.
     VaultError
         There is nothing to write, or a vault cannot be read or written.
     """
@@ -306,7 +309,7 @@ def recode(
     path: StrPath,
     *,
     codec: Codec | None = None,
-    chunk_steps: int | None = None,
+    chunk_steps: PositiveInt | None = None,
     layout: Literal["rows", "stream"] = "rows",
     time_limit: int | None = None,
     progress: Progress = quiet,

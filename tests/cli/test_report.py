@@ -234,7 +234,7 @@ def test_names_tell_datasets_apart(offmarl, tmp_path):
     [
         ([], "vaults must be at least one (give the path of each)", 2),
         (["missing.vlt"], "there is no vault at", 1),
-        (["made.vlt", "--time-limit", "5"], "open it without a time limit", 1),
+        (["made.vlt", "--time-limit", "5"], "leave the time limit out", 2),
         (["made.vlt", "--html", "."], "give a file name", 2),
     ],
 )

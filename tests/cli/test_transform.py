@@ -95,6 +95,8 @@ def test_show_tells_the_lineage(offmarl, pair, monkeypatch):
         (("sample", "a.vlt", "--top", "much", "-o", "c.vlt"), 2, "percentage"),
         (("split", "a.vlt", "--fractions", ".5", ".6", "-o", "c.vlt"), 2, "sum to 1"),
         (("split", "a.vlt", "-o", "c.vlt/x"), 1, "must end in .vlt"),
+        (("filter", "a.vlt", "retrun > 1", "-o", "c.vlt"), 2, "there is no 'retrun'"),
+        (("recode", "a.vlt", "--chunk-steps", 0, "-o", "c.vlt"), 2, "--chunk-steps must be at"),
         (("slice", "a.vlt", "--start", "999", "-o", "c.vlt"), 2, "empty range: 999 to "),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from baselines import bc
 from offmarl import hub as library
 from offmarl import programs, vault
-from offmarl.errors import CardError, OptionError, RunError, ShapeError, VaultError
+from offmarl.errors import CardError, OptionError, RunError, ShapeError
 from offmarl.hub import cache
 from offmarl.hub import card as catalogue
 from offmarl.records import PULLED
@@ -122,7 +122,7 @@ def test_transforms_keep_the_limit(published, tmp_path):
 def test_a_copy_takes_a_limit(bare, tmp_path, verb):
     copy = verb([bare], tmp_path / "a.vlt", time_limit=6)
     assert copy.spec.time_limit == 6 and copy.episodes.cause.tolist() == LIMITED
-    with pytest.raises(VaultError, match="leave the time limit out"):
+    with pytest.raises(OptionError, match="leave the time limit out"):
         verb([copy], tmp_path / "c.vlt", time_limit=6)
 
 

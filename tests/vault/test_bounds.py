@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import VaultError
+from offmarl.errors import OptionError, VaultError
 
 from .experience import make, whole_episodes, written
 
@@ -122,7 +122,7 @@ def test_blocks_cover_time_and_end_where_chunks_do(data, monkeypatch):
 def test_one_vault_of_a_time_limit_and_without(tmp_path):
     path = tmp_path / "a.vlt"
     data = written(path, make())
-    with pytest.raises(VaultError, match="open it without a time limit"):
+    with pytest.raises(OptionError, match="leave the time limit out"):
         vault.open_vault(path, time_limit=5)
     assert (data.name, data.uid, data.quirks) == ("a", "main", ())
 

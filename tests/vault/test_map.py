@@ -428,7 +428,7 @@ def test_errors_name_the_leaf_and_the_episode(a, tmp_path, function, error, text
 
 def test_a_function_or_a_formula(a, tmp_path):
     for options in ({}, {"function": tenth, "reward": "1"}):
-        with pytest.raises(OptionError, match="give a function"):
+        with pytest.raises(OptionError, match="give one of --with"):
             vault.map(a, tmp_path / "b.vlt", **options)
     vault.create(tmp_path / "empty.vlt", SPEC, rows=1).close()
     with pytest.raises(VaultError, match="no steps"):

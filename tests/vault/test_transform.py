@@ -419,9 +419,9 @@ def test_sources_must_be_of_one_kind(a, tmp_path):
     other = record(tmp_path / "o.vlt", spec=CONTINUOUS)
     with pytest.raises(ShapeError, match=r"differs in num_agents \(3, not 2\)"):
         vault.cat([a, other], tmp_path / "v.vlt")
-    with pytest.raises(VaultError, match="no vaults to join"):
+    with pytest.raises(OptionError, match="no vaults to join"):
         vault.cat([], tmp_path / "v.vlt")
-    with pytest.raises(VaultError, match="record how episodes ended, so leave the time limit out"):
+    with pytest.raises(OptionError, match="record how episodes ended, so leave the time limit out"):
         vault.cat([a, a.path], tmp_path / "v.vlt", time_limit=9)
     with pytest.raises(OptionError, match="the rows of several vaults cannot be kept"):
         vault.recode([a, a], tmp_path / "v.vlt")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl._html import html_table
-from offmarl.errors import ShapeError, VaultError
+from offmarl.errors import OptionError, ShapeError, VaultError
 from offmarl.teams import only_or_all, teams_of
 from offmarl.terminal import number
 from offmarl.types import EnvSpec, Episode, Transition, View, map_tree
@@ -53,7 +53,7 @@ class Reader:
         self.manifest, self.unverified = described.manifest, described.unverified
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
         if self.manifest and time_limit is not None:
-            raise VaultError(f"{self.path} records how episodes end: open it without a time limit.")
+            raise OptionError(f"{self.path} records how episodes end: leave the time limit out.")
         pulled = read_pull_record(store)
         limit = None if self.manifest else pulled.time_limit
         self.time_limit = limit if time_limit is None else time_limit

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offmarl.errors import OptionError, VaultError
+from offmarl.errors import OptionError
 from offmarl.terminal import Progress
 from offmarl.types import EnvSpec
 from offmarl.vault.check.digest import digest, episode_digests
@@ -82,13 +82,13 @@ def open_all(vaults: AnyVault | Sequence[AnyVault], time_limit: int | None = Non
     """Open one vault or several; vaults of other programs get the time limit."""
     several = [vaults] if isinstance(vaults, str | os.PathLike | Reader | EpisodeSet) else [*vaults]
     if not several:
-        raise VaultError("no vaults to join: give at least one vault.")
+        raise OptionError("no vaults to join: give at least one vault.")
     readers = [open_checked(vault) for vault in several]
     if time_limit is None:
         return readers
     if all(vault.native for vault in readers):
         names = ", ".join(str(vault.path) for vault in readers)
-        raise VaultError(
+        raise OptionError(
             f"{names}: these vaults record how episodes ended, so leave the time limit out."
         )
     return [x if x.native else open_reader(x.path, time_limit=time_limit) for x in readers]
@@ -196,7 +196,7 @@ def map(
 def checked_function(function: Any, reward: str | None, seed: int) -> Function | None:
     """Import a function, or else parse a formula, before anything slow."""
     if (function is None) == (reward is None):
-        raise OptionError("give a function (--with) or a formula of rewards (--reward).")
+        raise OptionError("give one of --with (a function) and --reward (a formula).")
     if reward is not None:
         parse_reward(reward)
     return None if function is None else load(function, seed)
