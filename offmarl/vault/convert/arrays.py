@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -161,6 +162,8 @@ def from_arrays(
     )
     columns = _Columns(arrays, after, _agents_of(arrays, num_agents), action_bounds)
     columns.check()
+    if not isinstance(provenance, Mapping | None):
+        raise OptionError(f"provenance is a JSON object: give a mapping, not {provenance!r:.80}.")
     if on_invalid not in get_args(Treatment) or (action_bounds and num_actions):
         raise OptionError(
             f"on_invalid is one of {', '.join(get_args(Treatment))}, and action_bounds are for "
@@ -291,13 +294,15 @@ class _Columns(NamedTuple):
 
     def _check_options(self) -> None:
         if self.action_bounds is not None:
-            size = self.arrays["actions"].shape[-1]
-            low, high = (np.asarray(x, float) for x in self.action_bounds)
-            fits = {low.shape, high.shape} <= {(), (1,), (size,)}
-            if not fits or not (np.isfinite(high - low) & (low < high)).all():
+            size, fits = self.arrays["actions"].shape[-1], False
+            with suppress(TypeError, ValueError):  # they are not two, or no numbers
+                low, high = (np.asarray(x, float) for x in self.action_bounds)
+                fits = {low.shape, high.shape} <= {(), (1,), (size,)}
+                fits = fits and bool((np.isfinite(high - low) & (low < high)).all())
+            if not fits:
                 raise OptionError(
-                    f"action_bounds are {self.action_bounds!r:.100}: give the lowest and the "
-                    "highest action, finite numbers or one for each entry."
+                    f"action_bounds are {self.action_bounds!r:.100}: give two, the lowest and the "
+                    f"highest action, each one finite number or {size}, as actions have entries."
                 )
         if not {"terminals", "truncations"} & self.arrays.keys():
             raise OptionError(
@@ -311,9 +316,8 @@ class _Columns(NamedTuple):
             before = {name for name in self.arrays if is_of(group, name)}
             if before != {name for name in self.after if is_of(group, name)}:
                 raise OptionError(
-                    f"`{argument}` and `next_{argument}` have different leaves: a final view needs "
-                    "all that a view has, so give both, with the same leaves, or leave all of "
-                    "`next_...` out."
+                    f"`next_{argument}` must have the leaves of `{argument}`, since a final view "
+                    "has all that a view has: give both or neither, or leave all `next_...` out."
                 )
 
     def spec(self, num_actions: int | None) -> EnvSpec:
