@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -416,11 +417,13 @@ def _without_keys(tree: ArrayTree) -> ArrayTree:
 def _with_keys(like: ArrayTree, tree: ArrayTree) -> ArrayTree:
     """Undo `_without_keys`, for a tree of the structure of ``like``."""
 
-    def wrap(expected: Any, leaf: NDArray[Any] | None) -> jax.Array:
-        if leaf is None:
-            return jax.device_put(np.empty(expected.shape, expected.dtype))
+    def wrap(expected: Any, leaf: NDArray[Any] | None) -> Any:
+        leaf = np.empty(expected.shape, expected.dtype) if leaf is None else leaf
         array = jax.device_put(leaf)
-        return jax.random.wrap_key_data(array) if is_key(expected) else array
+        if is_key(expected):
+            impl = jax.random.key_impl(jnp.empty((), expected.dtype))
+            return jax.random.wrap_key_data(array, impl=impl)
+        return array if array.dtype == leaf.dtype else leaf  # JAX has narrowed 64 bits
 
     return jax.tree.map(wrap, like, tree)
 

@@ -71,6 +71,16 @@ def test_what_is_saved_comes_back_with_its_structure(tmp_path, monkeypatch, dire
     assert info == {"note": "é", "x": [1.5]}
 
 
+@pytest.mark.parametrize(
+    "leaf",
+    [np.array([1 + 1e-12]), np.array([2**40]), np.zeros((0, 2)), jax.random.key(1, impl="rbg")],
+)
+def test_64_bits_and_other_keys_come_back(checkpoints, leaf):
+    checkpoints.save(0, {"policy": leaf}, {})
+    like = leaf if isinstance(leaf, np.ndarray) else jax.eval_shape(lambda: leaf)
+    assert_equal(checkpoints.restore({"policy": like})[0]["policy"], leaf)
+
+
 def test_states_of_several_seeds_and_empty_trees(checkpoints):
     states = jax.vmap(lambda value: make_state(2.0)._replace(count=value))(jnp.arange(5))
     checkpoints.save(0, {"policy": (), "state": states}, {})
