@@ -54,7 +54,7 @@ _USAGE = """\
 offmarl record NAME ...            train agents online and record them
 offmarl record --from-run RUN ...  record further tiers of a finished run
 offmarl record --policy RUN ...    record a trained policy (--policy --help)
-offmarl record --policy random --env ENV ...      the same of policies by name
+offmarl record --policy random ...   policies by name (--policy random --help)
 offmarl record ... --tasks 16 --launcher slurm    divide a recording into tasks
 """
 
@@ -84,7 +84,7 @@ def record(arguments: list[str]) -> Report:
         result = recorded_summary(recording.path, recording.record())
     else:
         about = "Record further tiers of a finished run."
-        result = parse(programs.record_from_run, "record", about, arguments)
+        result = parse(programs.record_from_run, "record --from-run", about, arguments)
     _only_first_reports()
     return _recording_report(result)
 
@@ -129,9 +129,9 @@ def _recording_of(arguments: list[str]) -> "Recording | None":
 
 
 def _names_recorder(arguments: list[str]) -> bool:
-    """Whether arguments, or the file that they give, name a recorder."""
-    options = options_among(arguments, config=str, policy=_SEVERAL)
-    return not arguments[0].startswith("-") or ("config" in options and "policy" not in options)
+    """Whether arguments, or the file that they give, name a recorder, or have to."""
+    options = options_among(arguments, policy=_SEVERAL, from_run=_SEVERAL)
+    return not arguments[0].startswith("-") or not options
 
 
 def _named_policies(arguments: list[str]) -> "PolicyArgs | None":
@@ -148,7 +148,7 @@ def _named_policies(arguments: list[str]) -> "PolicyArgs | None":
     from offmarl.programs.recording.fixed import PolicyArgs
 
     about = "Record policies that do not learn, one for all agents or one for each side."
-    return parse_program(PolicyArgs, "record", about, arguments, TaskOptions)
+    return parse_program(PolicyArgs, "record --policy random", about, arguments, TaskOptions)
 
 
 def _recording_report(recorded: Any) -> Report:
@@ -199,7 +199,8 @@ class _TrainedArgs(RecordingArgs, PolicyOptions):
 
 def _trained_recording(arguments: list[str]) -> "Recording":
     """Return the recording of a trained policy, which the same command resumes after a stop."""
-    args = parse(_TrainedArgs, "record", "Record a trained policy.", arguments, TaskOptions)
+    about = "Record a trained policy; `--policy random --help` lists the options of others."
+    args = parse(_TrainedArgs, "record --policy", about, arguments, TaskOptions)
     from offmarl import envs
     from offmarl.cli.policies import load
     from offmarl.programs.cluster import join

@@ -293,6 +293,8 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
         ),
         (["exploitability", "random", "--env", "x", "--eval-episodes", 0], "eval_episodes must be"),
         (["pull", ""], "no dataset named ''"),
+        (["record", "--list"], "give the name of a recorder before its options"),
+        (["record", "--policy", "random", "--act", "x"], "See `offmarl record --policy random --"),
         (["compare"], "no runs to compare: give the directory of at least one run."),
         (["report"], "vaults must be at least one (give the path of each)."),
     ],
