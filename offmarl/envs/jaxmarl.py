@@ -241,10 +241,6 @@ def _with_inventory(env: Any, observations: Observations) -> Sequence[Any]:
     return [_grid(grids[agent], inventory[:, agent]) for agent in env.agents]
 
 
-def _pair_with_inventory(env: Any, observations: Observations) -> Sequence[Any]:
-    return [_grid(x["observation"], x["inventory"]) for x in observations]
-
-
 def _grid(grid: Array, inventory: Array) -> dict[str, Array]:
     return {"grid": _whole_numbers(grid), "inventory": inventory}
 
@@ -311,7 +307,12 @@ COMPAT = {
     "switch_riddle": Compat("switch_riddle", _max_steps, _announced, "team"),
     "coin_game": Compat("coin_game", inner_steps),
     "storm": Compat("storm", inner_steps, split=_with_inventory),
-    "storm_2p": Compat("storm", inner_steps, split=_pair_with_inventory, tuple_of_actions=True),
+    "storm_2p": Compat(
+        "storm",
+        inner_steps,
+        split=lambda env, pair: [_grid(x["observation"], x["inventory"]) for x in pair],
+        tuple_of_actions=True,
+    ),
     "storm_np": Compat(
         "storm", inner_steps, split=lambda env, observations: [*map(_whole_numbers, observations)]
     ),

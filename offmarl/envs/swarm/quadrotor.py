@@ -104,8 +104,8 @@ def fly(
         push = force.sum(-1, keepdims=True) * up_of(attitude)
         position, velocity = _glide(position, velocity, push, drag, wind)
         spin = _turn(spin, force @ _MIXER)
-        attitude = _normal(_multiply(attitude, _rotation(spin * _STEP)))
-        return position, velocity, attitude, spin
+        attitude = _multiply(attitude, _rotation(spin * _STEP))
+        return position, velocity, attitude / length_of(attitude, keepdims=True), spin
 
     start = (drones.position, drones.velocity, _require(drones.attitude), _require(drones.spin))
     position, velocity, attitude, spin = jax.lax.fori_loop(0, SUBSTEPS, advance, start)
@@ -197,10 +197,6 @@ def _multiply(left: Float[Array, "N 4"], right: Float[Array, "N 4"]) -> Float[Ar
         a * z + b * y - c * x + d * w,
     ]
     return jnp.stack(product, -1)
-
-
-def _normal(quaternion: Float[Array, "N 4"]) -> Float[Array, "N 4"]:
-    return quaternion / length_of(quaternion, keepdims=True)
 
 
 # ---------------------------------------------------------------------------------- controller
