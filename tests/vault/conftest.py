@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from offmarl import vault
+from offmarl.errors import VaultError
 from offmarl.vault.write import writer
 
 from . import damage
@@ -58,3 +60,16 @@ def eager(monkeypatch):
     """Commit every full chunk by itself."""
     monkeypatch.setattr(writer, "_COMMIT_BYTES", 1)
     monkeypatch.setattr(writer, "_MOST_COMMIT_BYTES", 1)
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Check that an import is refused for a reason, and leaves nothing behind."""
+    out = tmp_path / "refused" / "a.vlt"
+
+    def check(message, source, layout="pymarl", error=VaultError, **options):
+        with pytest.raises(error, match=message):
+            vault.import_dataset(source, out, layout, **options)
+        assert not out.parent.exists()
+
+    return check

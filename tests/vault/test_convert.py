@@ -116,13 +116,12 @@ def test_the_time_limit_tells_truncation_from_termination(tmp_path):
     assert vault.open_vault(tmp_path / "c.vlt").spec == spec
 
 
-def test_what_is_optional(tmp_path):
+def test_what_is_optional(tmp_path, refused):
     arrays = batch()
     del arrays["state"], arrays["avail_actions"]
     arrays["reward"] = arrays["reward"].repeat(2, -1) * [1, 2]
     source = save(tmp_path / "data.npz", arrays)
-    with pytest.raises(VaultError, match="name its environment"):
-        vault.import_dataset(source, tmp_path / "a.vlt")
+    refused("name its environment", source)
     spec = EnvSpec("", 2, 3, 6, Discrete(3), state="concatenated", reward="individual")
     dataset = vault.import_dataset(source, tmp_path / "a.vlt", env_spec=spec)
     transition = dataset.transitions()
@@ -141,9 +140,8 @@ def test_arrays_in_fortran_order(tmp_path):
     assert dataset.digest() == expected.digest()
 
 
-def test_damaged_files(tmp_path, source):
-    with pytest.raises(VaultNotFoundError, match=r"there is no .*nothing\.npz"):
-        vault.import_dataset(tmp_path / "nothing.npz", tmp_path / "a.vlt")
+def test_damaged_files(tmp_path, source, refused):
+    refused(r"there is no .*nothing\.npz", tmp_path / "nothing.npz", error=VaultNotFoundError)
     data = bytearray(source.read_bytes())
     data[len(data) // 2] ^= 1
     flipped = [] if source.suffix == ".h5" else [bytes(data)]  # HDF5 has no checksums
@@ -154,10 +152,9 @@ def test_damaged_files(tmp_path, source):
     assert list(vault.list_vaults(tmp_path)) == []
 
 
-def test_another_environment(tmp_path):
+def test_another_environment(tmp_path, refused):
     source, spec = save(tmp_path / "a.npz", batch()), EnvSpec("other", 3, 3, 4, Discrete(3))
-    with pytest.raises(ShapeError, match=r"num_agents \(2, not 3\)"):
-        vault.import_dataset(source, tmp_path / "a.vlt", env_spec=spec)
+    refused(r"num_agents \(2, not 3\)", source, error=ShapeError, env_spec=spec)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +176,7 @@ def test_published_data(tmp_path, shared_data, name, episodes, steps, mean, caus
         check_against(dataset, dict(arrays), [steps] * episodes)
 
 
-def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path):
+def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path, refused):
     folder, arrays = tmp_path / "buffer", batch()
     folder.mkdir()
     for name, array in arrays.items():
@@ -194,17 +191,14 @@ def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path):
     sha256 = hashlib.sha256(total.encode()).hexdigest()
     assert dataset.provenance["source"]["sha256"] == sha256
     (folder / "reward.npy").rename(tmp_path / "reward.npy")
-    with pytest.raises(VaultError, match="it has no reward, only"):
-        vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
+    refused("it has no reward, only", folder, "alberdice")
     (folder / "reward.npy").write_bytes(pickle.dumps([1]))
-    with pytest.raises(VaultError, match=r"reward\.npy .* it is a pickle of Python objects"):
-        vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
+    refused(r"reward\.npy .* it is a pickle of Python objects", folder, "alberdice")
     shape = "-" * 9000 + "1"  # deeper than Python parses
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape},)}}\n".encode()
     start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
     (folder / "reward.npy").write_bytes(start + header)
-    with pytest.raises(VaultError, match=r"reward\.npy is damaged.*Header info length"):
-        vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
+    refused(r"reward\.npy is damaged.*Header info length", folder, "alberdice")
 
 
 @pytest.mark.parametrize(
@@ -249,14 +243,13 @@ def test_files_that_fill_as_many_slots_as_steps(tmp_path):
     np.testing.assert_array_equal(data.transitions().reward[0, :, 0], rewards)
 
 
-def test_a_file_of_both_kinds_is_refused(tmp_path):
+def test_a_file_of_both_kinds_is_refused(tmp_path, refused):
     arrays = batch()
     arrays["filled"][0, LENGTHS[0]] = 0
-    with pytest.raises(VaultError, match="fill L\\+1 slots of each"):
-        vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
+    refused("fill L\\+1 slots of each", save(tmp_path / "a.npz", arrays))
 
 
-def test_flags_of_agents_are_those_of_the_team(tmp_path):
+def test_flags_of_agents_are_those_of_the_team(tmp_path, refused):
     arrays = batch()
     arrays["terminated"] = arrays["terminated"].repeat(2, -1)
     arrays["reward"] = arrays["reward"].repeat(2, -1) * [1, 2]
@@ -264,8 +257,7 @@ def test_flags_of_agents_are_those_of_the_team(tmp_path):
     causes = ["terminated" if ends else "truncated" for ends in TERMINATED]
     assert (dataset.episodes.cause.tolist(), dataset.spec.reward) == (causes, "individual")
     arrays["terminated"][0, LENGTHS[0] - 1, 0] = 0
-    with pytest.raises(VaultError, match="for each agent, and they differ"):
-        vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")
+    refused("for each agent, and they differ", save(tmp_path / "b.npz", arrays))
 
 
 @pytest.mark.parametrize(
@@ -288,24 +280,21 @@ def test_flags_of_agents_are_those_of_the_team(tmp_path):
         ("state", lambda x: x.astype(object), "holds Python objects"),
     ],
 )
-def test_nothing_is_cast_that_does_not_fit(tmp_path, name, change, message):
+def test_nothing_is_cast_that_does_not_fit(tmp_path, name, change, message, refused):
     arrays = batch()
     arrays[name] = change(arrays[name].astype(np.float64) if name == "reward" else arrays[name])
     source = save(tmp_path / "a.npz", arrays)
     if message is None:  # PyMARL's own flags are compared with 0
         assert vault.import_dataset(source, tmp_path / "a.vlt", time_limit=5).episodes.length.size
         return
-    with pytest.raises((VaultError, InvalidValueError, ShapeError), match=message):
-        vault.import_dataset(source, tmp_path / "a.vlt")
-    assert not (tmp_path / "a.vlt").exists()
+    refused(message, source, error=(VaultError, InvalidValueError, ShapeError))
 
 
-def test_blocks_of_empty_episodes_are_left_out(tmp_path, monkeypatch):
+def test_blocks_of_empty_episodes_are_left_out(tmp_path, monkeypatch, refused):
     monkeypatch.setattr(common, "BLOCK_BYTES", 1)
     arrays = batch()
     arrays["filled"][[1, 4]] = arrays["terminated"][[1, 4]] = 0
     dataset = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
     assert dataset.episodes.length.tolist() == [3, 1, 4]
     arrays["actions"][3, 2] = 7
-    with pytest.raises(InvalidValueError, match="row 0, step 6 "):
-        vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")
+    refused("row 0, step 6 ", save(tmp_path / "b.npz", arrays), error=InvalidValueError)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import VaultError
 from tests.test_records import HEADERS, npy
 
 from .experience import SPEC, make, save_hdf5, written
@@ -75,19 +74,19 @@ def ours(tmp_path_factory):
     ("layout", "arrays", "name"),
     [("pymarl", batch, "obs"), ("omiga", omiga, "o"), ("pymarl", batch, "not/read/by/it")],
 )
-def test_hdf5_files_that_refer_to_others_are_refused(tmp_path, secret, layout, arrays, name, forge):
-    source, out = tmp_path / "data.h5", tmp_path / "out.vlt"
+def test_hdf5_files_that_refer_to_others_are_refused(
+    tmp_path, secret, layout, arrays, name, forge, refused
+):
+    source = tmp_path / "data.h5"
     group, _, leaf = name.rpartition("/")
     with h5py.File(source, "w") as file:
         for key, array in ({name: np.ones(9)} | arrays()).items():
             file[key] = array
         forge(file[group or "/"], leaf, file[name][:], secret)
-    with pytest.raises(VaultError, match=FORGERIES[forge]):
-        vault.import_dataset(source, out, layout)
-    assert not out.exists()
+    refused(FORGERIES[forge], source, layout)
 
 
-def test_links_inside_the_file_are_followed_and_cycles_end(tmp_path):
+def test_links_inside_the_file_are_followed_and_cycles_end(tmp_path, refused):
     source = tmp_path / "data.h5"
     with h5py.File(source, "w") as file:
         for key, array in batch().items():
@@ -100,8 +99,7 @@ def test_links_inside_the_file_are_followed_and_cycles_end(tmp_path):
     assert data.num_steps == sum(LENGTHS)
     with h5py.File(source, "a") as file:
         file["loop"] = h5py.SoftLink("/loop")
-    with pytest.raises(VaultError, match="too many links"):
-        vault.import_dataset(source, tmp_path / "other.vlt")
+    refused("too many links", source)
 
 
 def forge_link(path, secret):
@@ -109,7 +107,7 @@ def forge_link(path, secret):
     path.symlink_to(secret)
 
 
-def test_a_folder_with_links_out_of_it_is_refused(tmp_path, secret):
+def test_a_folder_with_links_out_of_it_is_refused(tmp_path, secret, refused):
     folder = tmp_path / "seed_0_data"
     folder.mkdir()
     values = {"obs": 3, "acs": 2, "rews": 1, "next_obs": 3, "dones": 1}
@@ -118,36 +116,31 @@ def test_a_folder_with_links_out_of_it_is_refused(tmp_path, secret):
     (folder / "again.npy").symlink_to("obs_0.npy")
     assert vault.import_dataset(folder, tmp_path / "a.vlt", "omar", time_limit=STEPS)
     forge_link(folder / "obs_0.npy", secret)
-    with pytest.raises(VaultError, match=r"obs_0\.npy is a link that leads out"):
-        vault.import_dataset(folder, tmp_path / "b.vlt", "omar")
+    refused(r"obs_0\.npy is a link that leads out", folder, "omar")
 
 
-def test_a_zarr_group_with_links_pipes_or_objects_is_refused(tmp_path, secret, ours):
+def test_a_zarr_group_with_links_pipes_or_objects_is_refused(tmp_path, secret, ours, refused):
     import zarr
 
     source = vault.export_dataset(ours, tmp_path / "a.zarr", "zarr")
     chunk = next(path for path in (source / "observations" / "c").rglob("*") if path.is_file())
     stored = chunk.read_bytes()
     forge_link(chunk, secret)
-    with pytest.raises(VaultError, match="is a link that leads out"):
-        vault.import_dataset(source, tmp_path / "b.vlt", "zarr")
+    refused("is a link that leads out", source, "zarr")
     chunk.unlink()
     os.mkfifo(chunk)
-    with pytest.raises(VaultError, match="neither a file nor a directory"):
-        vault.import_dataset(source, tmp_path / "b.vlt", "zarr")
+    refused("neither a file nor a directory", source, "zarr")
     chunk.unlink()
     chunk.write_bytes(stored)
     group = zarr.open_group(source, mode="a")
     del group["rewards"]
     group.create_array("rewards", shape=(2**30, 2), chunks=(2**30, 2), dtype="f4")
-    with pytest.raises(VaultError, match="chunks of rewards that are above 4 GiB"):
-        vault.import_dataset(source, tmp_path / "b.vlt", "zarr")
+    refused("chunks of rewards that are above 4 GiB", source, "zarr")
     zarr.create_group(tmp_path / "old.zarr", zarr_format=2)
-    with pytest.raises(VaultError, match="is a zarr v2 group"):
-        vault.import_dataset(tmp_path / "old.zarr", tmp_path / "b.vlt", "zarr")
+    refused("is a zarr v2 group", tmp_path / "old.zarr", "zarr")
 
 
-def test_pickles_and_deep_documents_in_npz_files_are_refused(tmp_path, ours):
+def test_pickles_and_deep_documents_in_npz_files_are_refused(tmp_path, ours, refused):
     source = vault.export_dataset(ours, tmp_path / "a.npz", "numpy")
     arrays = dict(np.load(source))
     ran = tmp_path / "ran"
@@ -157,15 +150,12 @@ def test_pickles_and_deep_documents_in_npz_files_are_refused(tmp_path, ours):
             return os.mkdir, (str(ran),)
 
     np.savez(source, **arrays | {"episodes.cause": np.array([Forged()])})
-    with pytest.raises(VaultError, match="Python objects"):
-        vault.import_dataset(source, tmp_path / "b.vlt", "numpy")
+    refused("Python objects", source, "numpy")
     assert not ran.exists()
     np.savez(source, **arrays | {"about": np.array("[" * 100_000)})
-    with pytest.raises(VaultError, match="recursion"):
-        vault.import_dataset(source, tmp_path / "b.vlt", "numpy")
+    refused("recursion", source, "numpy")
     np.savez(source, **arrays | {"episodes.cause": np.array(["x"] * len(arrays["episodes.cause"]))})
-    with pytest.raises(VaultError, match=r"'episodes\.cause' holds <U1, not numbers"):
-        vault.import_dataset(source, tmp_path / "b.vlt", "numpy")
+    refused(r"'episodes\.cause' holds <U1, not numbers", source, "numpy")
 
 
 @pytest.fixture
@@ -177,43 +167,40 @@ def dataset(tmp_path, monkeypatch, ours):
 
 
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
-def test_a_minari_dataset_that_refers_to_others_is_refused(tmp_path, secret, dataset, forge):
+def test_a_minari_dataset_that_refers_to_others_is_refused(
+    tmp_path, secret, dataset, forge, refused
+):
     with h5py.File(dataset / "main_data.hdf5", "a") as file:
         episode = file["episode_0"]
         forge(episode, "observations", episode["observations"][:], secret)
-    with pytest.raises(VaultError, match=FORGERIES[forge]):
-        vault.import_dataset("forged/b-v0", tmp_path / "b.vlt", "minari")
+    refused(FORGERIES[forge], "forged/b-v0", "minari")
 
 
-def test_a_minari_dataset_runs_no_code_and_has_no_links(tmp_path, secret, dataset):
+def test_a_minari_dataset_runs_no_code_and_has_no_links(tmp_path, secret, dataset, refused):
     metadata = json.loads((dataset / "metadata.json").read_text())
     del metadata["action_space"]
     ran = tmp_path / "ran"
     forged = {"id": "x-v0", "entry_point": "os:mkdir", "kwargs": {"path": str(ran)}}
     metadata["env_spec"] = json.dumps(forged)
     (dataset / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(VaultError, match="does not record the observation and action spaces"):
-        vault.import_dataset("forged/b-v0", tmp_path / "b.vlt", "minari")
+    refused("does not record the observation and action spaces", "forged/b-v0", "minari")
     assert not ran.exists()
     shutil.copy(dataset / "main_data.hdf5", secret)
     forge_link(dataset / "main_data.hdf5", secret)
-    with pytest.raises(VaultError, match="is a link that leads out"):
-        vault.import_dataset("forged/b-v0", tmp_path / "b.vlt", "minari")
+    refused("is a link that leads out", "forged/b-v0", "minari")
 
 
-def test_arrays_that_stand_for_more_than_the_file_holds(tmp_path, ours):
+def test_arrays_that_stand_for_more_than_the_file_holds(tmp_path, ours, refused):
     """Slots of no step, HDF5's arrays that were never written, and descriptions of spaces."""
     source = tmp_path / "data.h5"
     with h5py.File(source, "w") as file:
         for name, array in omiga().items():
             shape = 10**9, *array.shape[1:]
             file.create_dataset(name, shape, array.dtype, chunks=(2**16, *array.shape[1:]))
-    with pytest.raises(VaultError, match="has not the size that it says"):
-        vault.import_dataset(source, tmp_path / "a.vlt", "omiga")
+    refused("has not the size that it says", source, "omiga")
     source = tmp_path / "data.npz"
     np.savez(source, **{name: array[:, :0] for name, array in batch().items()})
-    with pytest.raises(VaultError, match="is not of PyMARL's layout"):
-        vault.import_dataset(source, tmp_path / "a.vlt")
+    refused("is not of PyMARL's layout", source)
     source = vault.export_dataset(ours, tmp_path / "ours.npz", "numpy")
     np.savez_compressed(source, **dict(np.load(source)) | {"about": np.array(" " * 2**23)})
     bare = zipfile.ZipFile(tmp_path / "bare.npz", "w", zipfile.ZIP_DEFLATED)
@@ -221,13 +208,12 @@ def test_arrays_that_stand_for_more_than_the_file_holds(tmp_path, ours):
         for name in old.namelist():  # NumPy also reads what lacks the suffix
             bare.writestr("about" if name == "about.npy" else name, old.read(name))
     for path in (source, tmp_path / "bare.npz"):
-        with pytest.raises(VaultError, match="about has more than 16 MiB"):
-            vault.import_dataset(path, tmp_path / "a.vlt", "numpy")
+        refused("about has more than 16 MiB", path, "numpy")
 
 
 @pytest.mark.parametrize("header", HEADERS)
 @pytest.mark.parametrize("kind", ["folder", "archive", "about"])
-def test_a_forged_header_of_an_array_is_damage(tmp_path, ours, header, kind):
+def test_a_forged_header_of_an_array_is_damage(tmp_path, ours, header, kind, refused):
     source = tmp_path / "data.npz"
     arrays = dict(np.load(vault.export_dataset(ours, tmp_path / "ours.npz", "numpy")))
     forged, layout = ("about", "numpy") if kind == "about" else ("obs", "pymarl")
@@ -237,34 +223,30 @@ def test_a_forged_header_of_an_array_is_damage(tmp_path, ours, header, kind):
     if kind == "folder":
         with zipfile.ZipFile(source) as archive:
             archive.extractall(source := tmp_path / "folder")
-    with pytest.raises(VaultError, match="is damaged, incomplete or of another format"):
-        vault.import_dataset(source, tmp_path / "a.vlt", layout)
+    refused("is damaged, incomplete or of another format", source, layout)
 
 
-def test_arrays_of_hdf5_that_hold_no_numbers(tmp_path):
+def test_arrays_of_hdf5_that_hold_no_numbers(tmp_path, refused):
     source = save_hdf5(tmp_path / "data.h5", batch() | {"obs": h5py.Empty("f4")})
-    with pytest.raises(VaultError, match="'obs' holds nothing, not numbers"):
-        vault.import_dataset(source, tmp_path / "a.vlt")
+    refused("'obs' holds nothing, not numbers", source)
     with h5py.File(source, "a") as file:
         del file["obs"]
         h5py.h5d.create(file.id, b"obs", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((5, 6, 2, 3)))
-    with pytest.raises(VaultError, match=r"data\.h5 is damaged.*No NumPy equivalent"):
-        vault.import_dataset(source, tmp_path / "a.vlt")
+    refused(r"data\.h5 is damaged.*No NumPy equivalent", source)
 
 
-def test_entries_of_an_archive_that_are_no_arrays(tmp_path):
+def test_entries_of_an_archive_that_are_no_arrays(tmp_path, refused):
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
         for name in batch():
             archive.writestr(name, b"")
-    with pytest.raises(VaultError, match=r"it has no obs, .* only nothing"):
-        vault.import_dataset(tmp_path / "data.npz", tmp_path / "a.vlt")
+    refused(r"it has no obs, .* only nothing", tmp_path / "data.npz")
 
 
 FORGED = {"data_format": "none", "observation_space": 5, "total_episodes": 9, "env_spec": "{}"}
 
 
 @pytest.mark.parametrize("field", [*FORGED, "a list", "many", "alive", "final_known"])
-def test_a_minari_dataset_that_is_damaged_is_named(tmp_path, dataset, field):
+def test_a_minari_dataset_that_is_damaged_is_named(tmp_path, dataset, field, refused):
     metadata = json.loads((dataset / "metadata.json").read_text())
     if field in ("alive", "final_known"):
         with h5py.File(dataset / "main_data.hdf5", "a") as file:
@@ -275,5 +257,4 @@ def test_a_minari_dataset_that_is_damaged_is_named(tmp_path, dataset, field):
         content = contents[field]
         (dataset / "metadata.json").write_text(json.dumps(content))
     words = "forged/b-v0" + ".* each agent's rewards and ends" * (field == "final_known")
-    with pytest.raises(VaultError, match=words):
-        vault.import_dataset("forged/b-v0", tmp_path / "b.vlt", "minari")
+    refused(words, "forged/b-v0", "minari")

@@ -22,7 +22,7 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("spec", [SPEC, CONTINUOUS])
-def test_there_and_back(tmp_path, home, spec):
+def test_there_and_back(tmp_path, home, spec, refused):
     steps, finals = make(spec, steps=30)
     truncated = steps.truncated.copy()
     truncated[:, -1] |= ~steps.terminated[:, -1]  # Minari's episodes all end
@@ -47,13 +47,8 @@ def test_there_and_back(tmp_path, home, spec):
     assert again.digest() == source.digest()
     with pytest.raises(VaultExistsError):
         vault.export_dataset(source, "swarm/test/expert-v0", "minari")
-    with pytest.raises(ShapeError, match="num_agents"):
-        vault.import_dataset(
-            "swarm/test/expert-v0",
-            tmp_path / "c.vlt",
-            "minari",
-            env_spec=EnvSpec("", 9, 3, 5, Discrete(4)),
-        )
+    other = EnvSpec("", 9, 3, 5, Discrete(4))
+    refused("num_agents", "swarm/test/expert-v0", "minari", error=ShapeError, env_spec=other)
     with pytest.raises(OptionError, match="does not take"):
         vault.export_dataset(source, "no version!", "minari")
     with pytest.raises(OptionError, match="namespace"):
@@ -61,7 +56,7 @@ def test_there_and_back(tmp_path, home, spec):
 
 
 @pytest.mark.parametrize("place", ["", "/dev/null/minari"])
-def test_without_a_place_for_minari_datasets(tmp_path, monkeypatch, place):
+def test_without_a_place_for_minari_datasets(tmp_path, monkeypatch, place, refused):
     monkeypatch.setenv("MINARI_DATASETS_PATH", place)
     if not place:  # a user of a container, who has no entry in /etc/passwd
         monkeypatch.delenv("HOME")
@@ -69,8 +64,7 @@ def test_without_a_place_for_minari_datasets(tmp_path, monkeypatch, place):
     written(tmp_path / "a.vlt", make(SPEC, steps=30))
     with pytest.raises(VaultError, match="set MINARI_DATASETS_PATH"):
         vault.export_dataset(vault.open_vault(tmp_path / "a.vlt"), "a/test-v0", "minari")
-    with pytest.raises(VaultError, match="set MINARI_DATASETS_PATH"):
-        vault.import_dataset("a/test-v0", tmp_path / "b.vlt", "minari")
+    refused("set MINARI_DATASETS_PATH", "a/test-v0", "minari")
 
 
 def save(name, space, action_space, *episodes):
@@ -137,20 +131,15 @@ def test_an_unfinished_episode_does_not_become_complete(tmp_path):
     assert again.episodes.cause.tolist() == ["terminated", "cut"] * source.rows
 
 
-def test_what_is_not_taken(tmp_path):
-    with pytest.raises(VaultError, match="nope-v0 to convert"):
-        vault.import_dataset("nope-v0", tmp_path / "a.vlt", "minari")
+def test_what_is_not_taken(tmp_path, refused):
+    refused("nope-v0 to convert", "nope-v0", "minari")
     save("cart/start-v0", LINE, spaces.Discrete(2, start=1), (SEEN, TAKEN + 1, {}))
-    with pytest.raises(VaultError, match="counts its actions from 1"):
-        vault.import_dataset("cart/start-v0", tmp_path / "a.vlt", "minari")
+    refused("counts its actions from 1", "cart/start-v0", "minari")
     tree = {"a": SEEN}
     save("cart/tree-v0", spaces.Dict({"a": LINE}), spaces.Discrete(2), (tree, TAKEN, {}))
-    with pytest.raises(VaultError, match=r"tree-v0 has observations .* only boxes"):
-        vault.import_dataset("cart/tree-v0", tmp_path / "a.vlt", "minari")
+    refused(r"tree-v0 has observations .* only boxes", "cart/tree-v0", "minari")
     save("cart/many-v0", LINE, spaces.Discrete(10**9), (SEEN, TAKEN, {}))
-    with pytest.raises(ShapeError, match="Expected int <= 1048576"):
-        vault.import_dataset("cart/many-v0", tmp_path / "a.vlt", "minari")
-    assert not (tmp_path / "a.vlt").exists()
+    refused("Expected int <= 1048576", "cart/many-v0", "minari", error=ShapeError)
     written(tmp_path / "b.vlt", make())
     with pytest.raises(OptionError, match="as in a-v0"):
         vault.export_dataset(vault.open_vault(tmp_path / "b.vlt"), "expert", "minari")
