@@ -1,13 +1,10 @@
 """Settings files and the command line: what programs use, print and keep."""
 
 import json
-import sys
 
 import pytest
 
 from offmarl import settings
-from offmarl.cli import parse_script
-from offmarl.programs import registry
 
 SMALL = ["--updates", "2", "--eval-every", "2", "--eval-episodes", "2"]
 SMALL += ["--final-episodes", "2", "--batch-size", "4", "--length", "2"]
@@ -61,10 +58,3 @@ def test_a_wrong_name_in_a_file_is_one_line(offmarl, packaged, random_data, tmp_
     outcome = offmarl("train", "bc", "--vault", str(random_data("probe/one-step")))
     assert outcome.code == 2 and outcome.err.count("\n") == 1
     assert "probe.toml [bc]: no argument named 'hiden': did you mean hidden?" in outcome.err
-
-
-def test_a_recorder_takes_its_environment_and_settings(monkeypatch):
-    mappo = registry.load("recorder", "mappo")
-    monkeypatch.setattr(sys, "argv", ["mappo.py", "--env", "probe/match", "--gamma", "0.5"])
-    args = parse_script(mappo.Args, "")
-    assert (args.env, args.gamma) == ("probe/match", 0.5)

@@ -183,10 +183,3 @@ def test_observations_keep_their_shape_and_type(tmp_path, space, dtype):
     observation = dataset.transitions().view.observation
     np.testing.assert_array_equal(observation[0, :, 0], observations[:4].astype(dtype))
     np.testing.assert_array_equal(dataset.finals.observation[0, 0], observations[4].astype(dtype))
-
-
-def test_an_agent_with_both_flags_terminated(tmp_path):
-    flags = {"terminations": [False] * 3 + [True], "truncations": [False] * 3 + [True]}
-    save("odd/both-v0", LINE, spaces.Discrete(2), (SEEN, TAKEN, flags))
-    dataset = vault.import_dataset("odd/both-v0", tmp_path / "a.vlt", "minari")
-    assert dataset.episodes.cause.tolist() == ["terminated"]

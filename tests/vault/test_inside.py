@@ -191,12 +191,6 @@ def test_a_directory_that_may_not_be_listed(tmp_path, monkeypatch):
             use(path)
 
 
-def test_a_link_to_a_vault_is_no_link_in_it(made, tmp_path):
-    source, _, original = made
-    (tmp_path / "other.vlt").symlink_to(source.parent)
-    assert vault.open_vault(tmp_path / "other.vlt").digest() == original.digest()
-
-
 @pytest.mark.parametrize(
     "name", ["../x", "/x", "a/../x", "", "a//x", "./x", "a\\x", "x\0", "a/./x"]
 )

@@ -88,18 +88,6 @@ def test_expected_steps_must_be_a_whole_number(tmp_path, expected):
     assert not (tmp_path / "v.vlt").exists()
 
 
-def test_an_episode_does_not_go_on_in_another_run(tmp_path):
-    transition, _ = make(rows=1, steps=4, end_every=1e9)
-    with vault.create(tmp_path / "v.vlt", SPEC, rows=1) as writer:
-        writer.append(transition, run="a")
-        writer.append(transition, run="a")
-        writer.append(transition, run="b")
-    episodes = vault.open_vault(tmp_path / "v.vlt").episodes
-    assert episodes.length.tolist() == [8, 4]
-    assert episodes.cause.tolist() == ["open", "open"]
-    assert episodes.final.tolist() == [-1, -1]
-
-
 def test_cut_episodes_are_told_from_truncated_ones(tmp_path):
     transition, _ = make(rows=3, steps=3, end_every=1e9)
     last = np.array([[0, 0, 1], [0, 1, 1], [0, 0, 1]], bool)

@@ -173,16 +173,6 @@ def test_episodes(text, lengths):
     assert holds(text) == lengths
 
 
-def test_what_is_asked_for():
-    assert parse("length > 3 and tier == 'length'", OF_EPISODES).names == {"length", "tier"}
-    assert parse("1 < 2", OF_EPISODES).names == frozenset()
-
-
-def test_percentiles_are_of_episodes():
-    with pytest.raises(ExpressionError, match="percentiles are of episodes"):
-        parse("length > p50", OF_EPISODES, percentiles=False)
-
-
 def test_keywords_are_names():
     names = {"extras.NAME": "number", "return": "number"}
     columns = {"extras.lambda": np.arange(2), "return": np.array([5, 0])}
