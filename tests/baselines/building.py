@@ -29,6 +29,15 @@ def blank(program: Program, hyper: Any) -> Any:
     return zeros_like(jax.eval_shape(program.init, jax.random.key(0), hyper))
 
 
+THREE_WAYS = {
+    "terminated": jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
+    "truncated": jnp.zeros((3, 2, 2), bool).at[0, 1].set(True),
+    "mask": jnp.array([[True, True], [True, False], [True, False]]),
+    "next_known": jnp.array([[True, True], [True, True], [False, True]]),
+}
+"""Windows of two steps that end by a truncation, by a termination, and at what is not known."""
+
+
 def metrics_of(program: Program, state: Any, batch: Sequence, hyper: Any) -> dict[str, Any]:
     """Return the metrics of an update of the last stage; no gradient is compiled."""
 
@@ -39,10 +48,10 @@ def metrics_of(program: Program, state: Any, batch: Sequence, hyper: Any) -> dic
     return jax.jit(update, compiler_options=QUICKLY)(state, batch, hyper)
 
 
-def values_of(params: Any, values: list[float]) -> Any:
-    """Return agents whose recurrent network has these outputs in every state."""
+def values_of(params: Any, values: list[float], layer: str = "head") -> Any:
+    """Return agents whose network has these outputs, by its last layer, in every state."""
     params = jax.tree.map(jnp.zeros_like, params)
-    params["params"]["head"]["bias"] = jnp.array(values)
+    params["params"][layer]["bias"] = jnp.array(values)
     return params
 
 

@@ -15,7 +15,7 @@ from offmarl.networks import Inputs, OwnCritic, view_of_agent
 from offmarl.programs import Hyperparameters, hyperparameters
 from tests.rollouts import SPEC, sequence
 
-from .building import blank, build, repeated
+from .building import THREE_WAYS, blank, build, repeated
 
 LEGAL = jnp.ones((4, 4, 2, 3), bool).at[..., 2].set(False)
 
@@ -66,10 +66,7 @@ def turn(**fields):
     batch = sequence(
         [[[0, 2], [1, 1]], [[2, 0], [0, 0]], [[1, 1], [1, 1]]],
         reward=jnp.array([[[0.0, 2.0], [4.0, 4.0]], [[1.0, 3.0], [9.0, 9.0]], [[8.0] * 2] * 2]),
-        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
-        truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True),
-        mask=jnp.array([[True, True], [True, False], [True, False]]),
-        next_known=jnp.array([[True, True], [True, True], [False, True]]),
+        **THREE_WAYS,
         **fields,
     )
     view = batch.view._replace(state=jnp.stack([state, 0 * state], -1))

@@ -1,5 +1,7 @@
 """ComaDICE: its losses by hand, and the weights that it gives to the data."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,14 +13,9 @@ from offmarl._compiling import QUICKLY
 from offmarl.networks import MixedParams
 from tests.rollouts import sequence
 
-from .building import blank, build, metrics_of, weights_of
+from .building import THREE_WAYS, blank, build, metrics_of, values_of, weights_of
 
-
-def constant(params, values):
-    """Return networks with these outputs for every input."""
-    params = jax.tree.map(jnp.zeros_like, params)
-    params["params"]["Dense_2"]["bias"] = jnp.array(values)
-    return params
+constant = partial(values_of, layer="Dense_2")
 
 
 def program_and_state(**options):
@@ -52,10 +49,7 @@ def test_comadice_by_hand():
         legal_actions=jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False),
         alive=jnp.ones((3, 3, 2), bool).at[0, 2, 1].set(False),
         reward=jnp.array([[[0.0, 2.0], [4.0, 4.0]], [[1.0, 3.0], [9.0, 9.0]], [[9.0] * 2] * 2]),
-        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
-        truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True),
-        mask=jnp.array([[True, True], [True, False], [True, False]]),
-        next_known=jnp.array([[True, True], [True, True], [False, True]]),
+        **THREE_WAYS,
     )
     metrics = metrics_of(program, state, batch, hyper)
     # Q_tot is 1 + 3 * 4 + 1, 2 + 3 * 2 + 1, 4 + 3 + 1 and 9. The target's ν_tot is 6 + 12 - 1, and

@@ -17,7 +17,7 @@ from offmarl.programs.learning import factored_actor_critic
 from offmarl.types import Continuous
 from tests.rollouts import SPEC, sequence
 
-from .building import blank, build, metrics_of, values_of, weights_of
+from .building import THREE_WAYS, blank, build, metrics_of, values_of, weights_of
 from .test_updates import update
 
 omiga = registry.load("baseline", "omiga")
@@ -45,10 +45,7 @@ def test_an_update_with_discrete_actions_by_hand() -> None:
         legal_actions=jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False),
         alive=jnp.ones((3, 3, 2), bool).at[0, 2, 1].set(False).at[2, 0, 1].set(False),
         reward=jnp.array([[[0.0, 2.0], [0.0, 0.0]], [[4.0, 0.5]] * 2, [[50.0, 50.0]] * 2]),
-        terminated=jnp.zeros((3, 2, 2), bool).at[1, 0].set(True),
-        truncated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True),
-        mask=jnp.array([[True, True], [True, False], [True, False]]),
-        next_known=jnp.array([[True, True], [True, True], [False, True]]),
+        **THREE_WAYS,
     )
     metrics = metrics_of(program, state, batch, hyper)
     # First window: 1 + 2·4 + ¼ against 1 + ½ (1 + 1 + ½); 2 + 2·2 + ¼ against ½ (1 + ½), truncated,

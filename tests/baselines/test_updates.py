@@ -35,6 +35,13 @@ def with_sum(params: Any, values: list[float]) -> Any:
     return params._replace(agent=values_of(params.agent, values), mixer=sum_of(params.mixer))
 
 
+def learner(program: Any, hyper: Any, of_values: Any) -> Any:
+    """Return a state whose networks value the actions at 1, 2 and 4, and its targets 1, 3 and 2."""
+    state = blank(program, hyper)
+    params = of_values(state.params, [1.0, 2.0, 4.0])
+    return state._replace(params=params, target=of_values(state.target, [1.0, 3.0, 2.0]))
+
+
 def update(program: Any, state: Any, batch: Sequence, hyper: Any) -> tuple[Any, dict[str, float]]:
     """Return the state and the metrics after an update of the last stage."""
     return jax.jit(program.stages[-1].update)(state, batch, jax.random.key(1), hyper)
@@ -54,11 +61,7 @@ def head_gradient(program: Any, state: Any, batch: Sequence, hyper: Any) -> np.n
 
 def test_qmix_cql_by_hand() -> None:
     program, hyper = build("qmix_cql", gamma=0.5, cql_samples=3, mixer_embed=1, bootstrap="greedy")
-    state = blank(program, hyper)
-    state = state._replace(
-        params=with_sum(state.params, [1.0, 2.0, 4.0]),
-        target=with_sum(state.target, [1.0, 3.0, 2.0]),
-    )
+    state = learner(program, hyper, with_sum)
     action = jnp.array([[[0, 2], [1, 1]], [[2, 2], [0, 0]], [[0, 0], [0, 0]]])
     # Only the data's actions are legal, anything in the last slot; agent 2 is dead there.
     legal = jnp.ones((3, 3, 2, 3), bool).at[:, :-1].set(jax.nn.one_hot(action, 3) > 0)
@@ -164,11 +167,7 @@ def test_bc_by_hand() -> None:
 def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
     spec = replace(SPEC, reward=reward)
     program, hyper = build("iql_cql", spec, gamma=0.5, cql_weight=2.0, bootstrap="greedy")
-    state = blank(program, hyper)
-    state = state._replace(
-        params=values_of(state.params, [1.0, 2.0, 4.0]),
-        target=values_of(state.target, [1.0, 3.0, 2.0]),
-    )
+    state = learner(program, hyper, values_of)
     alive = jnp.ones((3, 3, 2), bool).at[1, 0, 1].set(False).at[2, 1, 0].set(False)
     batch = sequence(
         [[[0, 2], [1, 1]], [[2, 0], [0, 0]], [[2, 1], [0, 0]]],
@@ -229,11 +228,7 @@ def softmax(values: list[float]) -> np.ndarray:
 def test_the_gradient_of_iql_cql_has_the_weighted_penalty() -> None:
     options = {"cql_weight": 3.0, "max_grad_norm": None, "gamma": 0.5}
     program, hyper = build("iql_cql", bootstrap="greedy", **options)
-    state = blank(program, hyper)
-    state = state._replace(
-        params=values_of(state.params, [1.0, 2.0, 4.0]),
-        target=values_of(state.target, [1.0, 3.0, 2.0]),
-    )
+    state = learner(program, hyper, values_of)
     batch = sequence(
         [[[0, 2]], [[2, 1]]],
         legal_actions=jnp.ones((2, 2, 2, 3), bool).at[1, 0, 1, 2].set(False),
@@ -365,11 +360,7 @@ def test_nothing_follows_a_termination_and_something_a_truncation(name: str) -> 
 def test_iql_cql_rewards_an_agent_that_is_dead_and_not_terminated() -> None:
     """The second agent dies in the first step; what its side earns in the second is its reward."""
     program, hyper = build("iql_cql", replace(SPEC, reward="individual"), gamma=0.5, cql_weight=0)
-    state = blank(program, hyper)
-    state = state._replace(
-        params=values_of(state.params, [1.0, 2.0, 4.0]),
-        target=values_of(state.target, [1.0, 3.0, 2.0]),
-    )
+    state = learner(program, hyper, values_of)
     batch = sequence(
         [[[2, 2], [2, 1]]],
         alive=jnp.ones((1, 3, 2), bool).at[0, 1:, 1].set(False),
