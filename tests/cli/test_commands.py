@@ -291,6 +291,10 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
             ["split", "x", "-o", "y", "--fractions", "a"],
             "expected FRACTION FRACTION [FRACTION], got ['a'].",
         ),
+        (
+            ["evaluate", "run", "--eval-episodes", 0],
+            "error: --eval-episodes must be at least 1, not 0.\n",
+        ),
         (["exploitability", "random", "--env", "x", "--eval-episodes", 0], "eval_episodes must be"),
         (["pull", ""], "no dataset named ''"),
         (["record", "--list"], "give the name of a recorder before its options"),
@@ -442,11 +446,6 @@ def test_a_value_of_the_wrong_type_is_named_without_the_rules_of_its_option(offm
     outcome = offmarl("train", "bc", "--vault", "data", "--updates", "3.5")
     assert outcome.code == 2 and "3.5" in outcome.err
     assert "Rule" not in outcome.err and "Annotated" not in outcome.err
-
-
-def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
-    none = offmarl("evaluate", "run", "--eval-episodes", 0)
-    assert (none.code, none.err) == (2, "error: --eval-episodes must be at least 1, not 0.\n")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import tensorstore as ts
-from huggingface_hub import snapshot_download
 
 import offmarl
 from offmarl import hub as library
@@ -61,14 +60,6 @@ def test_push_then_pull_gives_the_same_files(hub, vaults):
     assert "digest of its content, from the card" in pulled.checks["good"]
     dataset = library.load_dataset("org/made-up/good")
     assert dataset.path == pulled.paths["good"]
-
-
-def test_a_download_of_the_repository_opens_with_stock(hub, pushed, tmp_path):
-    snapshot_download("org/made-up", repo_type="dataset", local_dir=tmp_path, endpoint=hub.url)
-    for path in pushed:
-        experience = open_stock(tmp_path / "made-up.vlt" / path.name).read().experience
-        expected = vault.open_vault(path).read(leaves=["rewards"])["rewards"]
-        np.testing.assert_array_equal(experience["rewards"], expected)
 
 
 def test_a_file_that_is_not_what_was_pushed(hub, pushed):

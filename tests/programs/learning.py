@@ -11,6 +11,7 @@ from offmarl import envs
 from offmarl.envs.base import restart, transition
 from offmarl.evaluation import evaluate
 from offmarl.programs import hyperparameters
+from offmarl.programs.program import structure
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.runs.loop import Schedule
 from offmarl.types import Continuous, Discrete, EnvSpec, View
@@ -68,11 +69,17 @@ class Given:
         return params, ()
 
 
+def begun(recorder, args, env=None):
+    """Return a program, its state before any update, and its hyperparameters."""
+    env, hyper = env or envs.make(args.env), hyperparameters(args)
+    program = recorder.make(env.spec, structure(args), env)
+    return program, jax.jit(program.init)(jax.random.key(args.seed), hyper), hyper
+
+
 def train(recorder, args, env=None):
     """Return the environment, the program, and its state after the training of ``args``."""
     env = env or envs.make(args.env)
-    program, hyper = recorder.make(env.spec, args, env), hyperparameters(args)
-    begin = jax.jit(program.init)(jax.random.key(args.seed), hyper)
+    program, begin, hyper = begun(recorder, args, env)
     iterations = args.total_steps // (args.num_envs * args.num_steps)
     schedule = Schedule(iterations, iterations, 1, (0,))
     work = collect(program, [begin], [hyper], [jax.random.key(1)], schedule, 0, [None])

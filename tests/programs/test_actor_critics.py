@@ -15,12 +15,11 @@ from offmarl.networks import Critics, PolicyConfig, agent_head, as_vectors, make
 from offmarl.programs import hyperparameters
 from offmarl.programs.learning import offline_actor_critic, soft_actor_critic
 from offmarl.programs.learning.actor_critic import ActorCritics, init_learner, learn
-from offmarl.programs.program import structure
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 from recorders import isac, maddpg, masac
 from tests.rollouts import differ, sequence
 
-from .learning import Dial, returns_of, train
+from .learning import Dial, begun, returns_of, train
 
 GO = EnvSpec("go", 2, 1, 1, Continuous(1), reward="individual")
 PICK = EnvSpec("pick", 2, 1, 1, Discrete(2), reward="individual")
@@ -315,6 +314,7 @@ def test_the_entropy_aimed_at_depends_on_what_is_legal():
 @pytest.mark.slow
 def test_a_temperature_may_be_kept():
     args = masac.Args(
+        env="probe/match",
         num_envs=2,
         num_steps=2,
         updates=2,
@@ -324,9 +324,7 @@ def test_a_temperature_may_be_kept():
         fix_temperature=True,
         temperature=0.3,
     )
-    env, hyper = envs.make("probe/match"), hyperparameters(args)
-    program = masac.make(env.spec, structure(args), env)
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    program, state, hyper = begun(masac, args)
     after, metrics = jax.jit(program.stages[0].update)(state, None, jax.random.key(1), hyper)
     np.testing.assert_allclose(after.params.log_temperature, np.log(0.3), rtol=1e-6)
     assert metrics["temperature"] == pytest.approx(0.3)
@@ -335,12 +333,10 @@ def test_a_temperature_may_be_kept():
 
 def test_random_steps_are_of_no_policy():
     sizes = {"num_envs": 2, "num_steps": 1, "capacity": 4, "hidden": 2, "batch_size": 2}
-    args = maddpg.Args(random_steps=3, updates=1, **sizes)
-    env, hyper = envs.make("probe/match"), hyperparameters(args)
-    program = maddpg.make(env.spec, structure(args), env)
-    state, update = jax.jit(program.init)(jax.random.key(0), hyper), program.stages[0].update
+    args = maddpg.Args(env="probe/match", random_steps=3, updates=1, **sizes)
+    program, state, hyper = begun(maddpg, args)
     for number in range(3):
-        state, _ = jax.jit(update)(state, None, jax.random.key(number), hyper)
+        state, _ = jax.jit(program.stages[0].update)(state, None, jax.random.key(number), hyper)
     ids = state.capture.buffer.experience.transition.policy_id
     assert ids[0, :3].flatten().tolist() == [-1, -1, 2]
 

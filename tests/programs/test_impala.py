@@ -10,13 +10,11 @@ import pytest
 
 from offmarl import envs
 from offmarl.errors import OptionError
-from offmarl.programs import hyperparameters
 from offmarl.programs.learning.ppo import ActorCritic, RolloutWindows
-from offmarl.programs.program import structure
 from offmarl.types import View
 from recorders import impala, opre
 
-from .learning import Dial, Given, learn
+from .learning import Dial, Given, begun, learn
 
 SMALL = {"num_envs": 16, "total_steps": 12_000, "learning_rate": 5e-3, "hidden": 32}
 BOTH = pytest.mark.parametrize("recorder", [impala, opre], ids=["impala", "opre"])
@@ -24,13 +22,9 @@ BOTH = pytest.mark.parametrize("recorder", [impala, opre], ids=["impala", "opre"
 
 def states_of(recorder, count, **options):
     """Return the states of a training before each of some updates, and the metrics of each."""
-    args = recorder.Args(num_envs=2, num_steps=4, hidden=4, **options)
-    env, hyper = envs.make("probe/two-step"), hyperparameters(args)
-    program = recorder.make(env.spec, structure(args), env)
-    state, update = (
-        jax.jit(program.init)(jax.random.key(0), hyper),
-        jax.jit(program.stages[0].update),
-    )
+    args = recorder.Args(env="probe/two-step", num_envs=2, num_steps=4, hidden=4, **options)
+    program, state, hyper = begun(recorder, args)
+    update = jax.jit(program.stages[0].update)
     states, metrics = [state], []
     for number in range(count):
         state, row = update(state, None, jax.random.key(number), hyper)

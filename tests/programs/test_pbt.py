@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from offmarl import envs, load_policy, tracking, vault
+from offmarl import load_policy, tracking, vault
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import record_from_run
-from offmarl.programs.program import hyperparameters, structure
+from offmarl.programs.program import hyperparameters
 from offmarl.programs.recording import collecting, online
 from offmarl.programs.recording.pbt import PopulationTraining
 from offmarl.programs.recording.recorder import Version
@@ -20,6 +20,8 @@ from offmarl.report.pages import describe_run
 from recorders import ippo, maddpg, masac, vdn
 from tests.programs import bandit
 from tests.runs import write_run
+
+from .learning import begun
 
 PBT = ("learning_rate=1e-4,1e-3", "gamma=0.99")
 
@@ -106,9 +108,8 @@ def test_what_counts_at_the_start_alone_is_refused():
 @pytest.mark.parametrize(("program", "name"), [(vdn, "epsilon"), (maddpg, "noise")])
 def test_the_policy_explores_by_the_hyperparameter_of_now(program, name):
     sizes = {"num_envs": 2, "num_steps": 4, "updates": 1, "batch_size": 2, "capacity": 8}
-    args, env = program.Args(**sizes, hidden=4, env="probe/match"), envs.make("probe/match")
-    instance = program.make(env.spec, structure(args), env)
-    state = jax.jit(instance.init)(jax.random.key(0), hyperparameters(args))
+    args = program.Args(**sizes, hidden=4, env="probe/match")
+    instance, state, _ = begun(program, args)
     other = hyperparameters(args, {name: 0.25})
     state, _ = jax.jit(instance.stages[0].update)(state, None, jax.random.key(1), other)
     assert getattr(instance.policy_params(state), name) == 0.25

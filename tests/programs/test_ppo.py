@@ -35,7 +35,7 @@ from recorders import ippo, mappo
 from tests.rollouts import steps_of, view_of
 from tests.runs import write_policy
 
-from .learning import GUIDED, Given, OneStep, learn, train
+from .learning import GUIDED, Given, OneStep, begun, learn, train
 
 SPEC = EnvSpec("", 2, 1, 1, Discrete(2))
 BOTH = pytest.mark.parametrize("recorder", [mappo, ippo], ids=["mappo", "ippo"])
@@ -291,10 +291,9 @@ def updates(args, count=1, moments=STALE, env="probe/two-step"):
         structures.append(tree)
         return state, {f"{number:03}": leaf for number, leaf in enumerate(leaves)}  # in order
 
-    env, hyper = envs.make(env) if isinstance(env, str) else env, hyperparameters(args)
     recorder = mappo if isinstance(args, mappo.Args) else ippo
-    program = recorder.make(env.spec, structure(args), env)
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    env = envs.make(env) if isinstance(env, str) else env
+    program, state, hyper = begun(recorder, args, env)
     if moments is not None:
         state = state._replace(moments=moments)
     results = []

@@ -7,12 +7,11 @@ import pytest
 from offmarl import envs
 from offmarl.envs.base import restart, transition
 from offmarl.networks import agent_network, make_mixer, mix, mixing_weights
-from offmarl.programs import hyperparameters
 from offmarl.programs.learning.q_learning import q_config
 from offmarl.types import Discrete, EnvSpec, View
 from recorders import iql, qmix, vdn
 
-from .learning import learn, returns_of, train
+from .learning import begun, learn, returns_of, train
 
 SMALL = {"num_envs": 16, "num_steps": 16, "length": 3, "capacity": 128, "hidden": 32}
 TINY = {"num_envs": 2, "length": 2, "hidden": 4, "batch_size": 4}
@@ -110,14 +109,12 @@ def test_q_tot_stays_within_what_the_rewards_allow(mixer: str) -> None:
         target_every=20,
         learning_rate=3e-3,
     )
-    env, hyper = Drift(), hyperparameters(args)
-    program = qmix.make(env.spec, args, env)
+    program, state, hyper = begun(qmix, args, Drift())
 
     def one(state, key):
         state, metrics = program.stages[0].update(state, None, key, hyper)
         return state, metrics["q_tot"]
 
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
     keys = jax.random.split(jax.random.key(1), 5)
     _, q_tot = jax.jit(lambda state: jax.lax.scan(one, state, keys))(state)
     assert (q_tot > -20).all()
@@ -132,9 +129,7 @@ def test_q_tot_stays_within_what_the_rewards_allow(mixer: str) -> None:
 @pytest.mark.parametrize("network", ["recurrent", "feedforward"])
 def test_agents_may_have_networks_of_their_own(network: str) -> None:
     args = vdn.Args(network=network, share_parameters=False, num_steps=6, updates=1, **TINY)
-    env, hyper = envs.make("probe/memory"), hyperparameters(args)
-    program = vdn.make(env.spec, args, env)
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    program, state, hyper = begun(vdn, args, envs.make("probe/memory"))
     assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(state.params.agent))
     after, _ = jax.jit(program.stages[0].update)(state, None, jax.random.key(1), hyper)
     for old, new in zip(*map(jax.tree.leaves, (state.params, after.params)), strict=True):
