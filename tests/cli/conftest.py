@@ -26,6 +26,33 @@ class Outcome(NamedTuple):
         return json.loads(self.out)
 
 
+class CommandLine:
+    """The command line of this process; see `offmarl`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+        self._patch, self._capture = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> Outcome:
+        self._patch.setattr(sys, "argv", ["offmarl", *map(str, arguments)])
+        self._capture.readouterr()
+        try:
+            cli.main()
+        except SystemExit as stop:
+            return Outcome(int(stop.code or 0), *self._capture.readouterr())
+        return Outcome(0, *self._capture.readouterr())
+
+    def succeeds(self, *arguments: object) -> Outcome:
+        outcome = self(*arguments)
+        assert outcome.code == 0, outcome.err
+        return outcome
+
+    def refuses(self, message: str, *arguments: object, code: int = 2) -> None:
+        """Check that a command ends with a code, and with one line that has a message."""
+        outcome = self(*arguments)
+        assert (outcome.code, outcome.err.count("\n")) == (code, 1), outcome.err
+        assert outcome.err.startswith("error: ") and message in outcome.err
+
+
 @pytest.fixture
 def offmarl(monkeypatch, capsys, tmp_path):
     """Run a command in a directory of its own: ``offmarl("ls", "--json")``."""
@@ -33,17 +60,7 @@ def offmarl(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("OFFMARL_QUIET", "1")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(output._out, "width", 200)  # whatever it was when this was imported
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["offmarl", *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            cli.main()
-        except SystemExit as stop:
-            return Outcome(int(stop.code or 0), *capsys.readouterr())
-        return Outcome(0, *capsys.readouterr())
-
-    return run
+    return CommandLine(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -59,8 +59,7 @@ def test_each_training_seed_plays_episodes_of_its_own(offmarl, run, monkeypatch)
 def test_a_recording_names_the_checkpoint_of_its_policy(offmarl, run):
     options = "--policy", run, *PROGRAM, "--steps", 20, "--num-envs", 2, "--json"
     for step, name in ((["--checkpoint", 1], "test-0-1"), ([], "test-0")):
-        outcome = offmarl("record", *options, *step)
-        assert outcome.code == 0, outcome.err
+        outcome = offmarl.succeeds("record", *options, *step)
         (row,) = outcome.json["vaults"]
         assert row["path"].endswith(f"bridge.vlt/{name}")
         policy = vault.open_vault(row["path"]).provenance["policy"]
@@ -72,8 +71,7 @@ def test_a_recording_of_a_side_is_that_of_how_it_acts_and_of_its_opponents(offma
     run = write_side(tmp_path / "side")
     sizes = "--steps", 6, "--num-envs", 2, "--json"
     named = "record", "--policy", run, *sizes, "--name", "a"
-    outcome = offmarl(*named)
-    assert outcome.code == 0, outcome.err
+    outcome = offmarl.succeeds(*named)
     again = offmarl(*named).json
     assert again["vaults"] == outcome.json["vaults"] and "complete already" in again["outcome"]
     path = outcome.json["vaults"][0]["path"]
@@ -114,8 +112,7 @@ def test_a_policy_of_a_run_by_its_seed_plays_in_the_environment_of_the_run(offma
 
 @pytest.mark.parametrize("policy", ["random", "scripted"])
 def test_a_policy_by_its_name_needs_an_environment(offmarl, policy):
-    refused = offmarl("record", "--policy", policy)
-    assert refused.code == 2 and "give --env" in refused.err
+    offmarl.refuses("give --env", "record", "--policy", policy)
 
 
 def test_a_recording_of_named_policies_takes_a_file_of_options(offmarl, tmp_path):

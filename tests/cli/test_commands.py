@@ -264,10 +264,8 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
     assert data["data"]["3m/Good"]["references"] == {"random": -1.0, "expert": 4.0}
     text = offmarl("compare", "bc").out
     assert "1.500" in text and "[" not in text
-    unknown = offmarl("compare", "bc", "--references", "smac_v1/3n", -1, 4)
-    assert unknown.code == 2 and "did you mean smac_v1/3m" in unknown.err
-    refused = offmarl("compare", "bc", "--references", "smac_v1/3m", 1, 1)
-    assert refused.code == 2 and "cannot be normalised" in refused.err
+    offmarl.refuses("did you mean smac_v1/3m", "compare", "bc", "--references", "smac_v1/3n", -1, 4)
+    offmarl.refuses("cannot be normalised", "compare", "bc", "--references", "smac_v1/3m", 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -307,8 +305,7 @@ def test_an_option_without_a_use_and_a_command_without_paths_are_refused(
     offmarl, tmp_path, arguments, message
 ):
     write_run(tmp_path / "run", "bc", "a/b", [[1, 2]])
-    refused = offmarl(*arguments)
-    assert refused.code == 2 and message in refused.err and refused.err.count("\n") == 1
+    offmarl.refuses(message, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -421,13 +418,11 @@ def without_evaluation(run, complete):
 
 def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
     without_evaluation(write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2]]), True)
-    outcome = offmarl("compare", "bc")
-    assert outcome.code == 1 and "bc was trained without an evaluation" in outcome.err
+    offmarl.refuses("bc was trained without an evaluation", "compare", "bc", code=1)
     assert "missing is not the directory of a run" in offmarl("compare", "missing").err
     write_run(tmp_path / "agreeing", "bc", "a/x", [[0.5]], metric=tracking.AGREEMENT)
     write_run(tmp_path / "played", "bc", "a/x", [[1.0]])
-    both = offmarl("compare", "agreeing", "played")
-    assert both.code == 1 and "cannot be compared" in both.err
+    offmarl.refuses("cannot be compared", "compare", "agreeing", "played", code=1)
 
 
 def test_compare_leaves_out_what_is_not_finished(offmarl, tmp_path):
@@ -438,8 +433,7 @@ def test_compare_leaves_out_what_is_not_finished(offmarl, tmp_path):
     assert outcome["unfinished"] == ["maicq"]
     assert [*outcome["datasets"]["coverage-3/medium"]] == ["bc (greedy)"]
     assert "maicq is not finished, and left out" in outcome["notes"][-1]
-    alone = offmarl("compare", "maicq")
-    assert alone.code == 1 and "is not finished" in alone.err
+    offmarl.refuses("is not finished", "compare", "maicq", code=1)
 
 
 def test_a_value_of_the_wrong_type_is_named_without_the_rules_of_its_option(offmarl):

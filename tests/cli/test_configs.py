@@ -150,13 +150,11 @@ def test_a_run_from_a_file_and_again_from_what_it_wrote(offmarl, file, random_da
     file.write_text(FILE.format(vault=f'"{random_data("probe/one-step")}"'))
     runs = [tmp_path / "one", tmp_path / "two"]
     for source, run in zip((file, runs[0]), runs, strict=True):
-        outcome = offmarl("train", "--config", source, "--out", run)
-        assert outcome.code == 0, outcome.err
+        offmarl.succeeds("train", "--config", source, "--out", run)
     records = [json.loads((run / "run.json").read_text()) for run in runs]
     assert records[0]["args"] == records[1]["args"]
     assert records[0]["args"]["normalise"] == ["observation"] and records[0]["args"]["blind"]
-    outcome = offmarl("train", "maicq", "--config", file)
-    assert outcome.code == 2 and "is for bc, not for maicq" in outcome.err
+    offmarl.refuses("is for bc, not for maicq", "train", "maicq", "--config", file)
 
 
 def test_the_name_of_a_program_comes_first(offmarl):

@@ -154,8 +154,7 @@ def test_time_limit_tells_truncation_from_termination(offmarl, xor_file):
     ],
 )
 def test_what_does_not_exist_is_named(offmarl, arguments):
-    outcome = offmarl(*arguments)
-    assert outcome.code == 1 and "missing" in outcome.err and outcome.err.count("\n") == 1
+    offmarl.refuses("missing", *arguments, code=1)
 
 
 def test_ls_remote_has_a_line_for_each_source_until_some_are_selected(offmarl):

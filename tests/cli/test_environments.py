@@ -24,8 +24,7 @@ def test_a_part_of_the_list(offmarl):
     assert "one of: 2s3z, 3m" in offmarl("envs", "jaxmarl/smax/MAP").out
     entries = offmarl("envs", "probe/", "--json").json["environments"]
     assert len(entries) == 5
-    refused = offmarl("envs", "probe/", "--seconds", "0")
-    assert refused.code == 2 and "several environments: leave out --seconds" in refused.err
+    offmarl.refuses("several environments: leave out --seconds", "envs", "probe/", "--seconds", "0")
 
 
 @pytest.mark.slow

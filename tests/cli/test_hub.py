@@ -41,8 +41,7 @@ def test_a_policy_is_pushed_and_pulled(offmarl, hub, tmp_path):  # noqa: F811
     (run / "checkpoints" / "1" / "array").write_text("numbers")
     to = "--to", "org/policy", "--licence", "mit"
     for more in (["run"], ["--name", "a"], ["--citation", "a"]):
-        refused = offmarl("push", "run", *more, *to)
-        assert refused.code == 2 and "publishes one policy at a time, without" in refused.err
+        offmarl.refuses("publishes one policy at a time, without", "push", "run", *more, *to)
     pushed = " ".join(offmarl("push", "run", *to).out.split())
     about = "summary x, trained on data, to act in swarm/coverage-3. licence MIT Next: offmarl pull"
     assert pushed.startswith(f"repository {hub.url}/org/policy commit ")

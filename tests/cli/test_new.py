@@ -48,12 +48,9 @@ def test_an_environment_from_a_file_is_recorded_and_trained_on(offmarl, file):
     source = data.provenance["environment_source"]
     assert source["factory"] == "LineGame" and "file" not in source  # which is not the reader's
 
-    refused = offmarl("train", "bc", "--vault", path, *TRAIN)
-    assert refused.code == 2 and "path/to/file.py:FACTORY" in refused.err
-    trained = offmarl("train", "bc", "--vault", path, "--env", file, *TRAIN, "--json")
-    assert trained.code == 0, trained.err
-    refused = offmarl("evaluate", trained.json["run"])
-    assert refused.code == 2 and "does not run code that data names" in refused.err
+    offmarl.refuses("path/to/file.py:FACTORY", "train", "bc", "--vault", path, *TRAIN)
+    trained = offmarl.succeeds("train", "bc", "--vault", path, "--env", file, *TRAIN, "--json")
+    offmarl.refuses("does not run code that data names", "evaluate", trained.json["run"])
 
 
 def test_the_commands_it_prints_can_be_pasted(offmarl):
@@ -80,8 +77,7 @@ def test_every_command_takes_an_environment_from_a_file(offmarl, file):
 
 def test_nothing_is_overwritten(offmarl, tmp_path):
     (tmp_path / "mine.py").write_text("precious")
-    done = offmarl("new", "env", "mine")
-    assert done.code == 2 and "exists and is not overwritten" in done.err
+    offmarl.refuses("exists and is not overwritten", "new", "env", "mine")
     assert (tmp_path / "mine.py").read_text() == "precious"
 
 
@@ -102,8 +98,7 @@ NEEDED = "choose another name, such as my_"
     ],
 )
 def test_names_that_are_refused(offmarl, tmp_path, kind, name, message):
-    done = offmarl("new", kind, name)
-    assert done.code == 2 and message in done.err
+    offmarl.refuses(message, "new", kind, name)
     assert not list(tmp_path.iterdir())
 
 
@@ -118,8 +113,7 @@ def test_a_baseline_from_a_file_is_trained(offmarl, random_data, monkeypatch):
     helped = offmarl("train", "some where/cautious.py", "--help")
     assert helped.code == 0 and "Adam's step size" in helped.out
     data = random_data("probe/observation")
-    trained = offmarl("train", "some where/cautious.py", "--vault", data, *TRAIN, "--json")
-    assert trained.code == 0, trained.err
+    trained = offmarl.succeeds("train", "some where/cautious.py", "--vault", data, *TRAIN, "--json")
     run = trained.json["run"]
     assert Path(run).name == "cautious"
     evaluate = ("evaluate", run, "--eval-episodes", 2, "--json")
@@ -138,8 +132,7 @@ def test_a_baseline_from_a_file_is_trained(offmarl, random_data, monkeypatch):
     assert "--program" in compared.err
     assert "<h2>Episodes" in Path("page.html").read_text()
     assert offmarl(*compare, *program).code == 0  # without a warning: probes cannot be drawn
-    mistyped = offmarl(*compare, "--program", "cautios.py")
-    assert mistyped.code == 2 and "there is no file" in mistyped.err
+    offmarl.refuses("there is no file", *compare, "--program", "cautios.py")
     record = ("record", "--policy", run, "--steps", 40, "--num-envs", 2, "--json")
     assert offmarl(*record).code == 1
     assert offmarl(*record, *program).json["vaults"][0]["steps"] == 40

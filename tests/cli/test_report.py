@@ -188,14 +188,12 @@ def test_recorded_episodes_are_shown_in_an_environment_that_the_user_names(
 ):
     path = random_data("swarm/coverage-2:time_limit=6")
     (tmp_path / "mine.py").write_text(MEETING)
-    outcome = offmarl("report", path, "--html", "page.html", "--env", "mine.py:meet")
-    assert outcome.code == 0, outcome.err
+    offmarl.succeeds("report", path, "--html", "page.html", "--env", "mine.py:meet")
     assert Path("page.html").read_text().count("data:image/gif;base64,") == 3
     other = offmarl("report", path, "--html", "other.html", "--env", "swarm/coverage-3")
     assert other.code == 1 and "differ in num_agents (2, not 3)" in other.err
     assert not Path("other.html").exists()
-    alone = offmarl("report", path, "--env", "mine.py:meet")
-    assert alone.code == 2 and "give --html, too" in alone.err
+    offmarl.refuses("give --html, too", "report", path, "--env", "mine.py:meet")
 
 
 @pytest.mark.slow
@@ -239,8 +237,7 @@ def test_names_tell_datasets_apart(offmarl, tmp_path):
     ],
 )
 def test_mistakes_are_named(offmarl, tiers, arguments, message, code):
-    outcome = offmarl("report", "--html", "page.html", *arguments)
-    assert outcome.code == code and message in outcome.err and outcome.err.count("\n") == 1
+    offmarl.refuses(message, "report", "--html", "page.html", *arguments, code=code)
     assert not Path("page.html").exists()
 
 

@@ -26,8 +26,7 @@ def test_a_baseline_takes_settings_prints_and_keeps_them(offmarl, packaged, rand
     mine.write_text("[bc]\nlayers = 2\n")
     vault, run = str(random_data("probe/one-step")), tmp_path / "run"
     command = ["train", "bc", "--vault", vault, "--out", str(run), *SMALL]
-    outcome = offmarl(*command, "--learning_rate=0.25", "--settings", str(mine))
-    assert outcome.code == 0, outcome.err
+    outcome = offmarl.succeeds(*command, "--learning_rate=0.25", "--settings", str(mine))
     assert "settings: hidden 8 (from offmarl/settings/probe.toml [bc])" in outcome.err
     assert "settings: learning_rate 0.25 in place of 0.5 (given)" in outcome.err
     record = json.loads((run / "run.json").read_text())
@@ -42,8 +41,7 @@ def test_a_baseline_takes_settings_prints_and_keeps_them(offmarl, packaged, rand
     }
     packaged.write_text("[bc]\nhidden = 16\n")
     before = (run / "metrics.jsonl").read_bytes()
-    again = offmarl(*command, "--learning-rate", "0.25", "--settings", str(mine))
-    assert again.code == 0, again.err
+    offmarl.succeeds(*command, "--learning-rate", "0.25", "--settings", str(mine))
     assert (run / "metrics.jsonl").read_bytes() == before
     assert json.loads((run / "run.json").read_text()) == record
     packaged.write_text("[bc]\nlearning_rate = 0.5\n")

@@ -32,14 +32,12 @@ BLOCKS = ["--block-steps", 16]
     ],
 )
 def test_wrong_options_of_tasks(arguments, message, offmarl):
-    outcome = offmarl(*RECORD, *arguments)
-    assert outcome.code == 2 and message in outcome.err
+    offmarl.refuses(message, *RECORD, *arguments)
 
 
 @pytest.mark.parametrize("verb", ["record", "train", "tune", "cat"])
 def test_options_of_tasks_alone(verb, offmarl):
-    outcome = offmarl(verb, "--tasks", 2)
-    assert outcome.code == 2 and f"see `offmarl {verb} --help`" in outcome.err
+    offmarl.refuses(f"see `offmarl {verb} --help`", verb, "--tasks", 2)
 
 
 def test_options_of_tasks_are_taken_out():
@@ -108,8 +106,7 @@ def test_a_training_by_tasks_is_that_of_one_process(offmarl, random_data):
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_a_missing_vault_is_found_before_tasks_are_launched(seeds, offmarl, tmp_path):
     train = "train", "bc", "--vault", "missing", "--seeds", seeds, "--out", "run", "--tasks", 2
-    outcome = offmarl(*train)
-    assert outcome.code == 1 and "there is no vault at" in outcome.err
+    offmarl.refuses("there is no vault at", *train, code=1)
     assert not [*tmp_path.iterdir()]
 
 
@@ -150,5 +147,4 @@ def test_plans_of_transforms(offmarl, pair):
     assert " MB\n" in plan.out and "e-0" not in plan.out
     wrong = offmarl("recode", "a.vlt", "-o", "c.vlt", "--tasks", "2", "--layout", "rows")
     assert wrong.code == 2 and "--layout stream" in wrong.err
-    alone = offmarl("filter", "return > 0", "-o", "c.vlt")
-    assert alone.code == 2 and "give a vault and a condition" in alone.err
+    offmarl.refuses("give a vault and a condition", "filter", "return > 0", "-o", "c.vlt")

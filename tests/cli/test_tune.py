@@ -19,8 +19,7 @@ SMALL += ["--eval-episodes", "4"]
 @pytest.mark.slow
 def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
     command = ["tune", BANDIT, *SMALL, "--seeds", "1", "--only", "rate", "--out", "b.toml"]
-    outcome = offmarl(*command, "--trials", "2")
-    assert outcome.code == 0, outcome.err
+    outcome = offmarl.succeeds(*command, "--trials", "2")
     assert "b.toml: the best of 2 trials" in outcome.out
     settings = tomllib.loads((tmp_path / "b.toml").read_text())["bandit"]
     assert "Next: offmarl record " in outcome.out
@@ -31,8 +30,7 @@ def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
     settings = tomllib.loads((tmp_path / "b.toml").read_text())["bandit"]
     assert settings == {"num_envs": 4, "rate": result["best"]["rate"]}
     out = ["--total-steps", "32", "--eval-episodes", "4", "--steps", "8", "--tiers", "random"]
-    recorded = offmarl("record", BANDIT, "--env", "probe/one-step", "--settings", "b.toml", *out)
-    assert recorded.code == 0, recorded.err
+    offmarl.succeeds("record", BANDIT, "--env", "probe/one-step", "--settings", "b.toml", *out)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +53,7 @@ def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
     ],
 )
 def test_mistakes_are_named(offmarl, arguments, message):
-    outcome = offmarl("tune", *arguments)
-    assert outcome.code == 2 and message in outcome.err
+    offmarl.refuses(message, "tune", *arguments)
 
 
 BEST = "The best of many scores is too high: runs with the settings have other seeds. "

@@ -19,7 +19,7 @@ from offmarl.vault.write import compaction
 
 from . import damage
 from .damage import flip
-from .experience import SPEC, assert_same, concatenate, make
+from .experience import SPEC, assert_same, concatenate, make, written
 from .killed import PROGRAMS, deaths
 from .test_stock import (
     append_with_stock,
@@ -122,9 +122,7 @@ def test_tails_that_were_replaced_take_no_room_after_close(tmp_path, reclaiming,
     path = tmp_path / "v.vlt" / "a"
     reference = tmp_path / "whole.vlt" / "a"
     records = [make(spec=WIDE, steps=100, seed=seed) for seed in range(20)]
-    with vault.create(reference, WIDE, rows=2, chunk_steps=128, codec=codec) as writer:
-        for record in records:
-            writer.append(*record)
+    written(reference, *records, spec=WIDE, chunk_steps=128, codec=codec)
     with vault.create(path, WIDE, rows=2, chunk_steps=128, codec=codec) as writer:
         for record in records:
             writer.append(*record)

@@ -24,15 +24,13 @@ from offmarl.vault.storage.store import Directory, store_of
 from offmarl.vault.write.chunks import ChunkBuffer
 
 from .damage import change, put, remove, small_files
-from .experience import SPEC, assert_same, concatenate, make
+from .experience import SPEC, assert_same, concatenate, make, written
 
 
 @pytest.fixture
 def path(tmp_path):
     """A vault of two rows and ten steps."""
-    with vault.create(tmp_path / "v.vlt" / "a", SPEC, rows=2, chunk_steps=4) as writer:
-        writer.append(*make())
-    return writer.path
+    return written(tmp_path / "v.vlt" / "a", make(), chunk_steps=4).path
 
 
 def test_nothing_there(tmp_path, path):

@@ -18,9 +18,7 @@ TRANSITION, FINALS = make()
 
 
 def record(path, spec=SPEC, **options):
-    with vault.create(path, spec, rows=2, **options) as writer:
-        writer.append(*make(spec))
-    return writer.path
+    return written(path, make(spec), spec=spec, **options).path
 
 
 # ------------------------------------------------------------------------------------- names

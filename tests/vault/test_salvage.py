@@ -13,7 +13,7 @@ from offmarl.vault.storage.store import store_of
 
 from . import damage
 from .damage import flip
-from .experience import SPEC, make
+from .experience import SPEC, make, written
 from .test_integrity import place_of, recorded
 
 __all__ = ["recorded"]  # a fixture
@@ -67,8 +67,7 @@ def test_damage_at_the_beginning_and_in_the_middle(path, tmp_path):
 def test_rows_on_both_sides_of_a_damaged_one(tmp_path):
     transition, finals = make(rows=3, steps=40)
     path = tmp_path / "v.vlt" / "a"
-    with vault.create(path, SPEC, rows=3, chunk_steps=2048) as writer:
-        writer.append(transition, finals)
+    written(path, (transition, finals), chunk_steps=2048)
     original = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
     store_of(path)._kv.write("rewards./1.0.0", None).result()
     done = vault.salvage(path, tmp_path / "out.vlt")
