@@ -29,7 +29,6 @@ from offmarl.networks import (
     AgentNetwork,
     Critics,
     NoisyParams,
-    PolicyConfig,
     agent_network,
     as_vectors,
     differentiable_action,
@@ -185,9 +184,7 @@ def actor_loss(
 
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
-    config = PolicyConfig(
-        args.network, "deterministic", args.hidden, args.agent_id, args.share_parameters
-    )
+    config = programs.policy_config(args, "deterministic")
     env, policy = envs.autoreset(env), make_policy(config, spec)
     critics = make_critics(
         spec,

@@ -33,7 +33,6 @@ from offmarl.programs.learning.q_learning import (
     QArgs,
     bootstrap,
     next_values,
-    q_config,
     q_program,
 )
 from offmarl.teams import require_one_team
@@ -85,7 +84,7 @@ def loss(
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
     require_one_team(spec, "qmix", "recorder")
-    config = q_config(args)
+    config = programs.policy_config(args, "q")
     mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden, args.mixer)
     networks = MixedValues.make(config, spec, mixer)
 

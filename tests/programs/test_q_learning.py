@@ -7,7 +7,7 @@ import pytest
 from offmarl import envs
 from offmarl.envs.base import restart, transition
 from offmarl.networks import agent_network, make_mixer, mix, mixing_weights
-from offmarl.programs.learning.q_learning import q_config
+from offmarl.programs import policy_config
 from offmarl.types import Discrete, EnvSpec, View
 from recorders import iql, qmix, vdn
 
@@ -20,7 +20,7 @@ NIGHTLY = pytest.mark.nightly
 
 def value_at_start(recorder, args, env, params) -> float:
     """Return the value of the best actions in the first view; for iql, the first agent's."""
-    config = q_config(args)
+    config = policy_config(args, "q")
     network = agent_network(config, env.spec)
     view = env.reset(jax.random.key(0))[1].view
     carry = network.initial_carry(env.spec.num_agents)

@@ -113,9 +113,17 @@ def next_in_window(batch: Sequence) -> Bool[Array, "B T"]:
     return batch.next_known & (inside | batch.terminated.all(-1))
 
 
-def policy_config(args: LearnerArgs, head: Any, **other: Any) -> PolicyConfig:
-    """Return the description of an agents' network; ``head`` and ``other`` are its other fields."""
-    return PolicyConfig(args.network, head, args.hidden, args.agent_id, layers=args.layers, **other)
+_SIZES = ("hidden", "agent_id", "share_parameters", "layers", "activation")
+"""Fields of networks that are arguments of programs; not every program has all of them."""
+
+
+def policy_config(args: Any, head: Any, **other: Any) -> PolicyConfig:
+    """Return the description of an agents' network.
+
+    ``args`` are those of a program with ``network``; ``head`` and ``other`` are its other fields.
+    """
+    sizes = {name: getattr(args, name) for name in _SIZES if hasattr(args, name)}
+    return PolicyConfig(args.network, head, **sizes | other)
 
 
 def make_optimiser(

@@ -144,7 +144,7 @@ def make_networks(
         )
     if sees == "joint":
         require_one_team(spec, program)
-    config = policy_config(args, "deterministic", share_parameters=args.share_parameters)
+    config = policy_config(args, "deterministic")
     critics = make_critics(
         spec,
         hidden=args.critic_hidden,

@@ -21,7 +21,6 @@ from offmarl.envs.sides import Population, TeamPolicy, population
 from offmarl.losses import double_q_values, q_lambda_targets
 from offmarl.networks import (
     AgentNetwork,
-    PolicyConfig,
     QParams,
     agent_network,
     init_policy,
@@ -29,6 +28,7 @@ from offmarl.networks import (
 )
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.prioritised import admit, begin_priorities, reprioritise, sample
+from offmarl.programs.learning.learner import policy_config
 from offmarl.programs.learning.off_policy import (
     OffPolicyArgs,
     draw_steps,
@@ -197,7 +197,7 @@ def agents_program(
     spec: EnvSpec, args: QArgs, env: envs.Environment, loss: Callable[[AgentNetwork], QLoss]
 ) -> Program:
     """Build a program that learns the agents' network alone, from its loss."""
-    config = q_config(args)
+    config = policy_config(args, "q")
 
     def init_params(key: PRNGKeyArray) -> AgentParams:
         return AgentParams(init_policy(config, spec, key).network)
@@ -212,8 +212,8 @@ def q_program(
     init_params: Callable[[PRNGKeyArray], Any],
     loss: QLoss,
 ) -> Program:
-    """Build a program of a loss, and networks as `q_config` describes."""
-    config, buffer = q_config(args), make_buffer(args.num_envs, args.replay_steps)
+    """Build a program of a loss, and networks of the head "q"."""
+    config, buffer = policy_config(args, "q"), make_buffer(args.num_envs, args.replay_steps)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     mixture = population(spec, [TeamPolicy(policy, (), tuple(range(spec.num_agents)))] * 2).policy
 
@@ -314,11 +314,6 @@ def _judged(
     version = jnp.where(by_guide, number_of_guide, number)
     steps = steps._replace(policy_id=jnp.where(by_guide == ~guide.is_worse, version, -1))
     return guide._replace(scores=scores, totals=totals), steps
-
-
-def q_config(args: QArgs) -> PolicyConfig:
-    """Return the description of the agents' network."""
-    return PolicyConfig(args.network, "q", args.hidden, args.agent_id, args.share_parameters)
 
 
 def _learn(

@@ -23,7 +23,6 @@ from offmarl.networks import (
     AgentNetwork,
     Critics,
     Head,
-    PolicyConfig,
     agent_head,
     agent_network,
     as_vectors,
@@ -35,6 +34,7 @@ from offmarl.networks import (
 )
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.learning.actor_critic import Learner, td_loss
+from offmarl.programs.learning.learner import policy_config
 from offmarl.programs.learning.off_policy import (
     OffPolicyArgs,
     draw_steps,
@@ -246,8 +246,7 @@ def make_soft_actor_critic(
     ``centralised`` critics see the state and the actions of all agents, others what their agent
     sees.
     """
-    head = stochastic_head(spec, "soft_gaussian")
-    config = PolicyConfig(args.network, head, args.hidden, args.agent_id, args.share_parameters)
+    config = policy_config(args, stochastic_head(spec, "soft_gaussian"))
     env, policy = envs.autoreset(env), make_policy(config, spec)
     critics = make_critics(
         spec,

@@ -6,13 +6,13 @@ from typing import Literal
 from offmarl.config import Fraction, Layers, NonNegative, NonNegativeInt, Positive, PositiveInt
 from offmarl.errors import OptionError
 from offmarl.networks import Activation, PolicyConfig, stochastic_head
-from offmarl.programs.learning.learner import NetworkArgs
+from offmarl.programs.learning import learner
 from offmarl.programs.learning.optimisers import ScheduleKind
 from offmarl.types import Continuous, EnvSpec
 
 
 @dataclass(frozen=True)
-class PPOArgs(NetworkArgs):
+class PPOArgs(learner.NetworkArgs):
     """Arguments of proximal policy optimisation."""
 
     num_steps: PositiveInt = 64
@@ -92,15 +92,8 @@ def policy_config(spec: EnvSpec, args: PPOArgs) -> PolicyConfig:
         raise OptionError(
             f"--tanh is for continuous actions, and {spec.name} has discrete ones: leave it out."
         )
-    return PolicyConfig(
-        kind=args.network,
-        head=stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian"),
-        hidden=args.hidden,
-        agent_id=args.agent_id,
-        share_parameters=args.share_parameters,
-        layers=args.layers,
-        activation=args.activation,
-    )
+    head = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
+    return learner.policy_config(args, head)
 
 
 def window_length(args: PPOArgs) -> int:
