@@ -58,7 +58,7 @@ from offmarl.envs.sides import (
 )
 from offmarl.equilibria import Meta, meta_strategy, require_constant_sum
 from offmarl.errors import OptionError, RunError
-from offmarl.evaluation import require_time_limit, returns_by_team
+from offmarl.evaluation import require_time_limit
 from offmarl.launch import Share, Work, join_work
 from offmarl.paths import local, path_text
 from offmarl.programs import Hyperparameters, OnlineArgs, Program, hyperparameters
@@ -353,8 +353,8 @@ class Responses(Work):
         numbered = zip(self.sides, profile, strict=True)
         players = {team.name: self.member(seed, x, n) for n, (team, x) in enumerate(numbered)}
         policy, params = joint_policy(self.env, players)
-        outcome = play_policy(env, policy, args.episodes, params, fold_key(seed, PLAY, *profile))
-        returns = returns_by_team(env.spec, outcome).astype(float)
+        key = fold_key(seed, PLAY, *profile)
+        returns = play_policy(env, policy, args.episodes, params, key).astype(float)
         if args.meta == "nash":
             require_constant_sum(returns.T, spec.name)
         file = self._entry(seed, profile)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from offmarl import envs, evaluation
+from offmarl import envs
 from offmarl.cli.parse import refuse_unused
 from offmarl.envs import Environment
 from offmarl.errors import OptionError, UnknownNameError
@@ -103,7 +103,7 @@ def play(
             for policy, seed in zip(policies.values(), seeds, strict=True):
                 key = jax.random.key(seed)
                 args = environment, policy.policy, episodes, policy.params, key
-                returns.append(evaluation.returns_by_team(environment.spec, play_policy(*args)))
+                returns.append(play_policy(*args))
                 means = {
                     team.name: float(x.mean()) for team, x in zip(teams, returns[-1].T, strict=True)
                 }

@@ -16,7 +16,6 @@ from offmarl.envs import Environment
 from offmarl.envs.games import GameTree, Solution, game_tree, mixture, solve, tabulate
 from offmarl.envs.sides import compose
 from offmarl.errors import OptionError
-from offmarl.evaluation import returns_by_team
 from offmarl.paths import local_output
 from offmarl.programs import registry
 from offmarl.programs.program import OnlineArgs
@@ -103,7 +102,7 @@ def learn(
     place = local_output(out) / f"exploitability-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
     policy, params = joint_policy(env, players)
     with tracking.progress("returns of the policies", 1, note=COMPILING):
-        fixed = returns_by_team(env.spec, play_policy(env, policy, episodes, params, key))
+        fixed = play_policy(env, policy, episodes, params, key)
     gains = np.zeros((episodes, 2))  # of episodes with the same initial states
     for number, team in enumerate(teams_of(env.spec)):
         rivals = (x for x in policies if not {*x[0].agents} <= {*team.agents})
@@ -114,6 +113,6 @@ def learn(
         run, file = run_directory(args, origin.name), origin.file and oracle
         best, against = load_policy(run, program=file), side_of(env, team.name, opponents)
         with tracking.progress(f"returns of {team.name}", 1, note=COMPILING):
-            outcome = play_policy(against, best.policy, episodes, best.params, key)
-        gains[:, number] = returns_by_team(against.spec, outcome)[:, 0] - fixed[:, number]
+            returns = play_policy(against, best.policy, episodes, best.params, key)
+        gains[:, number] = returns[:, 0] - fixed[:, number]
     return Solution(fixed.mean(0), gains.mean(0), mean_interval(gains.sum(1))[1:])

@@ -24,7 +24,6 @@ from offmarl.config import PositiveInt, check_rules, check_seed
 from offmarl.envs import Environment
 from offmarl.envs.sides import Seat, compose, one_of, rest_of
 from offmarl.errors import OptionError, RunError
-from offmarl.evaluation import returns_by_team
 from offmarl.launch import Work
 from offmarl.paths import local, safe_path
 from offmarl.programs.recording.sides import environment_of, members_of, names_in, run_of
@@ -168,8 +167,7 @@ class CrossPlayWork(Work):
         params = tuple(self._params(self.members[number], acting) for number in (member, partner))
         # Episodes are drawn anew for each policy of the side, so that intervals hold their chance.
         key = jax.random.fold_in(jax.random.key(self._seed), member)
-        outcome = play_policy(self.env, policy, self.episodes, params, key)
-        returns = returns_by_team(self.env.spec, outcome)[:, 0].astype(float)
+        returns = play_policy(self.env, policy, self.episodes, params, key)[:, 0].astype(float)
         return returns.mean(), float(standard_error(returns))
 
     def _params(self, member: Member, acting: Acting) -> tuple[np.int32, tuple[ArrayTree, ...]]:

@@ -12,7 +12,6 @@ from offmarl._lock import hold_lock
 from offmarl.config import NonNegative, PositiveInt, RecordingArgs, Role, option
 from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
-from offmarl.evaluation import returns_by_team
 from offmarl.launch.work import launch_lock
 from offmarl.paths import safe_path
 from offmarl.programs.cluster import is_first, join, on_first
@@ -147,9 +146,9 @@ def _about(
         return entries
     key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)
     policy, params = joint_policy(env, players)
-    evaluation = play_policy(env, policy, args.eval_episodes, params, key)
-    returns, teams = returns_by_team(env.spec, evaluation).mean(0), teams_of(env.spec)
-    means = {x: float(mean) for team, mean in zip(teams, returns, strict=True) for x in team.agents}
+    returns = play_policy(env, policy, args.eval_episodes, params, key).mean(0)
+    teams = zip(teams_of(env.spec), returns, strict=True)
+    means = {x: float(mean) for team, mean in teams for x in team.agents}
     return [
         entry | {"return": means[find_side(env.spec, side).agents[0]]}
         for entry, side in zip(entries, players, strict=True)

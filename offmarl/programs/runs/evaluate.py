@@ -340,15 +340,15 @@ step itself if they are as large as those of attention or retention over time.""
 
 def play_policy(
     env: Environment, policy: Policy, episodes: int, params: ArrayTree, key: PRNGKeyArray
-) -> evaluation.Evaluation:
-    """Play episodes with one policy; `NotFiniteError` if a return is not finite."""
+) -> Float[np.ndarray, "episodes teams"]:
+    """Return the returns of episodes of one policy; `NotFiniteError` if one is not finite."""
     outcome = play_against(*place_arguments(env, policy, episodes, None, params, key))
     if not np.isfinite(outcome.team_returns).all():
         raise NotFiniteError(
             f"{env.spec.name or 'the environment'} gave rewards whose sum is NaN or infinite, so "
             "that there is no mean return: mend the environment."
         )
-    return outcome
+    return evaluation.returns_by_team(env.spec, outcome)
 
 
 def place_arguments(
