@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -111,32 +111,30 @@ def _replayed(
     if _has_states(dataset):
         assert steps.extras is not None
         states, keys = recorded_states(env, steps.extras)
-        padded = states, *_take_steps(env)(*pad((keys, states, action)))  # type: ignore[arg-type]
+        padded = states, *_take_steps(env, *pad((keys, states, action)))
     else:
         begin, keys = _keys(dataset, number)
-        padded = _play(env)(begin, *pad((keys, action)))  # type: ignore[arg-type]
+        padded = _play(env, begin, *pad((keys, action)))
     result: tuple[ArrayTree, ArrayTree, Timestep] = jax.tree.map(lambda leaf: leaf[:count], padded)
     return result
 
 
-@lru_cache(maxsize=4)
-def _take_steps(env: Any) -> Any:
-    return jax.jit(jax.vmap(env.step))
+@partial(jax.jit, static_argnums=0)
+def _take_steps(env: Environment, *steps: Any) -> tuple[ArrayTree, Timestep]:
+    return jax.vmap(env.step)(*steps)
 
 
-@lru_cache(maxsize=4)
-def _play(env: Any) -> Any:
-    """Return a function that plays actions: states before and after each step, and timesteps."""
+@partial(jax.jit, static_argnums=0)
+def _play(
+    env: Environment, begin: PRNGKeyArray, keys: Key[Array, "T"], actions: Array
+) -> ArrayTree:
+    """Play actions; return the states before and after each step, and timesteps."""
 
-    @jax.jit
-    def play(begin: PRNGKeyArray, keys: Key[Array, "T"], actions: Array) -> ArrayTree:
-        def step(state: ArrayTree, inputs: tuple[Array, Array]) -> tuple[ArrayTree, ArrayTree]:
-            after, timestep = env.step(inputs[0], state, inputs[1])
-            return after, (state, after, timestep)
+    def step(state: ArrayTree, inputs: tuple[Array, Array]) -> tuple[ArrayTree, ArrayTree]:
+        after, timestep = env.step(inputs[0], state, inputs[1])
+        return after, (state, after, timestep)
 
-        return jax.lax.scan(step, env.reset(begin)[0], (keys, actions))[1]
-
-    return play
+    return jax.lax.scan(step, env.reset(begin)[0], (keys, actions))[1]
 
 
 def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]:
@@ -152,7 +150,7 @@ def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]
     began, beside, chunk = origin
     first, key = jax.random.split(began)
     before = np.maximum(np.arange(start - 1, start + length), 0)
-    step_keys, reset_keys = _draws(dataset.rows, chunk)(key, row, before)
+    step_keys, reset_keys = _draws(dataset.rows, chunk, key, row, before)
     begin = reset_keys[0] if start else jax.random.split(first, dataset.rows)[row]
     if beside:  # opponents drew from the keys, too: see `Side.step`
         step_keys = jax.vmap(jax.random.split)(step_keys)[:, 1]
@@ -181,21 +179,19 @@ def _recording_key(recipe: Any, rows: int, length: int) -> tuple[PRNGKeyArray, b
     return None
 
 
-@lru_cache(maxsize=1)
-def _draws(num_envs: int, chunk: int) -> Any:
-    """Return a function that draws the keys of steps and of the resets after them."""
+@partial(jax.jit, static_argnums=(0, 1))
+def _draws(
+    num_envs: int, chunk: int, key: PRNGKeyArray, row: Any, times: Any
+) -> tuple[Array, Array]:
+    """Draw the keys of steps, and of the resets after them."""
 
-    @jax.jit
-    def draw(key: PRNGKeyArray, row: Any, times: Any) -> tuple[Array, Array]:
-        def of_step(time: Any) -> Any:
-            of_chunk = jax.random.fold_in(key, time // chunk)
-            keys = jax.random.split(of_chunk, (chunk, 2, num_envs))
-            return jax.random.split(keys[time % chunk, 1, row])
+    def of_step(time: Any) -> Any:
+        of_chunk = jax.random.fold_in(key, time // chunk)
+        keys = jax.random.split(of_chunk, (chunk, 2, num_envs))
+        return jax.random.split(keys[time % chunk, 1, row])
 
-        pairs = jax.lax.map(of_step, times)
-        return pairs[:, 0], pairs[:, 1]
-
-    return draw
+    pairs = jax.lax.map(of_step, times)
+    return pairs[:, 0], pairs[:, 1]
 
 
 def _compare(label: str, pairs: Iterable[tuple[str, Any, Any]]) -> bool:
