@@ -21,7 +21,7 @@ from rich.console import Console
 from offmarl import cli, envs, programs
 from offmarl.networks import make_network, view_encoder
 from offmarl.programs import Program
-from offmarl.programs.learning.ppo import OffPolicyPPOArgs, make_program, policy_config
+from offmarl.programs.learning.ppo import OffPolicyPPOArgs, actor_config, make_program
 from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 
@@ -39,7 +39,7 @@ class Args(OffPolicyPPOArgs):
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
     encoder, outputs = view_encoder(spec, args.hidden), len(teams_of(spec))
-    critic = make_network(policy_config(spec, args), spec, outputs, encoder, sees="view")
+    critic = make_network(actor_config(spec, args), spec, outputs, encoder, sees="view")
     return make_program(spec, args, env, critic, critic_input=spec.shared)
 
 

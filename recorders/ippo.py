@@ -14,7 +14,7 @@ from rich.console import Console
 from offmarl import cli, envs, programs
 from offmarl.networks import make_network, observation_encoder
 from offmarl.programs import Program
-from offmarl.programs.learning.ppo import PPOArgs, make_program, policy_config
+from offmarl.programs.learning.ppo import PPOArgs, actor_config, make_program
 from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 
@@ -32,7 +32,7 @@ class Args(PPOArgs):
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
     encoder = observation_encoder(spec, args.hidden)
-    critic = make_network(policy_config(spec, args), spec, len(teams_of(spec)), encoder)
+    critic = make_network(actor_config(spec, args), spec, len(teams_of(spec)), encoder)
     return make_program(spec, args, env, critic, critic_input=lambda view: view.observation)
 
 

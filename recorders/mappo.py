@@ -16,7 +16,7 @@ from offmarl import cli, envs, programs
 from offmarl.errors import OptionError
 from offmarl.networks import CentralInput, critic_encoder, make_network
 from offmarl.programs import Program
-from offmarl.programs.learning.ppo import PPOArgs, make_program, policy_config
+from offmarl.programs.learning.ppo import PPOArgs, actor_config, make_program
 from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 
@@ -43,7 +43,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             "--share-parameters."
         )
     encoder, outputs = critic_encoder(spec, args.hidden, args.critic), len(teams_of(spec))
-    critic = make_network(policy_config(spec, args), spec, outputs, encoder, sees="view")
+    critic = make_network(actor_config(spec, args), spec, outputs, encoder, sees="view")
     return make_program(spec, args, env, critic, critic_input=spec.shared)
 
 

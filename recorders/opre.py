@@ -36,8 +36,8 @@ from offmarl.programs.learning.ppo import (
     ActorCritic,
     Networks,
     OffPolicyPPOArgs,
+    actor_config,
     make_program,
-    policy_config,
 )
 from offmarl.teams import teams_of
 from offmarl.types import ArrayTree, Discrete, EnvSpec
@@ -117,7 +117,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             f"opre mixes the probabilities of discrete actions, and those of {spec.name} are "
             "continuous: record impala or mappo."
         )
-    config, options = policy_config(spec, args), args.num_options
+    config, options = actor_config(spec, args), args.num_options
     actor = make_network(
         config,
         spec,

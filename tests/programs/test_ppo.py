@@ -19,15 +19,14 @@ from offmarl.networks import (
     view_encoder,
 )
 from offmarl.programs import hyperparameters, registry
+from offmarl.programs.learning import ppo
 from offmarl.programs.learning.ppo import (
     ActorCritic,
     Networks,
     RolloutWindows,
     State,
-    policy_config,
+    actor_config,
 )
-from offmarl.programs.learning.ppo import learning as ppo
-from offmarl.programs.learning.ppo import program as ppo_program
 from offmarl.programs.program import structure
 from offmarl.programs.registry import origin_of
 from offmarl.types import Discrete, EnvSpec
@@ -298,7 +297,7 @@ def updates(args, count=1, moments=STALE, env="probe/two-step"):
         state = state._replace(moments=moments)
     results = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ppo_program, "learn", learn)
+        patch.setattr(ppo, "learn", learn)
         update = jax.jit(program.stages[0].update)
         for number in range(1, count + 1):
             state, metrics = update(state, None, jax.random.key(number), hyper)
@@ -309,7 +308,7 @@ def updates(args, count=1, moments=STALE, env="probe/two-step"):
 
 def networks_for(recorder, args, spec):
     """Return the networks that a recorder trains."""
-    config, central = policy_config(spec, args), recorder is mappo
+    config, central = actor_config(spec, args), recorder is mappo
     encoder = (view_encoder if central else observation_encoder)(spec, args.hidden)
     sees = "view" if central else "observation"
     critic = make_network(config, spec, 1, encoder, sees=sees)
@@ -482,7 +481,7 @@ def test_rewards_are_scaled_with_what_is_left_of_shaped_ones(fraction, wanted):
     args = ippo.Args(reward_scale=3.0, shaped_rewards=fraction)
     reward, shaping = jnp.array([[[1.0, 2.0]]]), jnp.full((1, 1, 2), 10.0)
     halfway = hyperparameters(args), reward, shaping, jnp.float32(0.5)
-    result, metrics = ppo_program.learned_reward(args, *halfway)
+    result, metrics = ppo.learned_reward(args, *halfway)
     np.testing.assert_allclose(result[0, 0], wanted, rtol=1e-6)
     assert list(metrics) == ([] if fraction is None else ["shaping_weight"])
 
@@ -513,7 +512,7 @@ def test_a_policy_that_learned_from_shaped_rewards_is_built_without_its_environm
     _, file, sha256 = origin_of(registry.load("recorder", "ippo").make)
     record = {"kind": "recorder", "program": "ippo", "file": file, "sha256": sha256}
     record |= {"args": {**asdict(args), "out": None}}
-    write_policy(tmp_path / "run", policy_config(spec, args), spec, [0], **record)
+    write_policy(tmp_path / "run", actor_config(spec, args), spec, [0], **record)
     assert load_policy(tmp_path / "run").spec == spec
 
 

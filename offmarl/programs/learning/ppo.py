@@ -1,15 +1,26 @@
-"""Losses, advantages and windows of proximal policy optimisation."""
+"""Proximal policy optimisation of several agents: what MAPPO, IPPO, IMPALA and OPRE share.
+
+MAPPO and IPPO differ in what the critic sees. IMPALA and OPRE learn from the steps of earlier
+policies, by V-trace, and OPRE has networks of its own. Everything else is here: the arguments, the
+losses and the update, which collects steps, estimates advantages and learns from windows of the
+steps. A feed-forward network learns from single steps, a recurrent one from windows of several,
+whose first step starts from the memory that acting had there.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from offmarl import envs
 from offmarl._mesh import divide
+from offmarl.config import Fraction, Layers, NonNegative, NonNegativeInt, Positive, PositiveInt
+from offmarl.errors import OptionError
 from offmarl.losses import (
     bootstrap_discounts,
     clipped_surrogate,
@@ -18,13 +29,144 @@ from offmarl.losses import (
     value_error,
     vtrace,
 )
-from offmarl.networks import AgentNetwork, Head, Moments
-from offmarl.programs.experience.buffer import Capture
-from offmarl.programs.learning.optimisers import clipped_adam, grad_norm, scheduled
-from offmarl.programs.learning.ppo.arguments import PPOArgs
-from offmarl.programs.program import Hyperparameters
-from offmarl.rollout import RolloutState
-from offmarl.types import ArrayTree, EnvSpec, Transition, View
+from offmarl.networks import (
+    Activation,
+    AgentNetwork,
+    Head,
+    Moments,
+    PolicyConfig,
+    agent_head,
+    agent_network,
+    blank_view,
+    head_policy,
+    init_network,
+    stochastic_head,
+)
+from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
+from offmarl.programs.learning.learner import NetworkArgs, policy_config
+from offmarl.programs.learning.optimisers import (
+    ScheduleKind,
+    clipped_adam,
+    grad_norm,
+    linear_schedule,
+    scheduled,
+    training_progress,
+)
+from offmarl.programs.program import Hyperparameters, Program, Stage
+from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.teams import team_numbers
+from offmarl.types import ArrayTree, Continuous, EnvSpec, Transition, View
+
+# ---------------------------------------------------------------------------------- arguments
+
+
+@dataclass(frozen=True)
+class PPOArgs(NetworkArgs):
+    """Arguments of proximal policy optimisation."""
+
+    num_steps: PositiveInt = 64
+    """Time steps in each environment between updates."""
+    epochs: PositiveInt = 4
+    """Passes over the steps of an update."""
+    minibatches: PositiveInt = 4
+    """Minibatches in a pass."""
+    network: Literal["feedforward", "recurrent"] = "feedforward"
+    """Kind of the actor and of the critic; recurrent networks have a GRU."""
+    length: PositiveInt | None = None
+    """Steps in a window that recurrent networks learn from; must divide num_steps, which is the
+    default."""
+    learning_rate: Positive = 7e-4
+    """Adam's step size, of actor and critic."""
+    gamma: Fraction = 0.99
+    """Discount."""
+    gae_lambda: Fraction = 0.95
+    """λ of generalised advantage estimation: trades bias for variance."""
+    clip: Positive = 0.2
+    """ε, the largest relative change of an action's probability in an update."""
+    clip_value: bool = False
+    """Also limit the change of a value in an update to ε."""
+    huber: Positive | None = None
+    """Error beyond which the value loss grows linearly (Huber loss); by default it is the square.
+    """
+    value_weight: NonNegative = 1.0
+    """Weight of the value loss."""
+    normalise_values: bool = True
+    """Learn values relative to the running mean and deviation of the returns."""
+    normalise_advantages: bool = True
+    """Shift and scale the advantages of each minibatch to mean 0 and deviation 1."""
+    entropy: NonNegative = 0.01
+    """Weight of the entropy bonus."""
+    entropy_schedule: ScheduleKind = "constant"
+    """How that weight changes over the training."""
+    max_grad_norm: Positive = 0.5
+    """Global norm that gradients are clipped to."""
+    clip_separately: bool = False
+    """Clip the gradients of actor and critic each by their own norm, and not by the norm of both.
+    """
+    shaped_rewards: Fraction | None = None
+    """Also learn from the environment's shaped rewards, such as Overcooked's. Their weight falls
+    from 1 to 0 over this fraction of the training. They are not recorded."""
+    tanh: bool = False
+    """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one."""
+    layers: Layers | None = None
+    """Hidden layers of each network: by default 2, or 1 beside a GRU."""
+    activation: Activation = "relu"
+    """Function after each hidden layer."""
+
+
+@dataclass(frozen=True)
+class OffPolicyPPOArgs(PPOArgs):
+    """Arguments of actor-critics that learn from the steps of their earlier policies."""
+
+    lag: NonNegativeInt = 1
+    """Updates by which the policy that acts is behind the one that learns."""
+    correct: bool = True
+    """Correct for that by V-trace. Otherwise the steps count as if the policy that learns had taken
+    them, as in a plain actor-critic."""
+    num_steps: PositiveInt = 16
+    """Time steps in each environment between updates."""
+    epochs: PositiveInt = 1
+    """Passes over the steps of an update."""
+    minibatches: PositiveInt = 1
+    """Minibatches in a pass."""
+    gae_lambda: Fraction = 1.0
+    """λ of V-trace: trades bias for variance."""
+    normalise_advantages: bool = False
+    """Shift and scale the advantages of each minibatch to mean 0 and deviation 1."""
+
+
+def actor_config(spec: EnvSpec, args: PPOArgs) -> PolicyConfig:
+    """Return the description of the actor; the critic has its kind and sizes."""
+    if args.tanh and not isinstance(spec.action, Continuous):
+        raise OptionError(
+            f"--tanh is for continuous actions, and {spec.name} has discrete ones: leave it out."
+        )
+    head = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
+    return policy_config(args, head)
+
+
+def window_length(args: PPOArgs) -> int:
+    """Return the length of the windows to learn from; `OptionError` if arguments do not fit."""
+    length = (args.length or args.num_steps) if args.network == "recurrent" else 1
+    if args.length is not None and args.network == "feedforward":
+        raise OptionError(
+            f"--length {args.length} is for recurrent networks: feed-forward ones learn from "
+            "single steps. Leave it out, or give --network recurrent."
+        )
+    if args.num_steps % length:
+        raise OptionError(
+            f"--num-steps {args.num_steps} is not divisible into windows of --length {length}: "
+            "give a length that divides it."
+        )
+    windows = args.num_envs * args.num_steps // length
+    if args.minibatches > windows:
+        raise OptionError(
+            f"{args.num_envs} environments of {args.num_steps} steps are {windows} windows to "
+            f"learn from, which cannot be divided into {args.minibatches} minibatches: give fewer "
+            "minibatches, or more environments or steps."
+        )
+    return length
+
 
 # ---------------------------------------------------------------------------------- state
 
@@ -390,3 +532,139 @@ def learn(
     )
     state = state._replace(params=params, optimiser=optimiser_state)
     return state, jax.tree.map(jnp.mean, metrics)
+
+
+# ---------------------------------------------------------------------------------- program
+
+
+def make_program(
+    spec: EnvSpec,
+    args: PPOArgs,
+    env: envs.Environment,
+    critic: AgentNetwork,
+    critic_input: Callable[[View], ArrayTree],
+    actor: tuple[AgentNetwork, Head] | None = None,
+    kind: type[Networks] = Networks,
+) -> Program:
+    """Build a program of proximal policy optimisation, or of V-trace for `OffPolicyPPOArgs`.
+
+    Parameters
+    ----------
+    spec, args, env
+        As given to the program's ``make``.
+    critic
+        Network whose outputs are a value for each team, or what ``kind`` makes values of.
+    critic_input
+        Returns what the critic sees of a view.
+    actor
+        Network and head of the policy; by default those of `actor_config`.
+    kind
+        How both networks are evaluated.
+
+    Raises
+    ------
+    OptionError
+        Arguments do not fit together, or the environment has no shaped rewards.
+    """
+    length = window_length(args)
+    if args.shaped_rewards is not None and not envs.has_shaping(env):
+        raise OptionError(
+            f"{spec.name} has no shaped rewards: leave out --shaped-rewards {args.shaped_rewards}."
+        )
+    config = actor_config(spec, args)
+    actor = actor or (agent_network(config, spec), agent_head(config))
+    networks = kind(*actor, critic, critic_input, team_numbers(spec))
+    env, make_policy = envs.autoreset(env), partial(head_policy, *actor, spec)
+    policy, off_policy = make_policy(), args if isinstance(args, OffPolicyPPOArgs) else None
+    lag = off_policy.lag if off_policy else 0
+    buffer = make_buffer(args.num_envs, args.num_steps)
+
+    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
+        actor_key, critic_key, env_key = jax.random.split(key, 3)
+        view, fresh = blank_view(spec), critic.initial_carry(spec.num_agents)
+        params = ActorCritic(
+            init_network(networks.actor, spec, actor_key),
+            critic.init(critic_key, fresh, critic_input(view)),
+        )
+        return State(
+            params=params,
+            optimiser=clipped_adam(0.0, 0.0).init(params),
+            moments=Moments.zero(max(networks.teams) + 1),
+            rollout=init_rollout(env, policy, env_key, args.num_envs),
+            critic_carry=jax.tree.map(
+                lambda leaf: jnp.broadcast_to(leaf, (args.num_envs, *leaf.shape)), fresh
+            ),
+            capture=init_capture(buffer, spec),
+            iteration=jnp.zeros((), jnp.int32),
+            behind=jax.tree.map(lambda x: jnp.zeros((lag, *x.shape)), params.actor) if lag else (),
+        )
+
+    def update(
+        state: State, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[State, dict[str, Array]]:
+        rollout_key, learn_key = jax.random.split(key)
+        progress = training_progress(args, state.iteration)
+        actor, behind = acting_params(state, lag)
+        after, transitions, next_views, shaping = rollout(
+            env,
+            policy,
+            actor,
+            state.rollout,
+            rollout_key,
+            args.num_steps,
+            jnp.maximum(state.iteration - lag, 0),
+        )
+        reward, metrics = learned_reward(args, hyper, transitions.reward, shaping, progress)
+        log_prob, log_ratio = transitions.behaviour_log_prob, None
+        if off_policy:
+            log_prob, log_ratio, metrics["ratio"] = ratios(networks, state, transitions)
+        if off_policy and not off_policy.correct:
+            log_ratio = None
+        steps = estimate(networks, hyper, spec, state, transitions, reward, next_views, log_ratio)
+        carry = window_carries(networks, state, transitions, steps.carries, length)
+        if args.normalise_values:
+            state, steps = normalise_targets(networks, state, steps, transitions.view.alive)
+        batch = RolloutWindows(
+            transitions.view,
+            begins(transitions.last),
+            transitions.action,
+            log_prob,
+            steps.advantage,
+            steps.value,
+            steps.target,
+        )
+        ended = transitions.last[-1][:, None, None]
+        state = state._replace(
+            rollout=after,
+            critic_carry=jax.tree.map(lambda leaf: jnp.where(ended, 0.0, leaf[-1]), steps.carries),
+            capture=add(buffer, state.capture, transitions, next_views),
+            iteration=state.iteration + 1,
+            behind=behind,
+        )
+        state, learn_metrics = learn(
+            networks, args, hyper, state, cut_windows(batch, length), carry, progress, learn_key
+        )
+        return state, metrics | learn_metrics
+
+    return Program(
+        init,
+        stages=(Stage(update),),
+        policy=make_policy,
+        policy_params=lambda state: state.params.actor,
+        greedy=False,
+        num_steps=args.num_steps,
+    )
+
+
+def learned_reward(
+    args: PPOArgs,
+    hyper: Hyperparameters,
+    reward: Float[Array, "T E N"],
+    shaping: Float[Array, "T E N"] | None,
+    progress: Float[Array, ""],
+) -> tuple[Float[Array, "T E N"], dict[str, Any]]:
+    """Return the rewards to learn from, and the weight of shaped rewards as a metric."""
+    if args.shaped_rewards is None or shaping is None:
+        return reward * hyper.reward_scale, {}
+    weight = linear_schedule(progress, 1.0, 0.0, args.shaped_rewards)
+    return (reward + weight * shaping) * hyper.reward_scale, {"shaping_weight": weight}
