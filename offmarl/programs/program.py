@@ -364,12 +364,10 @@ def shaping_values(args: Validated) -> tuple[tuple[str, Any], ...]:
 
 def _reasons(args: Validated) -> dict[str, str]:
     """Return the arguments that must not shape a program, each with the reason."""
-    numeric, shared = (
-        hyperparameter_names(args),
-        shared_names(args) - with_role(type(args), Role.SHAPES),
-    )
+    shared = shared_names(args) - with_role(type(args), Role.SHAPES)
     return dict.fromkeys(shared, "for the loop only") | {
-        name: f"a hyperparameter: write `hyper.{name}` in init or update" for name in numeric
+        name: f"a hyperparameter: write `hyper.{name}` in init or update"
+        for name in hyperparameter_names(args)
     }
 
 

@@ -66,7 +66,7 @@ class CaptureCheckpoints(Checkpoints):
         ]
         self._saved = step, [int(capture.total) for capture in captures]
         newest = [_arrays(*pair) for pair in zip(captures, added, strict=True)]
-        small = gather_all(_replace(tree, _without_steps))
+        small = gather_all(_replace(_without_steps, tree))
         if not is_first():
             return
         for number, (count, arrays) in enumerate(zip(added, newest, strict=True)):
@@ -99,17 +99,16 @@ class CaptureCheckpoints(Checkpoints):
     ) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
         """Read a checkpoint, and fill its buffers; see `Checkpoints.restore`."""
         step = self.latest() if step is None else step
-        templates, numbers = iter(_captures(like)), itertools.count()
-        tree, info = super().restore(_replace(like, _without_steps), step, partly)
+        numbers = itertools.count()
+        tree, info = super().restore(_replace(_without_steps, like), step, partly)
         assert step is not None
 
-        def with_steps(capture: Capture) -> Capture:
-            template = next(templates)
+        def with_steps(template: Capture, capture: Capture) -> Capture:
             if template.is_sampled and step != self._last:
                 return self._files(next(numbers)).fill(step, template, capture)
             return _blank(template, capture)
 
-        tree = _replace(tree, with_steps)
+        tree = _replace(with_steps, like, tree)
         self._saved = step, [int(capture.total) for capture in _sampled(tree)]
         return tree, info
 
@@ -135,20 +134,18 @@ def _is_capture(node: Any) -> bool:
     return isinstance(node, Capture)
 
 
-def _captures(tree: ArrayTree) -> list[Capture]:
-    leaves = jax.tree.leaves(tree, is_leaf=_is_capture)
-    return [leaf for leaf in leaves if _is_capture(leaf)]
-
-
 def _sampled(tree: ArrayTree) -> list[Capture]:
-    return [capture for capture in _captures(tree) if capture.is_sampled]
+    leaves = jax.tree.leaves(tree, is_leaf=_is_capture)
+    return [leaf for leaf in leaves if _is_capture(leaf) and leaf.is_sampled]
 
 
-def _replace(tree: ArrayTree, function: Callable[[Capture], Capture]) -> dict[str, ArrayTree]:
-    """Apply a function to every capture of a tree, in order."""
-    replaced: dict[str, ArrayTree] = jax.tree.map(
-        lambda leaf: function(leaf) if _is_capture(leaf) else leaf, tree, is_leaf=_is_capture
-    )
+def _replace(function: Callable[..., Capture], *trees: ArrayTree) -> dict[str, ArrayTree]:
+    """Apply a function to every capture, in order; other leaves are those of the last tree."""
+
+    def replace(*leaves: Any) -> Any:
+        return function(*leaves) if _is_capture(leaves[-1]) else leaves[-1]
+
+    replaced: dict[str, ArrayTree] = jax.tree.map(replace, *trees, is_leaf=_is_capture)
     return replaced
 
 

@@ -59,8 +59,8 @@ class RecordWork(Work):
             )
         self.recording = recording
         self.times = block_times(recording.steps, num_envs, env.spec.time_limit, block_steps)
-        row = -(-recording.steps // num_envs)
-        num_blocks = -(-row // self.times)
+        self._row = -(-recording.steps // num_envs)
+        num_blocks = -(-self._row // self.times)
         path = local_output(recording.path)
         identity = recording.recipe | {"blocks": [num_blocks, self.times]}
         super().__init__(f"record {path.name}", path, identity, num_blocks)
@@ -79,8 +79,7 @@ class RecordWork(Work):
 
     def cuts_episodes(self) -> bool:
         """Whether a block is shorter than an episode may be, and than the whole recording."""
-        row = -(-self.recording.steps // self.recording.num_envs)
-        return self.times < min(row, self.recording.env.spec.time_limit or 0)
+        return self.times < min(self._row, self.recording.env.spec.time_limit or 0)
 
     def is_complete(self) -> bool:
         """Whether the recording exists, joined."""

@@ -196,18 +196,57 @@ class Recording:
         """Do as `record_policy`."""
         keep_compiled_programs()
         path, layout = local_output(self.path), recorder_layout(1, self.num_envs, self.devices)
-        divided = self.devices is not None or jax.process_count() > 1
-        groups = groups_of(self.num_envs, layout.shards) if divided else 1
         recipe = self.recipe | {"chunks": [*chunks_of(self.steps, self.num_envs)]}
-        if divided:
-            recipe["groups"] = groups
+        if self.devices is not None or jax.process_count() > 1:
+            recipe["groups"] = groups_of(self.num_envs, layout.shards)
         with ends_with_others(path), errors_of_functions():
             if is_complete(path, recipe):
                 return False
             about, label = self.provenance(), f"the recording {path.name}"
             with checkpoint_timer(self.checkpoint_seconds, "step", label) as timer:
-                _record(self, path, groups, layout, recipe, about, timer)
+                self._write(path, layout, recipe, about, timer)
         return True
+
+    def _write(
+        self,
+        path: Path,
+        layout: SeedLayout,
+        recipe: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        timer: CheckpointTimer,
+    ) -> None:
+        directory = path.parent / f".{path.name}.recording"
+        checkpoints = CaptureCheckpoints(directory, keep=1)
+        program, num_envs = self.program(recipe.get("groups", 1)), self.num_envs
+        key = jax.random.key(self.seed) if self.key is None else self.key
+        init_key, key = jax.random.split(key)
+        start, begin = _begin(self.env, program, checkpoints, init_key)
+        num_chunks, num_steps = recipe["chunks"]
+        timer.begin(start * num_envs * num_steps)
+        schedule = Schedule(num_chunks, num_chunks, 1, (0,))
+        spec, join_agents = recording_layout(self.env, first_id=self.size)
+        steps = num_chunks * num_steps  # of each environment
+        writer = open_for_recording(path, spec, (num_envs, steps), recipe, provenance)
+        with (
+            ChunkWriter(writer, "policy", start, start * num_steps, join_agents) as chunks,
+            progress(f"record {path.name}", steps, start * num_steps) as advance,
+        ):
+            states = [begin._replace(params=self.params)]
+            arguments = [_NO_HYPER], [key], schedule, start, [chunks], layout
+            work = collect(program, states, *arguments, learns=False)
+            for done, (state,), _ in work:
+                timer.work_done()
+                advance(num_steps)
+                if timer.is_due():
+                    chunks.flush()
+                    checkpoints.save(done, {"state": state._replace(params=())}, {})
+                    timer.saved(done * num_steps * num_envs)
+            chunks.flush()
+            if writer is not None:
+                chunks.complete(recorded=recorded_return(Reader(writer.store), steps))
+        any_process(False)  # no process ends, or reads the vault, before it is complete
+        if is_first():
+            shutil.rmtree(directory, ignore_errors=True)
 
     def compile_ahead(self) -> "Future[None]":
         """Compile what `record` runs on one device, in a thread."""
@@ -335,49 +374,6 @@ def _rollout_in_groups(
     return after._replace(others=others), *jax.tree.map(
         lambda leaf: leaf.swapaxes(0, 1).reshape(num_steps, total, *leaf.shape[3:]), results[1:]
     )
-
-
-def _record(
-    recording: Recording,
-    path: Path,
-    groups: int,
-    layout: SeedLayout,
-    recipe: Mapping[str, Any],
-    provenance: Mapping[str, Any],
-    timer: CheckpointTimer,
-) -> None:
-    directory = path.parent / f".{path.name}.recording"
-    checkpoints = CaptureCheckpoints(directory, keep=1)
-    env, program, num_envs = recording.env, recording.program(groups), recording.num_envs
-    key = jax.random.key(recording.seed) if recording.key is None else recording.key
-    init_key, key = jax.random.split(key)
-    start, begin = _begin(env, program, checkpoints, init_key)
-    num_chunks, num_steps = recipe["chunks"]
-    timer.begin(start * num_envs * num_steps)
-    schedule = Schedule(num_chunks, num_chunks, 1, (0,))
-    spec, join_agents = recording_layout(env, first_id=recording.size)
-    steps = num_chunks * num_steps  # of each environment
-    writer = open_for_recording(path, spec, (num_envs, steps), recipe, provenance)
-    with (
-        ChunkWriter(writer, "policy", start, start * num_steps, join_agents) as chunks,
-        progress(f"record {path.name}", steps, start * num_steps) as advance,
-    ):
-        states = [begin._replace(params=recording.params)]
-        arguments = [_NO_HYPER], [key], schedule, start, [chunks], layout
-        work = collect(program, states, *arguments, learns=False)
-        for done, (state,), _ in work:
-            timer.work_done()
-            advance(num_steps)
-            if timer.is_due():
-                chunks.flush()
-                checkpoints.save(done, {"state": state._replace(params=())}, {})
-                timer.saved(done * num_steps * num_envs)
-        chunks.flush()
-        if writer is not None:
-            chunks.complete(recorded=recorded_return(Reader(writer.store), steps))
-    any_process(False)  # no process ends, or reads the vault, before it is complete
-    if is_first():
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def recorded_return(dataset: Reader, steps: int) -> dict[str, Any]:

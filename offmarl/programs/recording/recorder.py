@@ -26,7 +26,7 @@ from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.evaluate import place_arguments, play_against
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.sharding import ONE_DEVICE, SeedLayout
-from offmarl.programs.runs.trained import of_seeds
+from offmarl.programs.runs.trained import seeds_to_read
 from offmarl.teams import Team, only_or_all, teams_of
 from offmarl.types import ArrayTree, Policy
 
@@ -179,7 +179,7 @@ class OnlineRecorder(NamedTuple):
     def policy_shapes(self) -> ArrayTree:
         """Return the shapes of the parameters of all seeds' policies, ``(seeds, ...)``."""
         shapes = jax.eval_shape(self.program.policy_params, state_shapes(self.program, self.args))
-        return of_seeds(shapes, self.args.seeds)
+        return seeds_to_read(shapes, self.args.seeds)
 
     def uniform(self) -> ArrayTree:
         """Return the parameters of uniform legal actions."""

@@ -20,6 +20,7 @@ from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, unflatten_t
 from offmarl.vault import Dataset, Mixture
 from offmarl.vault.check.leaf_statistics import StatisticsAccumulator, stored_statistics
 from offmarl.vault.format.column_statistics import Ranges
+from offmarl.vault.format.tables import Episodes
 from offmarl.vault.mixture import MixturePart
 
 STATISTICS_FILE = "dataset.npz"
@@ -126,8 +127,7 @@ class DatasetStatistics:
         """
 
         def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
-            table = dataset.episodes.take(self._training_episodes(dataset))
-            return np.asarray(table.largest_return or 1.0)
+            return np.asarray(self._training_table(dataset).largest_return or 1.0)
 
         return float(self.array("return_scale", compute))
 
@@ -135,7 +135,7 @@ class DatasetStatistics:
         """Return the agents' returns in the complete episode whose mean return is the largest."""
 
         def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
-            table = dataset.episodes.take(self._training_episodes(dataset))
+            table = self._training_table(dataset)
             means = np.where(table.scored, table.episode_returns, -np.inf)
             return np.asarray(table.returns[means.argmax()], np.float32)
 
@@ -155,8 +155,11 @@ class DatasetStatistics:
         return tuple((name, x.dtype.str, x.shape, x.tobytes()) for name, x in used)
 
     def _returns(self, dataset: Dataset | Mixture) -> NDArray[np.float32]:
-        episodes, indices = dataset.episodes, self._training_episodes(dataset)
-        return episodes.episode_returns[indices][episodes.scored[indices]].astype(np.float32)
+        table = self._training_table(dataset)
+        return table.episode_returns[table.scored].astype(np.float32)
+
+    def _training_table(self, dataset: Dataset | Mixture) -> Episodes:
+        return dataset.episodes.take(self._training_episodes(dataset))
 
     def _training_episodes(self, dataset: Dataset | Mixture) -> NDArray[np.int64]:
         indices = np.arange(len(dataset.episodes.length))

@@ -168,18 +168,16 @@ def builder_of(
     return build
 
 
-def of_seeds(like: ArrayTree, seeds: int) -> ArrayTree:
-    """Return the shapes of several seeds, ``(seeds, ...)``, from those of one."""
+def seeds_to_read(like: ArrayTree, seeds: int) -> ArrayTree:
+    """Return the shapes of several seeds, ``(seeds, ...)``, from those of one.
+
+    `OptionError` if no memory holds the arrays, whose run may be forged.
+    """
 
     def of_all(leaf: Any) -> Array:
         return jnp.broadcast_to(leaf, (seeds, *leaf.shape))
 
-    return jax.eval_shape(lambda tree: jax.tree.map(of_all, tree), like)
-
-
-def seeds_to_read(like: ArrayTree, seeds: int) -> ArrayTree:
-    """Return `of_seeds`; `OptionError` if no memory holds the arrays, whose run may be forged."""
-    shapes = of_seeds(like, seeds)
+    shapes = jax.eval_shape(lambda tree: jax.tree.map(of_all, tree), like)
     hint = "load it on a machine with more"
     require_room(bytes_of(shapes), "the arrays of the run", hint=hint)
     return shapes
