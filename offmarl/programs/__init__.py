@@ -29,10 +29,16 @@ if TYPE_CHECKING:
     )
     from offmarl.programs.learning.learner import (
         LearnerArgs as LearnerArgs,
+        ScheduleKind as ScheduleKind,
         TargetState as TargetState,
         ValueArgs as ValueArgs,
+        clipped_adam as clipped_adam,
+        grad_norm as grad_norm,
+        linear_schedule as linear_schedule,
         make_optimiser as make_optimiser,
         policy_config as policy_config,
+        scheduled as scheduled,
+        training_progress as training_progress,
     )
     from offmarl.programs.runs.loop import start as start
     from offmarl.programs.learning.off_policy import (
@@ -46,14 +52,6 @@ if TYPE_CHECKING:
         Recorded as Recorded,
         record_from_run as record_from_run,
         record_online as record_online,
-    )
-    from offmarl.programs.learning.optimisers import (
-        ScheduleKind as ScheduleKind,
-        clipped_adam as clipped_adam,
-        grad_norm as grad_norm,
-        linear_schedule as linear_schedule,
-        scheduled as scheduled,
-        training_progress as training_progress,
     )
     from offmarl.programs.runs.policy import (
         LoadedCritic as LoadedCritic,

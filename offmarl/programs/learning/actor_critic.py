@@ -20,7 +20,7 @@ from offmarl.losses import (
     squared_errors,
     td_targets,
 )
-from offmarl.programs.learning.optimisers import grad_norm
+from offmarl.programs.learning.learner import grad_norm
 from offmarl.programs.program import TD_ERRORS
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 

@@ -1,4 +1,4 @@
-"""The options that all baselines with networks share, and the optimiser that they describe.
+"""The options that programs with networks share, and the optimisers that they describe.
 
 A program derives its ``Args`` from `LearnerArgs`, and overrides a default where its reference has
 another value::
@@ -7,7 +7,9 @@ another value::
     class Args(programs.LearnerArgs):
         learning_rate: Positive = 5e-4
 
-An optimiser is built in every update, from the number of updates done::
+An optimiser is built in every update, from hyperparameters that are arrays and from the number of
+updates done, so a new value or a schedule never recompiles. The structure of its state does not
+depend on the numbers::
 
     def init(key, hyper):
         params = init_policy(config, spec, key)
@@ -31,15 +33,14 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl.config import Fraction, Layers, Positive, PositiveInt
 from offmarl.errors import OptionError
 from offmarl.networks import AgentId, PolicyConfig
-from offmarl.programs.learning.optimisers import (
-    Number,
-    ScheduleKind,
-    clipped_adam,
-    grad_norm,
-    scheduled,
-)
 from offmarl.programs.program import Args, Hyperparameters, OnlineArgs, Program, Stage
 from offmarl.types import ArrayTree, Sequence
+
+Number = Float[Array, ""] | float
+
+ScheduleKind = Literal["constant", "linear", "cosine"]
+"""How a number changes over the training: not at all, or down to 0 at the end, along a line or half
+a cosine."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,50 @@ def policy_config(args: Any, head: Any, **other: Any) -> PolicyConfig:
     return PolicyConfig(args.network, head, **sizes | other)
 
 
+# ---------------------------------------------------------------------------------- optimisers
+
+
+def clipped_adam(
+    learning_rate: Number, max_grad_norm: Number, *, eps: float = 1e-8, separately: bool = False
+) -> optax.GradientTransformation:
+    """Return Adam, preceded by the clipping of gradients.
+
+    Parameters
+    ----------
+    learning_rate
+        Step size.
+    max_grad_norm
+        Largest global norm of the gradients; those above it are scaled down to it.
+    eps
+        Added to the root of the second moment.
+    separately
+        Clip each field of the parameters' NamedTuple, or each entry of their dictionary, by its own
+        norm. The gradients of a critic then do not shrink those of an actor.
+    """
+    clip = clip_separately if separately else optax.clip_by_global_norm
+    return optax.chain(clip(max_grad_norm), optax.adam(learning_rate, eps=eps))
+
+
+def clip_separately(max_norm: Number) -> optax.GradientTransformation:
+    """Return a transformation that clips each child of the gradients' root by its own norm."""
+    clip = optax.clip_by_global_norm(max_norm)
+
+    def update(
+        grads: ArrayTree, state: ArrayTree, _params: ArrayTree = None
+    ) -> tuple[ArrayTree, ArrayTree]:
+        children, root = jax.tree.flatten(grads, is_leaf=lambda node: node is not grads)
+        clipped = [clip.update(child, clip.init(child))[0] for child in children]
+        return jax.tree.unflatten(root, clipped), state
+
+    return optax.GradientTransformation(clip.init, update)
+
+
+def grad_norm(grads: ArrayTree) -> Float[Array, ""]:
+    """Return the global norm of gradients, before clipping."""
+    norm: Array = optax.tree.norm(grads)
+    return norm
+
+
 def make_optimiser(
     args: LearnerArgs,
     hyper: Hyperparameters,
@@ -167,6 +212,59 @@ def step_size(
     """Return the step size of an update; the arguments are those of `make_optimiser`."""
     progress = jnp.asarray(done) / (updates or args.updates or 1)
     return scheduled(hyper.learning_rate, progress, args.schedule)
+
+
+# ---------------------------------------------------------------------------------- schedules
+
+
+def training_progress(args: Any, iteration: Int[Array, ""] | Float[Array, ""]) -> Float[Array, ""]:
+    """Return the fraction of a recorder's training that is done, from 0 to 1.
+
+    Parameters
+    ----------
+    args
+        The recorder's arguments, with the time steps of an update as ``num_steps``.
+    iteration
+        Number of updates done; a part of one counts, too.
+    """
+    iterations = -(-args.total_steps // (args.num_envs * args.num_steps))
+    return jnp.clip(iteration / iterations, 0.0, 1.0)
+
+
+def linear_schedule(
+    progress: Float[Array, "*b"], start: Number, stop: Number, over: Number = 1.0
+) -> Float[Array, "*b"]:
+    """Return a number that changes linearly from ``start`` to ``stop`` during training.
+
+    Parameters
+    ----------
+    progress
+        Fraction of the training that is done.
+    start, stop
+        Values at the beginning and from the end of the change on.
+    over
+        Fraction of the training in which the value changes; 0 for ``stop`` at once.
+    """
+    changed = jnp.where(over > 0, progress / jnp.where(over > 0, over, 1.0), 1.0)
+    return start + (stop - start) * jnp.clip(changed, 0.0, 1.0)
+
+
+def scheduled(value: Number, progress: Float[Array, ""], schedule: ScheduleKind) -> Number:
+    """Return a number, such as a step size, at some progress of a schedule.
+
+    Parameters
+    ----------
+    value
+        The number at the beginning of the training.
+    progress
+        Fraction of the training that is done.
+    schedule
+        How it changes.
+    """
+    if schedule == "constant":
+        return value
+    remaining = linear_schedule(progress, 1.0, 0.0)
+    return value * (remaining if schedule == "linear" else 0.5 * (1 - jnp.cos(jnp.pi * remaining)))
 
 
 # ---------------------------------------------------------------------------------- target networks

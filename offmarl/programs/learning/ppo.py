@@ -43,12 +43,13 @@ from offmarl.networks import (
     stochastic_head,
 )
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
-from offmarl.programs.learning.learner import NetworkArgs, policy_config
-from offmarl.programs.learning.optimisers import (
+from offmarl.programs.learning.learner import (
+    NetworkArgs,
     ScheduleKind,
     clipped_adam,
     grad_norm,
     linear_schedule,
+    policy_config,
     scheduled,
     training_progress,
 )

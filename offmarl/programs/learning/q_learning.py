@@ -28,7 +28,14 @@ from offmarl.networks import (
 )
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.prioritised import admit, begin_priorities, reprioritise, sample
-from offmarl.programs.learning.learner import policy_config
+from offmarl.programs.learning.learner import (
+    clipped_adam,
+    grad_norm,
+    linear_schedule,
+    policy_config,
+    scheduled,
+    training_progress,
+)
 from offmarl.programs.learning.off_policy import (
     OffPolicyArgs,
     draw_steps,
@@ -36,13 +43,6 @@ from offmarl.programs.learning.off_policy import (
     mean_metrics,
     no_rewards,
     running_sums,
-)
-from offmarl.programs.learning.optimisers import (
-    clipped_adam,
-    grad_norm,
-    linear_schedule,
-    scheduled,
-    training_progress,
 )
 from offmarl.programs.program import TD_ERRORS, Hyperparameters, Program, Stage
 from offmarl.replay.priorities import IMPORTANCE, Priorities

@@ -34,19 +34,19 @@ from offmarl.networks import (
 )
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.learning.actor_critic import Learner, td_loss
-from offmarl.programs.learning.learner import policy_config
+from offmarl.programs.learning.learner import (
+    clipped_adam,
+    grad_norm,
+    policy_config,
+    scheduled,
+    training_progress,
+)
 from offmarl.programs.learning.off_policy import (
     OffPolicyArgs,
     draw_steps,
     fit_unit,
     mean_metrics,
     no_rewards,
-)
-from offmarl.programs.learning.optimisers import (
-    clipped_adam,
-    grad_norm,
-    scheduled,
-    training_progress,
 )
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.rollout import RolloutState, init_rollout, rollout
