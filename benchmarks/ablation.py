@@ -41,8 +41,7 @@ from offmarl.networks import make_mixer
 from offmarl.programs import hyperparameters, registry
 from offmarl.programs.experience.windows import WindowStart, windows_at
 from offmarl.programs.learning import q_learning
-from offmarl.programs.recording.collecting import collect
-from offmarl.programs.runs.loop import Schedule
+from offmarl.programs.runs.loop import Schedule, collect
 
 SPREAD = (
     "",

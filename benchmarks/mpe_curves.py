@@ -26,8 +26,7 @@ from jaxtyping import Array
 from offmarl import envs
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs.recording.collecting import collect
-from offmarl.programs.runs.loop import Schedule
+from offmarl.programs.runs.loop import Schedule, collect
 from offmarl.rollout import init_rollout, rollout
 from offmarl.teams import teams_of
 from offmarl.types import ArrayTree, Policy

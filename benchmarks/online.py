@@ -34,8 +34,7 @@ from offmarl import envs
 from offmarl._imports import import_file
 from offmarl.envs.base import Wrapper
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs.recording.collecting import collect
-from offmarl.programs.runs.loop import Schedule
+from offmarl.programs.runs.loop import Schedule, collect
 from offmarl.types import ArraySpec, EnvSpec, Timestep
 
 SPREAD = "jaxmarl/mpe/simple_spread_v3"

@@ -64,7 +64,6 @@ from offmarl.paths import local, path_text
 from offmarl.programs import Hyperparameters, OnlineArgs, Program, hyperparameters
 from offmarl.programs.best_responses import require_learner
 from offmarl.programs.program import recorded_args
-from offmarl.programs.recording.collecting import collect
 from offmarl.programs.recording.online import Recorded, describe_vault, summarise
 from offmarl.programs.recording.record import check_recipe, chunks_of, record_policy
 from offmarl.programs.recording.recorder import fold_key, label_of, run_directory
@@ -74,7 +73,7 @@ from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.identity import environment_source, fingerprint, made_from
-from offmarl.programs.runs.loop import build, online_schedule
+from offmarl.programs.runs.loop import build, collect, online_schedule
 from offmarl.programs.runs.policy import load_policy
 from offmarl.programs.runs.run import open_run
 from offmarl.programs.runs.trained import Built, builder_of, stack_seeds

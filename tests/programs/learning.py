@@ -12,8 +12,7 @@ from offmarl.envs.base import restart, transition
 from offmarl.evaluation import evaluate
 from offmarl.programs import hyperparameters
 from offmarl.programs.program import structure
-from offmarl.programs.recording.collecting import collect
-from offmarl.programs.runs.loop import Schedule
+from offmarl.programs.runs.loop import Schedule, collect
 from offmarl.types import Continuous, Discrete, EnvSpec, View
 from tests.rollouts import view_of
 

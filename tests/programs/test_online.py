@@ -22,10 +22,9 @@ from offmarl.errors import (
 )
 from offmarl.programs import record_from_run
 from offmarl.programs.program import Hyperparameters, Program, Stage
-from offmarl.programs.recording import collecting, online
-from offmarl.programs.recording.collecting import collect
+from offmarl.programs.recording import online
 from offmarl.programs.runs import loop
-from offmarl.programs.runs.loop import Schedule, stage_starts
+from offmarl.programs.runs.loop import Schedule, collect, stage_starts
 from offmarl.programs.runs.training import _Journal
 from offmarl.replay import device
 from recorders import mappo, vdn
@@ -136,7 +135,7 @@ def test_several_updates_in_a_call_have_the_bits_of_single_ones(tmp_path, monkey
     args = vdn.Args(env="probe/observation", eval_episodes=2, hidden=4, **options)
     yielded, contents = [], []
     for seconds in (0.0, 1e3):
-        monkeypatch.setattr(collecting, "SECONDS_AT_ONCE", seconds)
+        monkeypatch.setattr(loop, "COLLECTING_SECONDS", seconds)
         monkeypatch.setattr(
             online,
             "collect",

@@ -12,10 +12,11 @@ from offmarl import load_policy, tracking, vault
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import record_from_run
 from offmarl.programs.program import hyperparameters
-from offmarl.programs.recording import collecting, online
+from offmarl.programs.recording import online
 from offmarl.programs.recording.pbt import PopulationTraining
 from offmarl.programs.recording.recorder import Version
 from offmarl.programs.recording.tiers import Ladder
+from offmarl.programs.runs import loop
 from offmarl.report.pages import describe_run
 from recorders import ippo, maddpg, masac, vdn
 from tests.programs import bandit
@@ -142,10 +143,10 @@ def test_a_lineage_of_seeds_in_any_order(tmp_path):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Arguments of a population that was trained without a break."""
-    args, compiled = args_of(tmp_path_factory.mktemp("whole")), collecting.train._cache_size()
+    args, compiled = args_of(tmp_path_factory.mktemp("whole")), loop.learn_steps._cache_size()
     ippo.main(args)
     # For the first state and for those that updates return: replacements compile nothing.
-    assert collecting.train._cache_size() <= compiled + 2
+    assert loop.learn_steps._cache_size() <= compiled + 2
     return args
 
 

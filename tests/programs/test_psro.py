@@ -17,9 +17,8 @@ from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.launch import launch
 from offmarl.paths import remember_paths
 from offmarl.programs import record_from_run
-from offmarl.programs.recording import collecting
 from offmarl.programs.recording.recorder import run_directory
-from offmarl.programs.runs import evaluate
+from offmarl.programs.runs import evaluate, loop
 from recorders import ippo, psro
 from recorders.psro import Args, main, work
 from tests.rollouts import differ
@@ -68,7 +67,7 @@ def test_blocks_need_those_before_them_of_their_seed(tmp_path):
 @pytest.mark.slow
 def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_path, monkeypatch):
     args = replace(SMALL, out=tmp_path)
-    traced_once_for(monkeypatch, collecting, "train", 2, static_argnums=(0, 1, 2), donate_argnums=3)
+    traced_once_for(monkeypatch, loop, "learn_steps", 2, static_argnums=(0, 1, 2), donate_argnums=3)
     traced_once_for(monkeypatch, evaluate, "play_against", 1, static_argnums=(0, 1, 2, 3))
     data = main(args).data
     run = Path(data["run"])

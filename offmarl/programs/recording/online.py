@@ -34,7 +34,6 @@ from offmarl.programs.program import (
     Program,
     state_shapes,
 )
-from offmarl.programs.recording.collecting import collect
 from offmarl.programs.recording.pbt import PopulationTraining
 from offmarl.programs.recording.record import (
     Recording,
@@ -71,7 +70,7 @@ from offmarl.programs.registry import origin_of
 from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.continuing import TrainingStart, learned_fields, start_of
 from offmarl.programs.runs.identity import environment_source, made_from
-from offmarl.programs.runs.loop import build, copy_arrays, online_schedule
+from offmarl.programs.runs.loop import build, collect, copy_arrays, online_schedule
 from offmarl.programs.runs.run import locked, settle
 from offmarl.programs.runs.sharding import (
     ONE_DEVICE,

@@ -33,7 +33,6 @@ from offmarl.programs.experience.buffer import (
 )
 from offmarl.programs.experience.captures import CaptureCheckpoints
 from offmarl.programs.program import Hyperparameters, Program, Stage
-from offmarl.programs.recording.collecting import collect, play
 from offmarl.programs.recording.foreign import errors_of_functions
 from offmarl.programs.recording.sides import opponents_of
 from offmarl.programs.runs.compiling import compile_ahead, keep_compiled_programs
@@ -44,7 +43,7 @@ from offmarl.programs.runs.identity import (
     numerics,
     require_same_numerics,
 )
-from offmarl.programs.runs.loop import Schedule
+from offmarl.programs.runs.loop import Schedule, collect, play_steps
 from offmarl.programs.runs.sharding import SeedLayout, recorder_layout
 from offmarl.programs.runs.training import CheckpointTimer, checkpoint_timer
 from offmarl.replay.device import bytes_of, require_room
@@ -252,7 +251,7 @@ class Recording:
         """Compile what `record` runs on one device, in a thread."""
         program, key = self.program(1), jax.random.key(self.seed)
         state = jax.eval_shape(program.init, key, _NO_HYPER)._replace(params=self.params)
-        return compile_ahead(play, program, 0, None, state, (0, 1), key, _NO_HYPER)
+        return compile_ahead(play_steps, program, 0, None, state, (0, 1), key, _NO_HYPER)
 
     def program(self, groups: int) -> Program:
         """Return the policy as a program without learning, in groups of environments."""
