@@ -19,6 +19,7 @@ from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     Literal,
     NamedTuple,
     TypeVar,
@@ -121,9 +122,11 @@ Vaults = str | Path | Mapping[str, float] | tuple[str, ...]
 class Validated:
     """Base of arguments: raises `OptionError` for the first invalid value."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # of the dataclasses that derive from it
+
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
-        for entry in fields(self):  # type: ignore[arg-type]
+        for entry in fields(self):
             check_rules(entry.name, hints[entry.name], getattr(self, entry.name))
 
 

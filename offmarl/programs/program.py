@@ -358,7 +358,7 @@ def structure(args: ArgsT) -> ArgsT:
 def shaping_values(args: Validated) -> tuple[tuple[str, Any], ...]:
     """Return the names and values of the arguments that may shape a program."""
     excluded = _reasons(args)
-    names = (field.name for field in fields(args) if field.name not in excluded)  # type: ignore[arg-type]
+    names = (field.name for field in fields(args) if field.name not in excluded)
     return tuple((name, getattr(args, name)) for name in names)
 
 
@@ -389,7 +389,7 @@ def recorded_args(args: Validated) -> dict[str, Any]:
     Passwords of URLs are no part of them.
     """
     free = with_role(type(args), Role.FREE)
-    recorded: dict[str, Any] = asdict(args)  # type: ignore[call-overload]
+    recorded = asdict(args)
     return {
         name: hide_all_credentials(value) if ":/" in str(value) else value
         for name, value in recorded.items()

@@ -304,7 +304,7 @@ class TrialsWork(Work):
 
     def _facts(self) -> dict[str, Any]:
         """Return the facts that must be the same to continue a search."""
-        args = {field.name: getattr(self.args, field.name) for field in _fields(self.args)}
+        args = {field.name: getattr(self.args, field.name) for field in fields(self.args)}
         free = with_role(type(self.args), Role.FREE)
         fixed = {name: x for name, x in args.items() if name not in (*free, *self.space)}
         names = ("seeds", "score", "search_seed", "sampler", "pruner")
@@ -555,7 +555,7 @@ class TrialsWork(Work):
         if isinstance(self.args, OnlineArgs):
             changes["tiers"] = ""
         with watch_runs(report), trackers.as_part(trial.number, trial.study.user_attrs["tracking"]):
-            self.program.main(replace(cast(Any, self.args), **changes))
+            self.program.main(replace(self.args, **changes))
         shutil.rmtree(directory)
         return score()
 
@@ -602,7 +602,7 @@ class TrialsWork(Work):
         left_out |= {self._budget, *with_role(kind, Role.CASE)}
         return {
             field.name: tracking.plain(value)
-            for field in _fields(self.args)
+            for field in fields(self.args)
             if field.name not in left_out
             and (value := getattr(self.args, field.name)) is not None
             and (value != field.default or field.name in explicit)
@@ -676,7 +676,3 @@ def _require_fresh(args: Validated, space: Space) -> None:
                 f"the trials of a search start from nothing: leave out {name}, and give --{name} "
                 "when you record with the settings that are found."
             )
-
-
-def _fields(args: Validated) -> tuple[Any, ...]:
-    return fields(args)  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ def keep_packaged(args: T, recorded: Mapping[str, Any]) -> T:
     settings = {name: setting for name, setting in now.settings.items() if name in fixed} | {
         name: Setting(x, before[name], True) for name, x in originals.items() if name in before
     }
-    all_values = {field.name: getattr(args, field.name) for field in fields(args)}  # type: ignore[arg-type]
+    all_values = {field.name: getattr(args, field.name) for field in fields(args)}
     return _with(type(args)(**{**all_values, **originals}), Used(settings, now.given))
 
 

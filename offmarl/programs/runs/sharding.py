@@ -254,34 +254,26 @@ def place_shared(tree: TreeT, mesh: Mesh | None) -> TreeT:
 
 
 def _shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
-    """Return the sharding of each array in a state."""
+    """Return the sharding of each array in a state: along its axis of environments, if any."""
 
-    def of_leaf(leaf: Any, axis: int) -> NamedSharding:
-        divides = axis != SHARED and leaf.shape[axis] % mesh.shape[DATA] == 0
-        return NamedSharding(mesh, spec(*[None] * axis, DATA) if divides else spec())
+    def all_at(axis: int | None, tree: ArrayTree) -> ArrayTree:
+        def of_leaf(leaf: Any) -> NamedSharding:
+            if axis is None or leaf.shape[axis] % mesh.shape[DATA]:
+                return NamedSharding(mesh, spec())
+            return NamedSharding(mesh, spec(*[None] * axis, DATA))
 
-    return jax.tree.map(of_leaf, state, environment_axes(state))
-
-
-SHARED = -1
-"""Stands for the axis of environments in arrays that have none."""
-
-
-def environment_axes(state: ArrayTree) -> ArrayTree:
-    """Return the axis of environments of each array in a recorder's state, or `SHARED`."""
-
-    def all_at(axis: int, tree: ArrayTree) -> ArrayTree:
-        return jax.tree.map(lambda _: axis, tree)
+        return jax.tree.map(of_leaf, tree)
 
     def of_node(node: Any) -> Any:
         if isinstance(node, RolloutState):
-            return all_at(0, node)._replace(others=all_at(SHARED, node.others))
-        axes = all_at(SHARED, node)
+            others = all_at(None, node.others)
+            return all_at(0, node._replace(others=()))._replace(others=others)
+        shared = all_at(None, node)
         if not isinstance(node, Capture):
-            return axes
-        buffer = axes.buffer.replace(experience=all_at(0, node.buffer.experience))
+            return shared
+        buffer = shared.buffer.replace(experience=all_at(0, node.buffer.experience))
         next_views = all_at(0 if node.is_sampled else 1, node.next_views)
-        return axes._replace(buffer=buffer, next_views=next_views)
+        return shared._replace(buffer=buffer, next_views=next_views)
 
     return jax.tree.map(
         of_node, state, is_leaf=lambda node: isinstance(node, RolloutState | Capture)
