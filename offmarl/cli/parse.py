@@ -94,13 +94,9 @@ def parse(
     from tyro.conf import Positional
 
     hints = get_type_hints(target, include_extras=True)
+    values = read_args([target], f"offmarl {command}", description, arguments, *more)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    targets = [target, *groups.values()]
-    values = read_args(
-        targets, f"offmarl {command}", description, arguments, *more, left_out=groups
-    )
-    for name, kind in groups.items():
-        values[name] = take_fields(kind, values)
+    values |= {name: take_fields(kind, values) for name, kind in groups.items()}
     bound = inspect.signature(target).bind(**values)
     bound.apply_defaults()
     for name, value in bound.arguments.items():
