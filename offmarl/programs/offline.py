@@ -138,11 +138,8 @@ def train_ahead(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], ar
         training = _Training(make, args, dataset, origin, directory)
         states = training.begin()
         with closing(training.evaluator), training.batches(0) as batches:
-            compiling = [
-                updates_ahead(training.learners, states, batches),
-                training.play_ahead(training.policies(states)),
-            ]
-            wait([future for future in compiling if future is not None])
+            compiling = updates_ahead(training.learners, states, batches)
+            wait([compiling, *training.play_ahead(training.policies(states))])
 
 
 def digests(dataset: Dataset | Mixture, evaluator: Evaluator) -> dict[str, str]:
@@ -281,7 +278,7 @@ class _Training(Training):
         params: ArrayTree = jax.vmap(self.program.policy_params)(states.state)
         return params
 
-    def play_ahead(self, policies: ArrayTree) -> "Future[None] | None":
+    def play_ahead(self, policies: ArrayTree) -> "list[Future[None]]":
         layout, keys = self.learners.layout, self._evaluation_keys
         return play_ahead(self.evaluator, self.program, layout, policies, keys)
 

@@ -435,10 +435,10 @@ class _Training(Training):
             return policies
         return [jax.device_get(gather_all(policy)) for policy in policies]  # from several meshes
 
-    def play_ahead(self, policies: Sequence[ArrayTree]) -> "Future[None] | None":
+    def play_ahead(self, policies: Sequence[ArrayTree]) -> "list[Future[None]]":
         if jax.process_count() > 1:
-            return None
-        return self.runs[0].by_team()[0].play_ahead((LEARNED, policies[0]))
+            return []
+        return [self.runs[0].by_team()[0].play_ahead((LEARNED, policies[0]))]
 
     def evaluate(self, policies: Sequence[ArrayTree], done: int) -> Evaluated:
         """Evaluate the policies, sampled and greedy, and keep them as a version."""

@@ -257,14 +257,14 @@ def play_ahead(
     layout: SeedLayout,
     params: ArrayTree,
     keys: Key[Array, "seeds"],
-) -> "Future[None] | None":
+) -> "list[Future[None]]":
     """Compile the program by which `evaluate` plays episodes, in a thread; see its arguments."""
     env = evaluator.env
     if env is None or isinstance(env, ParallelEnvironment) or jax.process_count() > 1:
-        return None
+        return []
     params, keys = layout.place((params, keys), SEEDS)
     policies = tuple(policy_of(program, greedy) for greedy in _modes(program, params).values())
-    return compile_ahead(play, policies, env, layout, evaluator.episodes, params, keys)
+    return [compile_ahead(play, policies, env, layout, evaluator.episodes, params, keys)]
 
 
 def _modes(program: Program, params: ArrayTree) -> dict[str, bool]:

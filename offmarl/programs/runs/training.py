@@ -225,8 +225,8 @@ class Training(ABC):
         """Return the parameters of the policies of all seeds."""
 
     @abstractmethod
-    def play_ahead(self, policies: Any) -> "Future[None] | None":
-        """Compile the evaluation in a thread."""
+    def play_ahead(self, policies: Any) -> "list[Future[None]]":
+        """Compile the evaluation in a thread, unless several processes or none do."""
 
     @abstractmethod
     def evaluate(self, policies: Any, done: int) -> Evaluated:
@@ -300,7 +300,7 @@ class _Journal:
         self.checkpoints = run.checkpoints(keep=2, last=training.schedule.updates)
         self._means = Means()
         self._untrained: Any = None
-        self._playable: Future[None] | None = None
+        self._playable = list[Future[None]]()
         """Done when evaluations are compiled."""
         self._note = ""
         self._keeps = False
@@ -399,8 +399,7 @@ class _Journal:
     def _evaluate(self, done: int, policies: Any, states: Any = None) -> None:
         """Evaluate policies; the training may change the states that come with them."""
         training = self._training
-        if self._playable is not None:
-            wait([self._playable])
+        wait(self._playable)
         evaluation = training.evaluate(policies, done)
         if states is not None:
             evaluation = training.observe(done, states, evaluation)
