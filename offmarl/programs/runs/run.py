@@ -118,18 +118,16 @@ def locked(directory: Path, take_over: bool) -> Iterator[Callable[[], None]]:
     processes call it. `RunError` if another process writes the run, or its record is lost.
     """
     with no_empty_directories(directory), ExitStack() as stack:
-        is_locked = False
 
         def take() -> None:
-            nonlocal is_locked
-            if not is_locked:
-                lock = hold_lock(directory / LOCK, directory, take_over)
-                on_first(lambda: stack.enter_context(lock))
-            is_locked = True
+            lock = hold_lock(directory / LOCK, directory, take_over)
+            on_first(lambda: stack.enter_context(lock))
 
-        if not on_first(lambda: _is_finished(directory)):
+        if on_first(lambda: _is_finished(directory)):
+            yield take
+        else:
             take()
-        yield take
+            yield lambda: None
 
 
 def _is_finished(directory: Path) -> bool:
