@@ -559,13 +559,13 @@ def test_a_finished_run_is_complete_although_it_is_locked(trained, random_data):
         assert two_stage.main(args) == trained
 
 
-@pytest.mark.parametrize("kept", ["checkpoints", "metrics.jsonl", "thesis.tex"])
-def test_a_directory_of_other_files_is_no_run(random_data, tmp_path, kept):
+@pytest.mark.parametrize("kept", ["checkpoints", "metrics.jsonl", "marl_eval.json"])
+def test_a_directory_without_its_record_is_refused(trained, random_data, tmp_path, kept):
     run = tmp_path / "toy"
     run.mkdir()
-    (run / kept).touch()
+    (shutil.copytree if kept == "checkpoints" else shutil.copy)(trained / kept, run / kept)
     before = files(run)
-    with pytest.raises(RunError, match=rf"holds {kept} and no run.json: choose another.*restore"):
+    with pytest.raises(RunError, match=rf"holds {kept} of a run and no run.json.*restore it"):
         two_stage.main(arguments(random_data(ENV), run))
     assert files(run) == before
 

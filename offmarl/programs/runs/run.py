@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl import settings, trackers, tracking
+from offmarl import settings, tracking
 from offmarl._lock import hold_lock
 from offmarl.config import Validated
 from offmarl.errors import OptionError, RunError
@@ -140,13 +140,12 @@ def _is_finished(directory: Path) -> bool:
             raise RunError(
                 f"{directory} is in the vault {place}: give the run another directory with --out."
             )
-    # What a run may leave that failed before its first checkpoint.
-    left = {LOCK, tracking.OPPONENTS, trackers.FILE, *trackers.KINDS}
-    if others := sorted({path.name for path in directory.glob("[!.]*")} - left):
+    names = (tracking.CHECKPOINTS, tracking.POLICIES, *_FILES)
+    if orphans := [name for name in names if (directory / name).exists()]:
         raise RunError(
-            f"{directory} holds {others[0]} and no {tracking.RUN_FILE}: choose another directory "
-            "with --out; or, if it is that of a run, restore that file from a copy, or remove the "
-            "directory to start again."
+            f"{directory} holds {' and '.join(orphans)} of a run and no {tracking.RUN_FILE}, which "
+            "says of which: restore it from a copy, remove the directory to start again, or choose "
+            "another with --out."
         )
     return False
 
