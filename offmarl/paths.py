@@ -71,9 +71,11 @@ def url_or_path(path: str | os.PathLike[str]) -> str | Path:
     `pathlib` leaves one slash of a URL; then only the schemes that are known are those of one.
     """
     text = os.fspath(path)
+    if "://" in text:
+        return text
     match = _SCHEME.match(text)
-    if "://" in text or not match or match[1].lower() not in {*SCHEMES, *_OTHERS, *openers}:
-        return text if "://" in text else local(text)
+    if match is None or match[1].lower() not in {*SCHEMES, *_OTHERS, *openers}:
+        return local(text)
     return f"{match[1]}://{text[match.end() :]}"
 
 

@@ -335,9 +335,9 @@ def _time_left(tasks: Sequence[Task]) -> str:
     if not took or not ages:
         return ""
     usual = fmean(took)
-    left = [max(usual - age, (_OVER - 1) * age) for age in ages]
-    waiting = sum(task.status.state == "waiting" for task in tasks)
-    later = waiting * fmean([*took, *map(sum, zip(ages, left, strict=True))])
+    expected = [max(usual, _OVER * age) for age in ages]
+    left = [seconds - age for seconds, age in zip(expected, ages, strict=True)]
+    later = fmean([*took, *expected]) * sum(task.status.state == "waiting" for task in tasks)
     seconds = max(*left, (sum(left) + later) / len(ages))
     return f"; about {timedelta(seconds=round(seconds))} left"
 

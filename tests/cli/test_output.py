@@ -141,6 +141,9 @@ def test_tasks_tell_their_results_and_when_they_end(tmp_path, monkeypatch):
     rows = [line.split() for line in console.file.getvalue().splitlines() if "cell" in line]
     assert [row[:3] for row in rows[:2]] == [["cell", "2", "running"], ["cell", "0", "done"]]
     assert rows[1][3:] == ["10", "s", "episode", "return", "3.200"]
+    tasks[2].status = Status("running", since=50.0)
+    tasks[3].status = tasks[4].status = Status("running", since=1_049.0)
+    assert _summary(tasks).endswith("about 0:04:10 left")  # a task is not divided
 
 
 def test_rows_that_are_listed_keep_empty_cells_addresses_and_equal_headings():
